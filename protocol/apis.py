@@ -1,0 +1,190 @@
+"""The APIs we serve, one row each.
+
+Owns: names, version ranges, which versions are flexible, what an API needs to be allowed and how it is
+throttled.
+Does not own: handlers (broker/dispatch.py).
+Invariant: the ranges are those a live Kafka 4.3.1 answers (data/kafka-4.3.1-api-versions.txt); an API
+without a row is not advertised, and nothing of it is half-there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from types import MappingProxyType
+
+
+class Api(IntEnum):
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    OFFSET_DELETE = 47
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+class Resource(Enum):
+    """What an ACL is about."""
+
+    CLUSTER = "cluster"
+    TOPIC = "topic"
+    GROUP = "group"
+    CONFIG = "config"  # DESCRIBE_CONFIGS on the topic or the cluster, after the resource asked for
+    NONE = "none"
+
+
+class Operation(Enum):
+    """What an ACL allows, by Kafka's names."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
+    DESCRIBE = "DESCRIBE"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+    ALTER_CONFIGS = "ALTER_CONFIGS"
+    NONE = "NONE"
+
+
+class Throttle(Enum):
+    """Which quota a request is charged to; all of them count as request time too."""
+
+    PRODUCE = "produce"
+    FETCH = "fetch"
+    MUTATION = "controller mutation"
+    REQUEST = "request"
+
+
+NEVER = 1 << 15  # above every int16 version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRow:
+    """`min_version` to `max_version` is what ApiVersions lists; below `served_from` the connection is
+    closed.
+    """
+
+    api: Api
+    name: str
+    kio_name: str
+    min_version: int
+    max_version: int
+    served_from: int
+    flexible_from: int
+    resource: Resource
+    operation: Operation
+    throttle: Throttle
+
+
+# key: (flexible from, ACL resource, ACL operation, quota)
+_ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
+    Api.PRODUCE: (9, Resource.TOPIC, Operation.WRITE, Throttle.PRODUCE),
+    Api.FETCH: (12, Resource.TOPIC, Operation.READ, Throttle.FETCH),
+    Api.LIST_OFFSETS: (6, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.METADATA: (9, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.OFFSET_COMMIT: (8, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.OFFSET_FETCH: (6, Resource.GROUP, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.FIND_COORDINATOR: (3, Resource.GROUP, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.JOIN_GROUP: (6, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.HEARTBEAT: (4, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.LEAVE_GROUP: (4, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.SYNC_GROUP: (4, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.DESCRIBE_GROUPS: (5, Resource.GROUP, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.LIST_GROUPS: (3, Resource.GROUP, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.API_VERSIONS: (3, Resource.NONE, Operation.NONE, Throttle.REQUEST),
+    Api.CREATE_TOPICS: (5, Resource.TOPIC, Operation.CREATE, Throttle.MUTATION),
+    Api.DELETE_TOPICS: (4, Resource.TOPIC, Operation.DELETE, Throttle.MUTATION),
+    Api.DELETE_RECORDS: (2, Resource.TOPIC, Operation.DELETE, Throttle.REQUEST),
+    Api.INIT_PRODUCER_ID: (2, Resource.CLUSTER, Operation.NONE, Throttle.REQUEST),
+    Api.OFFSET_FOR_LEADER_EPOCH: (4, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.DESCRIBE_CONFIGS: (4, Resource.CONFIG, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
+    Api.ALTER_CONFIGS: (2, Resource.CONFIG, Operation.ALTER_CONFIGS, Throttle.REQUEST),
+    Api.DESCRIBE_LOG_DIRS: (2, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.CREATE_PARTITIONS: (2, Resource.TOPIC, Operation.ALTER, Throttle.MUTATION),
+    Api.DELETE_GROUPS: (2, Resource.GROUP, Operation.DELETE, Throttle.REQUEST),
+    Api.INCREMENTAL_ALTER_CONFIGS: (1, Resource.CONFIG, Operation.ALTER_CONFIGS, Throttle.REQUEST),
+    Api.OFFSET_DELETE: (NEVER, Resource.GROUP, Operation.DELETE, Throttle.REQUEST),
+    Api.DESCRIBE_CLUSTER: (0, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.DESCRIBE_PRODUCERS: (0, Resource.TOPIC, Operation.READ, Throttle.REQUEST),
+    Api.LIST_CONFIG_RESOURCES: (0, Resource.CLUSTER, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
+    Api.DESCRIBE_TOPIC_PARTITIONS: (0, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+}
+
+# Kafka lists Produce 0–2 only because librdkafka before 2.8 concludes from a range that starts at 3 that
+# the broker cannot take compressed batches (KAFKA-18659); it closes the connection when one is used.
+_SERVED_FROM = {Api.PRODUCE: 3}
+
+_RANGE = re.compile(r"^(\w+)\((\d+)\): (\d+)(?: to (\d+))?$", re.MULTILINE)
+
+
+def _load() -> Mapping[int, ApiRow]:
+    data = pkgutil.get_data("protocol", "data/kafka-4.3.1-api-versions.txt")
+    assert data is not None
+    served = {}
+    for name, key, low, high in _RANGE.findall(data.decode()):
+        if int(key) not in _ROWS:
+            continue
+        api = Api(int(key))
+        flexible_from, resource, operation, throttle = _ROWS[api]
+        served[int(api)] = ApiRow(
+            api=api,
+            name=name,
+            kio_name=api.name.lower(),
+            min_version=int(low),
+            max_version=int(high or low),
+            served_from=max(int(low), _SERVED_FROM.get(api, 0)),
+            flexible_from=flexible_from,
+            resource=resource,
+            operation=operation,
+            throttle=throttle,
+        )
+    assert served.keys() == _ROWS.keys(), "an API we serve is missing from Kafka's range table"
+    return MappingProxyType(served)
+
+
+SERVED: Mapping[int, ApiRow] = _load()
+
+
+def is_supported(api_key: int, version: int) -> bool:
+    """Whether a request of this version is read and answered (Produce 0 to 2 is listed and not served)."""
+    row = SERVED.get(api_key)
+    return row is not None and row.served_from <= version <= row.max_version
+
+
+def request_header_version(api_key: int, version: int) -> int:
+    return 2 if version >= SERVED[api_key].flexible_from else 1
+
+
+def response_header_version(api_key: int, version: int) -> int:
+    """ApiVersions always has header 0, so that a client can read the answer to a version the broker lacks."""
+    if api_key == Api.API_VERSIONS:
+        return 0
+    return 1 if version >= SERVED[api_key].flexible_from else 0

@@ -1,0 +1,325 @@
+"""Persisted formats: known bytes of Kafka's, every version there and back, hostile bytes."""
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import formats
+from protocol.formats import (
+    Assignment,
+    BadRecord,
+    CommittedOffset,
+    GroupMember,
+    GroupMetadata,
+    GroupRecord,
+    OffsetRecord,
+    Slot,
+    Subscription,
+    decode_assignment,
+    decode_coordinator_record,
+    decode_slot,
+    decode_subscription,
+    encode_assignment,
+    encode_coordinator_record,
+    encode_slot,
+    encode_subscription,
+    slot_hash,
+    subscribed_topics,
+)
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+OFFSETS = st.builds(
+    OffsetRecord,
+    group_id=TEXT,
+    topic=TEXT,
+    partition=INT32,
+    committed=st.none()
+    | st.builds(
+        CommittedOffset,
+        offset=INT64,
+        leader_epoch=INT32,
+        metadata=TEXT,
+        commit_timestamp_ms=INT64,
+        topic_id=st.none() | st.uuids(),
+    ),
+)
+GROUPS = st.builds(
+    GroupRecord,
+    group_id=TEXT,
+    metadata=st.none()
+    | st.builds(
+        GroupMetadata,
+        protocol_type=TEXT,
+        generation=INT32,
+        protocol=st.none() | TEXT,
+        leader=st.none() | TEXT,
+        state_timestamp_ms=INT64,
+        members=st.lists(
+            st.builds(
+                GroupMember,
+                member_id=TEXT,
+                instance_id=st.none() | TEXT,
+                client_id=TEXT,
+                client_host=TEXT,
+                rebalance_timeout_ms=INT32,
+                session_timeout_ms=INT32,
+                subscription=st.binary(max_size=9),
+                assignment=st.binary(max_size=9),
+            ),
+            max_size=3,
+        ).map(tuple),
+    ),
+)
+TOPICS = st.lists(st.tuples(TEXT, st.lists(INT32, max_size=3).map(tuple)), max_size=3).map(tuple)
+
+OFFSET = OffsetRecord(
+    group_id="g",
+    topic="t",
+    partition=3,
+    committed=CommittedOffset(offset=5, leader_epoch=2, metadata="m", commit_timestamp_ms=9),
+)
+OFFSET_KEY = b"\0\1\0\1g\0\1t\0\0\0\3"
+GROUP_KEY = b"\0\2\0\1g"
+
+
+@given(OFFSETS | GROUPS)
+def test_coordinator_records_there_and_back(record: formats.CoordinatorRecord) -> None:
+    assert decode_coordinator_record(*encode_coordinator_record(record)) == record
+
+
+def test_an_offset_is_written_as_kafka_4_does() -> None:
+    key, value = encode_coordinator_record(OFFSET)
+    assert key == OFFSET_KEY
+    assert value == b"\0\4" + bytes(7) + b"\5\0\0\0\2\2m" + bytes(7) + b"\t\0"
+    assert OFFSET.committed is not None
+    with_id = replace(OFFSET, committed=replace(OFFSET.committed, topic_id=UUID(int=7)))
+    assert encode_coordinator_record(with_id)[1] == value[:-1] + b"\1\0\x10" + UUID(int=7).bytes
+
+
+def test_an_offset_with_an_expiry_is_version_1() -> None:
+    assert OFFSET.committed is not None
+    record = replace(
+        OFFSET, committed=replace(OFFSET.committed, expire_timestamp_ms=11, leader_epoch=-1, topic_id=None)
+    )
+    key, value = encode_coordinator_record(record)
+    assert value == b"\0\1" + bytes(7) + b"\5\0\1m" + bytes(7) + b"\t" + bytes(7) + b"\x0b"
+    assert decode_coordinator_record(key, value) == record
+
+
+@pytest.mark.parametrize(
+    ("value", "leader_epoch", "expiry"),
+    [
+        (b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(7) + b"\t", -1, -1),
+        (b"\0\1" + bytes(7) + b"\5\0\1m" + bytes(7) + b"\t" + b"\xff" * 8, -1, -1),
+        (b"\0\2" + bytes(7) + b"\5\0\1m" + bytes(7) + b"\t", -1, -1),
+        (b"\0\3" + bytes(7) + b"\5\0\0\0\2\0\1m" + bytes(7) + b"\t", 2, -1),
+        (b"\0\4" + bytes(7) + b"\5\0\0\0\2\2m" + bytes(7) + b"\t\1\x63\1x", 2, -1),
+    ],
+)
+def test_offsets_of_every_version_are_read(value: bytes, leader_epoch: int, expiry: int) -> None:
+    for version in (b"\0\0", b"\0\1"):
+        record = decode_coordinator_record(version + OFFSET_KEY[2:], value)
+        assert isinstance(record, OffsetRecord)
+        assert record.committed == CommittedOffset(
+            offset=5,
+            leader_epoch=leader_epoch,
+            metadata="m",
+            commit_timestamp_ms=9,
+            expire_timestamp_ms=expiry,
+        )
+
+
+MEMBER = GroupMember(
+    member_id="m", client_id="c", client_host="h", session_timeout_ms=6, subscription=b"s", assignment=b"a"
+)
+HEAD = b"\0\1p\0\0\0\4\0\1r\xff\xff"  # protocol type, generation, protocol, leader
+TAIL = b"\0\0\0\6\0\0\0\1s\0\0\0\1a"
+
+
+@pytest.mark.parametrize(
+    ("value", "member", "timestamp"),
+    [
+        (b"\0\0" + HEAD + b"\0\0\0\1\0\1m\0\1c\0\1h" + TAIL, MEMBER, -1),
+        (
+            b"\0\1" + HEAD + b"\0\0\0\1\0\1m\0\1c\0\1h\0\0\0\5" + TAIL,
+            replace(MEMBER, rebalance_timeout_ms=5),
+            -1,
+        ),
+        (
+            b"\0\2" + HEAD + bytes(7) + b"\x08\0\0\0\1\0\1m\0\1c\0\1h\0\0\0\5" + TAIL,
+            replace(MEMBER, rebalance_timeout_ms=5),
+            8,
+        ),
+        (
+            b"\0\3" + HEAD + bytes(7) + b"\x08\0\0\0\1\0\1m\0\1i\0\1c\0\1h\0\0\0\5" + TAIL,
+            replace(MEMBER, rebalance_timeout_ms=5, instance_id="i"),
+            8,
+        ),
+        (
+            b"\0\4\2p\0\0\0\4\2r\0" + bytes(7) + b"\x08\2\2m\2i\2c\2h\0\0\0\5\0\0\0\6\2s\2a\0\0",
+            replace(MEMBER, rebalance_timeout_ms=5, instance_id="i"),
+            8,
+        ),
+    ],
+)
+def test_groups_of_every_version_are_read(value: bytes, member: GroupMember, timestamp: int) -> None:
+    assert decode_coordinator_record(GROUP_KEY, value) == GroupRecord(
+        group_id="g",
+        metadata=GroupMetadata(
+            protocol_type="p",
+            generation=4,
+            protocol="r",
+            leader=None,
+            state_timestamp_ms=timestamp,
+            members=(member,),
+        ),
+    )
+
+
+def test_groups_are_written_as_version_3() -> None:
+    metadata = GroupMetadata(protocol_type="p", generation=4, protocol="r", leader=None, state_timestamp_ms=8)
+    assert encode_coordinator_record(GroupRecord(group_id="g", metadata=metadata)) == (
+        GROUP_KEY,
+        b"\0\3" + HEAD + bytes(7) + b"\x08\0\0\0\0",
+    )
+
+
+def test_tombstones() -> None:
+    assert encode_coordinator_record(replace(OFFSET, committed=None)) == (OFFSET_KEY, None)
+    assert decode_coordinator_record(GROUP_KEY, None) == GroupRecord(group_id="g", metadata=None)
+
+
+def test_types_of_other_group_protocols_are_none_of_ours() -> None:
+    for kind in (3, 8, 17, 99):
+        assert decode_coordinator_record(kind.to_bytes(2, "big") + b"\0\1g", b"\0\0whatever") is None
+
+
+def test_a_committed_offset_knows_where_its_record_lies() -> None:
+    assert OFFSET.committed is not None
+    assert OFFSET.committed.record_offset == -1
+    assert OFFSET.committed.at(40).record_offset == 40
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"", None),
+        (b"\0", None),
+        (OFFSET_KEY[:-1], None),
+        (GROUP_KEY[:-1], None),
+        (OFFSET_KEY, b""),
+        (OFFSET_KEY, b"\0\5" + bytes(40)),
+        (OFFSET_KEY, b"\xff\xff" + bytes(40)),
+        (OFFSET_KEY, b"\0\3" + bytes(5)),
+        (GROUP_KEY, b"\0\3" + HEAD + bytes(8) + b"\x7f\xff\xff\xff"),
+    ],
+)
+def test_bad_coordinator_records(key: bytes, value: bytes | None) -> None:
+    with pytest.raises(BadRecord):
+        decode_coordinator_record(key, value)
+
+
+@given(st.binary(max_size=40), st.none() | st.binary(max_size=60))
+def test_any_bytes_give_a_coordinator_record_or_bad(key: bytes, value: bytes | None) -> None:
+    try:
+        decode_coordinator_record(key, value)
+    except BadRecord:
+        pass
+
+
+# ---- what consumers say ----
+
+
+@given(
+    st.builds(
+        Subscription,
+        topics=st.lists(TEXT, max_size=3).map(tuple),
+        user_data=st.none() | st.binary(max_size=5),
+        owned_partitions=TOPICS,
+        generation_id=INT32,
+        rack_id=st.none() | TEXT,
+    ),
+    st.integers(0, 3),
+)
+def test_subscriptions_there_and_back(subscription: Subscription, version: int) -> None:
+    data = encode_subscription(subscription, version)
+    back = decode_subscription(data)
+    assert back == replace(
+        subscription,
+        owned_partitions=subscription.owned_partitions if version >= 1 else (),
+        generation_id=subscription.generation_id if version >= 2 else -1,
+        rack_id=subscription.rack_id if version >= 3 else None,
+    )
+    assert subscribed_topics(data) == subscription.topics
+    assert decode_subscription(b"\0\x09" + data[2:] + b"news") == back if version == 3 else True
+
+
+@given(TOPICS, st.none() | st.binary(max_size=5), st.integers(0, 3))
+def test_assignments_there_and_back(partitions: Any, user_data: bytes | None, version: int) -> None:
+    assignment = Assignment(partitions=partitions, user_data=user_data)
+    assert decode_assignment(encode_assignment(assignment, version)) == assignment
+
+
+def test_a_subscription_kafka_python_made() -> None:
+    data = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
+    assert decode_subscription(data) == Subscription(topics=("topic",))
+    assert encode_subscription(Subscription(topics=("topic",)), version=0) == data
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_give_a_subscription_or_bad(data: bytes) -> None:
+    for decode in (decode_subscription, decode_assignment):
+        try:
+            decode(data)
+        except BadRecord:
+            pass
+    topics = subscribed_topics(data)
+    assert topics is None or isinstance(topics, tuple)
+
+
+# ---- slots ----
+
+SLOTS = st.builds(
+    Slot,
+    seq=st.integers(0, (1 << 64) - 1),
+    controller_epoch=st.integers(0, (1 << 32) - 1),
+    put_id=st.binary(min_size=16, max_size=16),
+    previous_hash=st.binary(min_size=32, max_size=32),
+    records=st.lists(st.binary(max_size=50), max_size=4).map(tuple),
+)
+
+
+@given(SLOTS)
+def test_slots_there_and_back(slot: Slot) -> None:
+    data = encode_slot(slot)
+    assert decode_slot(data) == slot
+    assert len(slot_hash(data)) == 32
+
+
+@given(SLOTS, st.data())
+def test_a_slot_with_a_flipped_bit_or_cut_is_bad(slot: Slot, data: st.DataObject) -> None:
+    encoded = bytearray(encode_slot(slot))
+    bit = data.draw(st.integers(0, len(encoded) * 8 - 1))
+    encoded[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BadRecord):
+        decode_slot(encoded)
+    with pytest.raises(BadRecord):
+        decode_slot(encode_slot(slot)[: data.draw(st.integers(0, len(encoded) - 1))])
+
+
+@pytest.mark.parametrize("count", [1, 3, (1 << 32) - 1])
+def test_a_slot_whose_records_do_not_add_up_is_bad(count: int) -> None:
+    good = encode_slot(
+        Slot(seq=1, controller_epoch=1, put_id=bytes(16), previous_hash=bytes(32), records=(b"a", b"b"))
+    )
+    body = bytearray(good[8:])
+    body[60:64] = count.to_bytes(4, "big")
+    with pytest.raises(BadRecord):
+        decode_slot(good[:4] + formats.crc32c(body).to_bytes(4, "big") + body)

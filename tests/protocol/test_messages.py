@@ -1,0 +1,346 @@
+"""Requests and responses of every version: there and back, byte for byte as kio writes them, and hostile
+bytes.
+"""
+
+import io
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.serial import entity_reader, entity_writer
+
+from protocol import messages
+from protocol.apis import SERVED, Api
+from protocol.errors import ErrorCode, MalformedRequest
+from protocol.messages import (
+    EntityCodec,
+    Kind,
+    MissingField,
+    codec,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    entity,
+    get,
+    unknown_fields,
+)
+from protocol.wire import parse_head
+from tests.protocol.generate import KINDS, decoded, fields_of, schema_of, smallest, versions
+
+PARTITION = {
+    "error_code": 0,
+    "partition_index": 0,
+    "leader_id": 1,
+    "replica_nodes": [1],
+    "isr_nodes": [1],
+    "offline_replicas": [],
+}
+METADATA = {
+    "brokers": [{"node_id": 1, "host": "h", "port": 9092}],
+    "topics": [{"error_code": 0, "name": "t", "topic_id": UUID(int=9), "partitions": [PARTITION]}],
+    "error_code": 0,
+}
+
+
+def written_by_kio(value: Any) -> bytes:
+    out = io.BytesIO()
+    entity_writer(type(value))(out, value)
+    return out.getvalue()
+
+
+def read_by_kio(value: Any, data: bytes) -> Any:
+    return entity_reader(type(value))(data, 0)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("key", "version"), list(versions()))
+def test_every_version_there_and_back(key: int, version: int, kind: Kind) -> None:
+    one = codec(key, version, kind)
+
+    @settings(max_examples=8)
+    @given(fields_of(one.schema))
+    def there_and_back(fields: dict[str, Any]) -> None:
+        data = one.encode(fields)
+        value = one.decode(data)
+        assert value == decoded(one.schema, fields)
+        assert one.encode(value) == data
+        assert written_by_kio(value) == data
+        assert read_by_kio(value, data) == value
+
+    there_and_back()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("key", "version"), list(versions()))
+def test_the_least_of_every_version_and_every_cut_of_it(key: int, version: int, kind: Kind) -> None:
+    one = codec(key, version, kind)
+    data = one.encode(smallest(one.schema))
+    assert one.encode(one.decode(data)) == data
+    assert one.schema.size_min <= len(data)
+    for size in range(len(data)):
+        with pytest.raises(MalformedRequest):
+            one.decode(data[:size])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("key", "version"), list(versions()))
+def test_mutated_messages_give_a_value_or_malformed(key: int, version: int, kind: Kind) -> None:
+    one = codec(key, version, kind)
+
+    @settings(max_examples=8)
+    @given(fields_of(one.schema), st.data())
+    def mutate(fields: dict[str, Any], data: st.DataObject) -> None:
+        body = bytearray(one.encode(fields))
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(body)))
+            body[at : at + data.draw(st.integers(0, 2))] = data.draw(
+                st.binary(max_size=2) | st.just(b"\xff\xff\xff\xff\x0f")
+            )
+        try:
+            value = one.decode(body)
+        except MalformedRequest:
+            return
+        assert isinstance(value, one.schema.cls)
+
+    mutate()
+
+
+@pytest.mark.parametrize(("key", "version"), list(versions()))
+def test_unknown_tagged_fields_are_skipped(key: int, version: int) -> None:
+    for kind in KINDS:
+        one = codec(key, version, kind)
+        if not one.schema.is_flexible:
+            continue
+        data = one.encode(smallest(one.schema))
+        assert data[-1] == 0, "the message's own tagged fields come last and there are none"
+        tagged = data[:-1] + b"\x02" + b"\x63\x03abc" + b"\xe4\x07\x00"
+        assert one.decode(tagged) == one.decode(data)
+        for size in range(len(data) - 1, len(tagged)):
+            with pytest.raises(MalformedRequest):
+                one.decode(tagged[:size])
+
+
+def test_unknown_tagged_fields_inside_structs_are_skipped() -> None:
+    one = codec(Api.METADATA, 13, "request")
+    # one topic (id, name "t", two tagged fields), two flags, one tagged field
+    body = b"\x02" + bytes(16) + b"\x02t" + b"\x02\x05\x01x\x06\x00" + b"\x01\x00" + b"\x01\x00\x02yy"
+    value = one.decode(body)
+    assert [topic.name for topic in value.topics] == ["t"]
+    assert value.allow_auto_topic_creation
+    assert not value.include_topic_authorized_operations
+
+
+def test_a_tagged_field_of_the_wrong_size_is_malformed() -> None:
+    one = codec(Api.FETCH, 16, "request")
+    body = one.encode(smallest(one.schema))[:-1]
+    epoch = b"\x00\x00\x00\x05" + bytes(8) + b"\x00"
+    assert one.decode(body + b"\x01\x01\x0d" + epoch).replica_state.replica_id == 5
+    for size in (12, 14):
+        with pytest.raises(MalformedRequest):
+            one.decode(body + b"\x01\x01" + bytes([size]) + epoch + b"\x00")
+
+
+def test_bytes_after_the_message_are_ignored() -> None:
+    for version in (1, 13):
+        one = codec(Api.METADATA, version, "request")
+        data = one.encode(smallest(one.schema) | {"topics": [{"name": "t", "topic_id": None}]})
+        assert one.decode(data + b"tail") == one.decode(data)
+
+
+def test_text_that_is_no_utf8_is_read_as_java_does() -> None:
+    one = codec(Api.METADATA, 1, "request")
+    assert one.decode(b"\0\0\0\1" + b"\0\2a\xff").topics[0].name == "a�"
+
+
+# ---- memory ----
+
+HOSTILE = {
+    "count of 2^31-1": (Api.METADATA, 1, b"\x7f\xff\xff\xff"),
+    "compact count of 2^31-1": (Api.METADATA, 13, b"\xff\xff\xff\xff\x07"),
+    "compact count of 2^35-1": (Api.METADATA, 13, b"\xff\xff\xff\xff\x7f"),
+    "varint of 6 bytes": (Api.METADATA, 13, b"\x81\x80\x80\x80\x80\x00"),
+    "negative count": (Api.METADATA, 1, b"\xff\xff\xff\xfe"),
+    "string beyond the end": (Api.METADATA, 1, b"\0\0\0\1\x7f\xff"),
+    "string of -2": (Api.METADATA, 1, b"\0\0\0\1\xff\xfe"),
+    "null string": (Api.METADATA, 1, b"\0\0\0\1\xff\xff"),
+    "tagged fields of 2^31-1": (Api.METADATA, 13, b"\x01\0\0\xff\xff\xff\xff\x07"),
+    "tagged field beyond the end": (Api.METADATA, 13, b"\x01\0\0\x01\x63\xff\xff\xff\xff\x07"),
+    "count as large as the body, too small for the items": (
+        Api.METADATA,
+        13,
+        b"\x80\x80\x80\x01" + bytes(2 << 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_sizes_are_malformed_and_cheap(name: str) -> None:
+    key, version, body = HOSTILE[name]
+    codec(key, version, "request")
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedRequest):
+            decode_request(key, version, memoryview(body))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_body_of_honest_tiny_elements_is_bounded() -> None:
+    count = 3 << 20
+    body = count.to_bytes(4, "big") + bytes(2 * count)
+    with pytest.raises(MalformedRequest, match="elements"):
+        decode_request(Api.METADATA, 1, memoryview(body))
+
+
+def test_large_bodies_of_few_elements_are_read() -> None:
+    metadata = b"m" * (1 << 20)
+    fields = {
+        "group_id": "g",
+        "session_timeout": 1,
+        "rebalance_timeout": 1,
+        "member_id": "m",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": metadata}],
+        "reason": None,
+    }
+    value = entity(Api.JOIN_GROUP, 9, fields)
+    assert value.protocols[0].metadata == metadata
+    assert value.session_timeout == timedelta(milliseconds=1)
+
+
+def test_record_sets_are_views_on_the_frame() -> None:
+    fields = {
+        "acks": -1,
+        "timeout": 1500,
+        "topic_data": [{"name": "t", "partition_data": [{"index": 3, "records": b"batch"}]}],
+    }
+    frame = memoryview(bytearray(encode_request(Api.PRODUCE, 9, 1, "me", fields)))[4:]
+    head = parse_head(frame)
+    request = decode_request(head.api_key, head.api_version, frame[head.body_at :])
+    records = request.topic_data[0].partition_data[0].records
+    records[:1] = b"B"
+    assert b"Batch" in bytes(frame)
+
+
+# ---- writing ----
+
+
+def test_one_dictionary_serves_every_version() -> None:
+    for version in range(14):
+        frame = encode_response(Api.METADATA, version, 77, METADATA)
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        correlation_id, value = decode_response(Api.METADATA, version, frame[4:])
+        assert correlation_id == 77
+        assert value.brokers[0].port == 9092
+        assert value.topics[0].partitions[0].leader_id == 1
+        assert get(value.topics[0], "topic_id", "absent") == (UUID(int=9) if version >= 10 else "absent")
+        assert get(value, "throttle_time", None) == (timedelta(0) if version >= 3 else None)
+
+
+def test_apiversions_is_answered_with_header_0_in_every_version() -> None:
+    for version in range(5):
+        frame = encode_response(Api.API_VERSIONS, version, 5, {"error_code": 0, "api_keys": []})
+        assert decode_response(Api.API_VERSIONS, version, frame[4:])[0] == 5
+        assert frame[4:10] == b"\0\0\0\5\0\0"
+
+
+def test_requests_carry_the_header_of_their_version() -> None:
+    for key, version in versions():
+        fields = smallest(schema_of(key, version, "request"))
+        for client_id in (None, "", "kölsch"):
+            frame = encode_request(key, version, -3, client_id, fields)[4:]
+            head = parse_head(frame)
+            assert head[:4] == (key, version, -3, client_id)
+            assert decode_request(key, version, memoryview(frame)[head.body_at :])
+
+
+def test_a_missing_required_field_is_a_bug_and_says_which() -> None:
+    with pytest.raises(MissingField, match=r"MetadataResponseBroker\.host of version 13"):
+        encode_response(Api.METADATA, 13, 0, METADATA | {"brokers": [{"node_id": 1, "port": 1}]})
+
+
+def test_null_where_none_is_allowed_is_a_bug_and_says_where() -> None:
+    with pytest.raises(TypeError) as caught:
+        encode_response(Api.METADATA, 13, 0, METADATA | {"topics": None})
+    assert caught.value.__notes__ == ["in MetadataResponse, version 13, field topics"]
+
+
+def test_times_and_enums_in_any_form() -> None:
+    def produced(**values: Any) -> bytes:
+        partition = {
+            "index": 0,
+            "error_code": 0,
+            "base_offset": 1,
+            "record_errors": [],
+            "error_message": None,
+            "log_append_time": None,
+        } | values
+        return encode_response(
+            Api.PRODUCE, 8, 0, {"responses": [{"name": "t", "partition_responses": [partition]}]}
+        )
+
+    assert produced(log_append_time=None) == produced(log_append_time=-1)
+    assert produced(log_append_time=1500) == produced(
+        log_append_time=datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=UTC)
+    )
+    assert produced(error_code=87) == produced(error_code=ErrorCode.invalid_record)
+    assert encode_response(Api.HEARTBEAT, 1, 0, {"error_code": 0, "throttle_time": 7}) == encode_response(
+        Api.HEARTBEAT, 1, 0, {"error_code": 0, "throttle_time": timedelta(milliseconds=7)}
+    )
+
+
+def test_tagged_fields_at_their_default_are_left_out() -> None:
+    one = codec(Api.FETCH, 16, "response")
+    bare = smallest(one.schema)
+    partition = {
+        "partition_index": 0,
+        "error_code": 0,
+        "high_watermark": 0,
+        "aborted_transactions": [],
+        "records": None,
+    }
+
+    def fetched(**tagged: Any) -> bytes:
+        topic = {"topic_id": UUID(int=1), "partitions": [partition | tagged]}
+        return one.encode(bare | {"responses": [topic]})
+
+    assert one.encode(bare | {"node_endpoints": []}) == one.encode(bare)
+    assert fetched(current_leader={"leader_id": -1, "leader_epoch": -1}) == fetched()
+    assert fetched(current_leader={}) == fetched()
+    leader = one.decode(fetched(current_leader={"leader_id": 4})).responses[0].partitions[0].current_leader
+    assert (leader.leader_id, leader.leader_epoch) == (4, -1)
+
+
+def test_an_unknown_error_code_from_a_peer_is_unknown_server_error() -> None:
+    one = codec(Api.HEARTBEAT, 0, "response")
+    assert one.decode(b"\x7f\xff").error_code is ErrorCode.unknown_server_error
+
+
+def test_unknown_fields_are_those_of_no_version() -> None:
+    good = METADATA | {"cluster_id": "c", "cluster_authorized_operations": 0}
+    assert unknown_fields(Api.METADATA, "response", good) == []
+    bad = good | {"topics": [{"topik_id": None, "partitions": [{"isr": []}]}], "x": 1}
+    assert unknown_fields(Api.METADATA, "response", bad) == ["topics.topik_id", "topics.partitions.isr", "x"]
+
+
+def test_a_version_that_is_not_served_is_malformed() -> None:
+    for key, version in ((Api.PRODUCE, 2), (Api.FETCH, 99), (99, 0), (Api.INIT_PRODUCER_ID, 6)):
+        with pytest.raises(MalformedRequest):
+            decode_request(key, version, memoryview(b""))
+
+
+def test_codecs_show_what_they_are() -> None:
+    one = codec(Api.METADATA, 13, "request")
+    assert repr(one) == "EntityCodec(kio.schema.metadata.v13.request.MetadataRequest)"
+    assert isinstance(one, EntityCodec)
+    messages.load(Api.METADATA, 13)
+    assert codec(Api.METADATA, 13, "request") is one
+    assert SERVED[Api.METADATA].name == "Metadata"

@@ -1,0 +1,491 @@
+"""Record batches against what other clients make of them, every refusal of Kafka's, and hostile bytes."""
+
+import tracemalloc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cramjam
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import records
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    Codec,
+    ControlType,
+    CorruptBatch,
+    DecompressedTooLarge,
+    Record,
+    build_batch,
+    check_produced,
+    check_records,
+    compress,
+    crc_of,
+    crc_ok,
+    decompress,
+    end_txn_marker,
+    iter_batches,
+    iter_records,
+    next_sequence,
+    parse_control,
+    parse_header,
+    restamp_append_time,
+    stamp,
+    walk_keys,
+)
+
+with warnings.catch_warnings():  # kafka-python reads its schemas by a deprecated function
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+    from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+
+New = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int]
+
+RECORDS: list[New] = [
+    (b"key", b"value", [], 1_700_000_000_000),
+    (None, b"v" * 300, [("h", b"1"), ("h", None)], 1_700_000_000_005),
+    (b"", None, [("", b"")], 1_699_999_999_990),
+    (b"k" * 200, b"", [], 1_700_000_100_000),
+]
+
+NEW_RECORDS = st.lists(
+    st.tuples(
+        st.none() | st.binary(max_size=200),
+        st.none() | st.binary(max_size=200),
+        st.lists(
+            st.tuples(st.text(st.characters(codec="utf-8"), max_size=5), st.none() | st.binary(max_size=70)),
+            max_size=3,
+        ),
+        st.integers(-1, 1 << 45),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def plain(batch: Any) -> list[New]:
+    return [(r.key, r.value, list(r.headers), r.timestamp) for r in iter_records(batch)]
+
+
+def patched(batch: bytes | bytearray, at: int, data: bytes, *, renew_crc: bool = True) -> bytearray:
+    out = bytearray(batch)
+    out[at : at + len(data)] = data
+    if renew_crc:
+        out[17:21] = crc_of(out, 0, len(out)).to_bytes(4, "big")
+    return out
+
+
+def resized(batch: bytes | bytearray, section: bytes) -> bytearray:
+    out = bytearray(batch[:HEADER_SIZE]) + section
+    return patched(out, 8, (len(out) - 12).to_bytes(4, "big"))
+
+
+# ---- there and back ----
+
+
+@given(NEW_RECORDS, st.sampled_from(Codec), st.integers(0, 1 << 50))
+def test_built_batches_are_read_back(new: list[New], codec: Codec, base_offset: int) -> None:
+    batch = build_batch(new, codec=codec, base_offset=base_offset, leader_epoch=3)
+    header = parse_header(batch)
+    assert [tuple(one) for one in plain(batch)] == [(k, v, list(h), t) for k, v, h, t in new]
+    assert [r.offset for r in iter_records(batch)] == list(range(base_offset, header.next_offset))
+    assert (header.size, header.count, header.codec) == (len(batch), len(new), codec)
+    assert header.max_timestamp == max(t for *_, t in new)
+    assert crc_ok(batch, 0, header)
+    assert list(walk_keys(batch)) == [(base_offset + i, one[0]) for i, one in enumerate(new)]
+    assert [at for at, _ in iter_batches(batch + batch)] == [0, len(batch)]
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("builder", [DefaultRecordBatchBuilder, KafkaPythonBuilder])
+def test_batches_of_other_clients_are_read(builder: Callable[..., Any], codec: Codec) -> None:
+    made = builder(
+        magic=2,
+        compression_type=int(codec),
+        is_transactional=True,
+        producer_id=77,
+        producer_epoch=2,
+        base_sequence=5,
+        batch_size=1 << 20,
+    )
+    for offset, (key, value, headers, timestamp) in enumerate(RECORDS * 50):
+        made.append(offset, timestamp, key, value, list(headers))
+    batch = bytes(made.build())
+    assert plain(batch) == [(k, v, list(h), t) for k, v, h, t in RECORDS * 50]
+    ((_, header),) = check_produced(batch, version=9, walk=True)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (77, 2, 5)
+    assert (header.last_sequence, header.is_transactional, header.has_producer) == (204, True, True)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("reader", [DefaultRecordBatch, KafkaPythonBatch])
+def test_other_clients_read_our_batches(reader: Callable[..., Any], codec: Codec) -> None:
+    batch = build_batch(RECORDS * 50, codec=codec, base_offset=1000)
+    theirs = reader(bytes(batch))
+    assert theirs.validate_crc()
+    got = [(r.offset, r.key, r.value, list(r.headers), r.timestamp) for r in theirs]
+    assert got == [(1000 + i, k, v, list(h), t) for i, (k, v, h, t) in enumerate(RECORDS * 50)]
+
+
+def test_compaction_keeps_offsets_and_range() -> None:
+    kept = [Record(12, 5, b"k", b"v"), Record(17, 9, b"l", None)]
+    batch = build_batch(kept, base_offset=10, last_offset=20, delete_horizon_ms=1234)
+    header = parse_header(batch)
+    assert (header.base_offset, header.last_offset, header.count) == (10, 20, 2)
+    assert header.delete_horizon_ms == header.base_timestamp == 1234
+    assert list(iter_records(batch)) == kept
+    empty = build_batch([], base_offset=10, last_offset=20, codec=Codec.ZSTD)
+    assert list(iter_records(empty)) == []
+    assert (parse_header(empty).last_offset, parse_header(empty).codec) == (20, Codec.NONE)
+    assert list(iter_records(patched(empty, 22, bytes([Codec.ZSTD])))) == []
+    assert parse_header(build_batch(kept, base_offset=10)).delete_horizon_ms is None
+    with pytest.raises(ValueError, match="last_offset"):
+        build_batch([])
+
+
+def test_append_time_counts_for_every_record() -> None:
+    batch = build_batch(RECORDS)
+    restamp_append_time(batch, 42)
+    header = parse_header(batch)
+    assert (header.is_log_append_time, header.max_timestamp, header.count) == (True, 42, len(RECORDS))
+    assert crc_ok(batch, 0, header)
+    assert {record.timestamp for record in iter_records(batch)} == {42}
+    assert build_batch(RECORDS, log_append_time=42) == batch
+
+
+def test_stamping_touches_base_offset_and_epoch_only() -> None:
+    batch = build_batch(RECORDS)
+    data = bytearray(b"head" + batch)
+    stamp(memoryview(data), 4, 1 << 40, 9)
+    header = parse_header(data, 4)
+    assert (header.base_offset, header.leader_epoch) == (1 << 40, 9)
+    assert crc_ok(data, 4, header)
+    assert data[:4] == b"head"
+    assert data[12:16] == batch[8:12]
+    assert data[20:] == batch[16:]
+
+
+def test_sequences_wrap() -> None:
+    assert next_sequence((1 << 31) - 1, 1) == 0
+    assert next_sequence((1 << 31) - 3, 5) == 2
+    assert parse_header(build_batch(RECORDS)).last_sequence == -1
+    assert parse_header(build_batch(RECORDS, producer_id=1, base_sequence=(1 << 31) - 2)).last_sequence == 1
+
+
+def test_end_transaction_markers() -> None:
+    for commit in (True, False):
+        batch = end_txn_marker(
+            commit=commit, producer_id=5, producer_epoch=1, coordinator_epoch=9, timestamp=100
+        )
+        header = parse_header(batch)
+        assert header.is_control
+        assert header.is_transactional
+        (record,) = iter_records(batch)
+        assert parse_control(record) == (ControlType.COMMIT if commit else ControlType.ABORT, 0, 9)
+        assert len(batch) == 78, "as long as Kafka's"
+
+
+def test_control_records_of_other_types_and_broken_ones() -> None:
+    assert parse_control(Record(0, 0, b"\0\0\0\2", b"leader change")) == (2, 0, -1)
+    assert parse_control(Record(0, 0, b"\0\1\0\1later", b"\0\1\0\0\0\3later")) == (1, 1, 3)
+    for key, value in (
+        (None, b""),
+        (b"\0\0\0", b""),
+        (b"\xff\xff\0\0", b"\0\0\0\0\0\0"),
+        (b"\0\0\0\1", b"\0\0"),
+        (b"\0\0\0\1", None),
+        (b"\0\0\0\1", b"\xff\xff\0\0\0\0"),
+    ):
+        with pytest.raises(CorruptBatch):
+            parse_control(Record(0, 0, key, value))
+
+
+# ---- what producers send ----
+
+GOOD = build_batch(RECORDS)
+IDEMPOTENT = build_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=0)
+
+REFUSED: dict[str, tuple[bytes | bytearray | None, ErrorCode]] = {
+    "null": (None, ErrorCode.invalid_record),
+    "empty": (b"", ErrorCode.invalid_record),
+    "11 bytes": (GOOD[:11], ErrorCode.invalid_record),
+    "16 bytes": (GOOD[:16], ErrorCode.invalid_record),
+    "cut by one byte": (GOOD[:-1], ErrorCode.invalid_record),
+    "two batches": (GOOD + GOOD, ErrorCode.invalid_record),
+    "a second one that cannot be": (GOOD + bytes(12), ErrorCode.corrupt_message),
+    "batch length 13": (patched(GOOD, 8, b"\0\0\0\x0d"), ErrorCode.corrupt_message),
+    "batch length -1": (patched(GOOD, 8, b"\xff\xff\xff\xff"), ErrorCode.corrupt_message),
+    "magic 3": (patched(GOOD, 16, b"\3"), ErrorCode.corrupt_message),
+    "magic -1": (patched(GOOD, 16, b"\xff"), ErrorCode.corrupt_message),
+    "magic 1": (patched(GOOD, 16, b"\1"), ErrorCode.invalid_record),
+    "magic 0": (patched(GOOD, 16, b"\0"), ErrorCode.invalid_record),
+    "smaller than a header": (patched(GOOD, 8, b"\0\0\0\x30")[:60], ErrorCode.corrupt_message),
+    "wrong CRC": (patched(GOOD, 17, b"abcd", renew_crc=False), ErrorCode.corrupt_message),
+    "flipped byte": (patched(GOOD, 70, bytes([GOOD[70] ^ 1]), renew_crc=False), ErrorCode.corrupt_message),
+    "base offset 1": (patched(GOOD, 0, b"\0\0\0\0\0\0\0\1"), ErrorCode.invalid_record),
+    "count 0": (patched(GOOD, 57, b"\0\0\0\0"), ErrorCode.invalid_record),
+    "count -1": (patched(GOOD, 57, b"\xff\xff\xff\xff"), ErrorCode.invalid_record),
+    "count too large": (patched(GOOD, 57, b"\0\0\0\5"), ErrorCode.invalid_record),
+    "last offset delta too large": (patched(GOOD, 23, b"\0\0\0\4"), ErrorCode.invalid_record),
+    "last offset delta -1, count 0": (
+        patched(patched(GOOD, 23, b"\xff\xff\xff\xff"), 57, b"\0\0\0\0"),
+        ErrorCode.invalid_record,
+    ),
+    "control": (build_batch(RECORDS, control=True), ErrorCode.invalid_record),
+    "log append time": (build_batch(RECORDS, log_append_time=5), ErrorCode.invalid_timestamp),
+    "producer without sequence": (build_batch(RECORDS, producer_id=1), ErrorCode.invalid_record),
+    "codec 5": (patched(GOOD, 22, b"\5"), ErrorCode.invalid_record),
+    "codec 7": (patched(GOOD, 22, b"\7"), ErrorCode.invalid_record),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_record_sets(case: str) -> None:
+    data, code = REFUSED[case]
+    with pytest.raises(KafkaError) as caught:
+        check_produced(data, version=9)
+    assert caught.value.code is code
+
+
+def test_good_record_sets_pass() -> None:
+    for batch in (GOOD, IDEMPOTENT, build_batch(RECORDS, codec=Codec.GZIP)):
+        for buffer in (bytes(batch), batch, memoryview(batch)):
+            assert check_produced(buffer, version=3, walk=True) == [(0, parse_header(batch))]
+
+
+def test_the_beginning_of_a_second_batch_is_cut_off_as_kafka_does() -> None:
+    for extra in (1, 11, 16, len(GOOD) - 1):
+        ((_, header),) = check_produced(GOOD + GOOD[:extra])
+        assert header.size == len(GOOD)
+
+
+def test_zstd_needs_produce_7() -> None:
+    batch = build_batch(RECORDS, codec=Codec.ZSTD)
+    check_produced(batch, version=7)
+    with pytest.raises(KafkaError) as caught:
+        check_produced(batch, version=6)
+    assert caught.value.code is ErrorCode.unsupported_compression_type
+
+
+def test_size_is_judged_before_the_crc() -> None:
+    broken = patched(GOOD, 17, b"abcd", renew_crc=False)
+    check_produced(GOOD, max_message_bytes=len(GOOD))
+    with pytest.raises(KafkaError) as caught:
+        check_produced(broken, max_message_bytes=len(GOOD) - 1)
+    assert caught.value.code is ErrorCode.message_too_large
+
+
+# ---- records that do not add up ----
+
+ONE = build_batch([(b"k", b"v", [("h", b"x")], 0)])
+SECTION = bytes(ONE[HEADER_SIZE:])  # size, attributes, time, offset, 1 "k", 1 "v", 1 header: 1 "h", 1 "x"
+
+BAD_SECTIONS = {
+    "empty": b"",
+    "cut": SECTION[:-1],
+    "a byte left over": SECTION + b"\0",
+    "size too small": bytes([SECTION[0] - 2]) + SECTION[1:],
+    "size too large": bytes([SECTION[0] + 2]) + SECTION[1:] + b"\0",
+    "negative size": b"\1" + SECTION[1:],
+    "size of 6 bytes": b"\x80\x80\x80\x80\x80\0" + SECTION[1:],
+    "offset delta 1": SECTION[:3] + b"\2" + SECTION[4:],
+    "key beyond the record": SECTION[:4] + b"\x40" + SECTION[5:],
+    "value beyond the record": SECTION[:6] + b"\x40" + SECTION[7:],
+    "negative header count": SECTION[:8] + b"\1" + SECTION[9:],
+    "more headers than bytes": SECTION[:8] + b"\x40" + SECTION[9:],
+    "one header too many": SECTION[:8] + b"\4" + SECTION[9:],
+    "header without a key": SECTION[:9] + b"\1" + SECTION[10:],
+    "header value beyond the record": SECTION[:11] + b"\x40" + SECTION[12:],
+    "timestamp of 11 bytes": b"\x40" + SECTION[1:2] + b"\x80" * 10 + b"\1" + SECTION[3:] + bytes(20),
+    "timestamp beyond 63 bits": bytes([SECTION[0] + 18])
+    + SECTION[1:2]
+    + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+    + SECTION[3:],
+}
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+@pytest.mark.parametrize("case", BAD_SECTIONS)
+def test_records_that_do_not_add_up(case: str, codec: Codec) -> None:
+    section = compress(codec, BAD_SECTIONS[case])
+    batch = patched(resized(ONE, section), 22, bytes([codec]))
+    check_produced(batch)
+    with pytest.raises(KafkaError) as caught:
+        check_produced(batch, walk=True)
+    assert caught.value.code is ErrorCode.invalid_record
+
+
+def test_timestamps_that_would_overflow() -> None:
+    batch = patched(ONE, 27, b"\x7f" + bytes(7))
+    with pytest.raises(CorruptBatch, match="timestamp"):
+        list(iter_records(batch))
+
+
+@given(st.binary(max_size=60), st.integers(-1, 5))
+def test_any_bytes_for_records_give_records_or_corrupt(section: bytes, count: int) -> None:
+    batch = patched(resized(ONE, section), 57, count.to_bytes(4, "big", signed=True))
+    try:
+        got = list(iter_records(batch))
+    except CorruptBatch:
+        return
+    assert len(got) == count
+
+
+@given(NEW_RECORDS, st.sampled_from(Codec), st.data())
+@settings(max_examples=200)
+def test_mutated_batches_give_records_or_corrupt(new: list[New], codec: Codec, data: st.DataObject) -> None:
+    batch = build_batch(new, codec=codec)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(HEADER_SIZE, len(batch) - 1))
+        batch[at] = data.draw(st.integers(0, 255))
+    try:
+        for record in iter_records(batch):
+            assert isinstance(record, Record)
+    except CorruptBatch:
+        pass
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_for_a_record_set_give_batches_or_corrupt(data: bytes) -> None:
+    try:
+        assert sum(header.size for _, header in iter_batches(data)) == len(data)
+    except CorruptBatch:
+        pass
+    try:
+        check_produced(data, version=9, walk=True)
+    except KafkaError:
+        pass
+
+
+@given(NEW_RECORDS, st.data())
+def test_one_flipped_bit_is_found(new: list[New], data: st.DataObject) -> None:
+    batch = build_batch(new)
+    bit = data.draw(st.integers(16 * 8, len(batch) * 8 - 1))  # magic onwards: what a CRC or a bound covers
+    batch[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptBatch):
+        list(iter_batches(batch))
+
+
+def test_stored_batches_are_checked_where_they_are_bad() -> None:
+    for bad in (patched(GOOD, 16, b"\1"), patched(GOOD, 8, b"\0\0\0\x20"), GOOD[:-1], GOOD[:40]):
+        got = []
+        with pytest.raises(CorruptBatch) as caught:
+            for at, _ in iter_batches(GOOD + bad):
+                got.append(at)  # what came before the error
+        assert got == [0]
+        assert caught.value.at == len(GOOD)
+    negative = patched(GOOD, 0, b"\xff" * 8)
+    with pytest.raises(CorruptBatch, match="offsets"):
+        list(iter_batches(negative))
+
+
+# ---- codecs ----
+
+
+@given(st.binary(max_size=2000), st.sampled_from(Codec), st.none() | st.integers(1, 9))
+def test_codecs_there_and_back(data: bytes, codec: Codec, level: int | None) -> None:
+    assert decompress(codec, compress(codec, data, level)) == data
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_codecs_there_and_back_with_much_data(codec: Codec) -> None:
+    random_like = b"".join(cramjam.zstd.compress(bytes([i % 256]) * 30).read() for i in range(9000))
+    data = random_like + bytes(300_000) + random_like
+    assert decompress(codec, memoryview(compress(codec, data))) == data
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
+def test_bombs_stop_at_the_limit(codec: Codec) -> None:
+    bomb = compress(codec, bytes(40 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecompressedTooLarge):
+            decompress(codec, bomb, limit=1 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 << 20
+    assert len(decompress(codec, bomb, limit=40 << 20)) == 40 << 20
+
+
+def test_a_bomb_in_a_batch_is_too_large_for_kafka_too() -> None:
+    bomb = bytes(cramjam.zstd.compress(bytes(records.DECOMPRESSED_BYTES_FREE + 1)))
+    batch = patched(resized(ONE, bomb), 22, bytes([Codec.ZSTD]))
+    with pytest.raises(KafkaError) as caught:
+        check_produced(batch, walk=True)
+    assert caught.value.code is ErrorCode.message_too_large
+
+
+def test_the_limit_grows_with_the_input() -> None:
+    assert records.output_limit(100) == 16 << 20
+    assert records.output_limit(1 << 17) == 1 << 25
+    assert records.output_limit(1 << 30) == 256 << 20
+
+
+def test_snappy_comes_framed_or_as_one_block() -> None:
+    assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(b"raw" * 9))) == b"raw" * 9
+    framed = compress(Codec.SNAPPY, b"framed" * 9999)
+    assert framed.startswith(b"\x82SNAPPY\0\0\0\0\1\0\0\0\1")
+    assert decompress(Codec.SNAPPY, framed) == b"framed" * 9999
+    for size in (9, 17, 20, len(framed) - 1):
+        with pytest.raises(CorruptBatch):
+            decompress(Codec.SNAPPY, framed[:size])
+    hostile = framed[:16] + b"\x7f\xff\xff\xff" + framed[20:]
+    with pytest.raises(CorruptBatch):
+        decompress(Codec.SNAPPY, hostile)
+    with pytest.raises(CorruptBatch):
+        decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"claims 4 GiB")
+
+
+def test_lz4_frames_have_independent_blocks_as_java_wants() -> None:
+    frame = compress(Codec.LZ4, bytes(200_000))
+    assert frame[:7].hex() == "04224d18604082"
+    assert frame[-4:] == bytes(4)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
+@given(st.data())
+@settings(max_examples=60)
+def test_broken_compressed_bytes_are_corrupt(codec: Codec, data: st.DataObject) -> None:
+    good = bytearray(compress(codec, b"some records" * 40))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(good)))
+        good[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    tracemalloc.start()
+    try:
+        decompress(codec, good, limit=1 << 20)
+    except CorruptBatch:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 6 << 20
+
+
+def test_unknown_codecs() -> None:
+    with pytest.raises(CorruptBatch):
+        decompress(5, b"x")
+    with pytest.raises(ValueError, match="codec 5"):
+        compress(5, b"x")
+
+
+# ---- small things ----
+
+
+def test_a_short_header_is_corrupt() -> None:
+    with pytest.raises(CorruptBatch) as caught:
+        parse_header(GOOD[:60])
+    assert str(caught.value) == "at 0: 60 bytes are no batch header"
+    assert isinstance(parse_header(GOOD), BatchHeader)
+
+
+def test_sections_beyond_the_buffer_are_corrupt() -> None:
+    with pytest.raises(CorruptBatch):
+        list(iter_records(GOOD[:-1]))
+    with pytest.raises(KafkaError):
+        check_records(GOOD[:-1], 0, parse_header(GOOD))
