@@ -1,0 +1,102 @@
+"""Which leader epoch began at which offset.
+
+Owns: the list of (epoch, start offset) of one log and Kafka's text checkpoint of it. Does not own: the file, or who
+leads. Invariant: epochs and start offsets both strictly increase, so each offset belongs to exactly one epoch.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+UNDEFINED = (-1, -1)
+
+
+class EpochCache:
+    __slots__ = ("_epochs", "_starts", "latest")
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        self.latest = -1
+        for epoch, start in entries:
+            self.assign(epoch, start_offset=start)
+
+    def __repr__(self) -> str:
+        return f"EpochCache({self.entries()})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpochCache) and self.entries() == other.entries()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def entries(self) -> list[tuple[int, int]]:
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, *, start_offset: int) -> bool:
+        """`epoch` starts at `start_offset`; what contradicts it goes. True if anything changed."""
+        if self._epochs and epoch == self.latest and start_offset >= self._starts[-1]:
+            return False
+        while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start_offset):
+            self._epochs.pop()
+            self._starts.pop()
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        self.latest = epoch
+        return True
+
+    def end_offset_for(self, epoch: int, *, log_end_offset: int) -> tuple[int, int]:
+        """The largest epoch not above `epoch` and where it ends, as OffsetForLeaderEpoch answers."""
+        if epoch < 0 or epoch > self.latest:
+            return UNDEFINED
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        above = bisect_right(self._epochs, epoch)
+        if above == 0:
+            return epoch, self._starts[0]
+        return self._epochs[above - 1], self._starts[above]
+
+    def epoch_for(self, offset: int) -> int | None:
+        at = bisect_right(self._starts, offset)
+        return self._epochs[at - 1] if at else None
+
+    def truncate_from_end(self, end_offset: int) -> bool:
+        """Forget epochs that start at or past the new end of the log."""
+        changed = False
+        while self._starts and self._starts[-1] >= end_offset:
+            self._epochs.pop()
+            self._starts.pop()
+            changed = True
+        self.latest = self._epochs[-1] if self._epochs else -1
+        return changed
+
+    def truncate_from_start(self, start_offset: int) -> bool:
+        """Forget epochs that end before the new start; the one that spans it now starts there."""
+        gone = bisect_right(self._starts, start_offset)
+        if gone == 0 or (gone == 1 and self._starts[0] == start_offset):
+            return False
+        del self._epochs[: gone - 1]
+        del self._starts[: gone - 1]
+        self._starts[0] = start_offset
+        return True
+
+    def clear(self) -> None:
+        self._epochs.clear()
+        self._starts.clear()
+        self.latest = -1
+
+    def encode(self) -> bytes:
+        lines = ["0", str(len(self._epochs))]
+        lines += [f"{epoch} {start}" for epoch, start in self.entries()]
+        return ("\n".join(lines) + "\n").encode()
+
+
+def decode_epochs(data: bytes) -> list[tuple[int, int]]:
+    """The entries of a `leader-epoch-checkpoint`; ValueError when it is not one."""
+    lines = data.decode("ascii").splitlines()
+    if len(lines) < 2 or lines[0].strip() != "0":
+        raise ValueError("unknown version of a leader epoch checkpoint")
+    entries = [
+        (int(epoch), int(start)) for epoch, start in (line.split() for line in lines[2:] if line.strip())
+    ]
+    if len(entries) != int(lines[1]):
+        raise ValueError("a leader epoch checkpoint of the wrong length")
+    return entries

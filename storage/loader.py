@@ -1,0 +1,361 @@
+"""Opening a log directory: what an interrupted process left, and what the log therefore is.
+
+Owns: finishing or undoing interrupted swaps and deletes, recovery past the recovery point, rebuilding indexes, epochs
+and producers. Does not own: the running log, or which directories there are. Invariant: after loading, everything in
+the directory is a function of the good bytes of its segments, so loading it again changes nothing.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os.path import join
+from uuid import UUID
+
+from protocol.records import BatchHeader, CorruptBatch
+from storage.epochs import EpochCache, decode_epochs
+from storage.files import Files, write_replacing
+from storage.index import AbortedTxn
+from storage.log import replay_marker
+from storage.policy import LogConfig
+from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+from storage.segment import (
+    CLEANED,
+    DELETED,
+    LOG,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    Segment,
+    segment_name,
+)
+
+EPOCHS = "leader-epoch-checkpoint"
+METADATA = "partition.metadata"
+NAME_DIGITS = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class CleanState:
+    """What a clean stop noted of a log, so that the next start need not read it."""
+
+    topic_id: UUID | None
+    segments: list[tuple[int, int]]  # base offset, size
+    log_end_offset: int
+    mtime_ms: int  # of the last segment
+    epochs: list[tuple[int, int]]
+    has_producers: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    topic_id: UUID | None
+    segments: list[Segment]
+    epochs: EpochCache
+    producers: ProducerTable
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    dropped_bytes: int = 0
+    rewritten: list[str] = field(default_factory=list)  # files to sync with the next flush
+
+
+def load(
+    files: Files,
+    path: str,
+    *,
+    config: LogConfig,
+    is_clean: bool,
+    recovery_point: int,
+    log_start_offset: int,
+    now_ms: int,
+    state: CleanState | None = None,
+) -> Loaded:
+    """Open the directory `path`. Raises OSError when the disk does."""
+    names = _finish_interrupted(files, path)
+    bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
+    if is_clean and state is not None:
+        loaded = _load_noted(files, path, bases, state, now_ms=now_ms)
+        if loaded is not None:
+            return _start_at(loaded, files, path, log_start_offset, now_ms)
+    _remove_orphans(files, path, names, set(bases))
+    segments = [
+        Segment(files, path, base, size=files.size(join(path, segment_name(base) + LOG)), created_ms=now_ms)
+        for base in bases
+    ]
+    if not segments:
+        segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
+    loaded = Loaded(
+        topic_id=_read_topic_id(files, path),
+        segments=segments,
+        epochs=EpochCache(),
+        producers=ProducerTable(),
+        log_start_offset=max(log_start_offset, segments[0].base_offset),
+        log_end_offset=0,
+        recovery_point=recovery_point,
+    )
+    epochs = _read_epochs(files, path)
+    if epochs is not None:
+        loaded.epochs = epochs
+    if is_clean:
+        _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
+    else:
+        _recover(loaded, files, path, config, since=recovery_point if epochs is not None else 0)
+    loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
+    for offset in snapshot_offsets(files, path):
+        if offset > loaded.log_end_offset:
+            files.unlink(snapshot_path(path, offset))
+    return _start_at(loaded, files, path, log_start_offset, now_ms)
+
+
+def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
+    """Apply the checkpointed log start. Past the log's end it means the log lost its tail: begin anew there, so that
+    no offset that was deleted is ever given out again."""
+    if log_start_offset > loaded.log_end_offset:
+        for segment in loaded.segments:
+            remove_segment_files(files, segment)
+        for offset in snapshot_offsets(files, path):
+            files.unlink(snapshot_path(path, offset))
+        loaded.segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
+        loaded.log_end_offset = loaded.log_start_offset = log_start_offset
+        loaded.recovery_point = min(loaded.recovery_point, log_start_offset)
+        loaded.epochs.clear()
+        loaded.producers.clear()
+    loaded.log_start_offset = max(loaded.log_start_offset, log_start_offset)
+    # From the start first: an epoch that is moved up to the end of the log has no records, and goes.
+    loaded.epochs.truncate_from_start(loaded.log_start_offset)
+    loaded.epochs.truncate_from_end(loaded.log_end_offset)
+    return loaded
+
+
+def _load_noted(
+    files: Files, path: str, bases: list[int], state: CleanState, *, now_ms: int
+) -> Loaded | None:
+    """The log as noted at the clean stop, unless the files tell otherwise."""
+    if not bases or bases != [base for base, _ in state.segments]:
+        return None
+    last_log = join(path, segment_name(bases[-1]) + LOG)
+    if files.size(last_log) != state.segments[-1][1] or files.mtime_ms(last_log) != state.mtime_ms:
+        return None
+    producers = ProducerTable()
+    if state.has_producers:
+        try:
+            producers = decode_producers(files.read(snapshot_path(path, state.log_end_offset)))
+        except (CorruptSnapshot, FileNotFoundError):
+            return None
+    return Loaded(
+        topic_id=state.topic_id,
+        segments=[Segment(files, path, base, size=size, created_ms=now_ms) for base, size in state.segments],
+        epochs=EpochCache(state.epochs),
+        producers=producers,
+        log_start_offset=bases[0],
+        log_end_offset=state.log_end_offset,
+        recovery_point=state.log_end_offset,
+    )
+
+
+def _load_clean(loaded: Loaded, files: Files, path: str, config: LogConfig, *, epochs_known: bool) -> None:
+    try:
+        loaded.log_end_offset = loaded.segments[-1].end_offset()
+        if not epochs_known:
+            _rebuild_epochs(loaded.epochs, loaded.segments)
+    except CorruptBatch:  # the marker lied: someone cut or damaged the log since
+        _recover(loaded, files, path, config, since=loaded.segments[-1].base_offset if epochs_known else 0)
+        return
+    loaded.producers = producers_at(files, path, loaded.segments, loaded.log_end_offset)
+
+
+def _rebuild_epochs(epochs: EpochCache, segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        for found in segment.scan(0, segment.size):
+            if found.header.leader_epoch > epochs.latest:
+                epochs.assign(found.header.leader_epoch, start_offset=found.header.base_offset)
+
+
+# ---- recovery ------------------------------------------------------------------------------------------------------
+
+
+def _recover(loaded: Loaded, files: Files, path: str, config: LogConfig, *, since: int) -> None:
+    """Read every batch of the segments from the one that holds `since` on; cut at the first bad one and drop every
+    later segment; rebuild what follows from the bytes."""
+    segments = loaded.segments
+    first = max(0, bisect_right([segment.base_offset for segment in segments], since) - 1)
+    start = segments[first].base_offset
+    for offset in snapshot_offsets(files, path):
+        if offset > start:
+            files.unlink(snapshot_path(path, offset))
+    table = loaded.producers = producers_at(files, path, segments[:first], start)
+    loaded.epochs.truncate_from_end(start)
+    expected = start
+    for index in range(first, len(segments)):
+        segment = segments[index]
+        if index > first:
+            write_snapshot(files, path, segment.base_offset, table)
+            loaded.rewritten.append(snapshot_path(path, segment.base_offset))
+        size = segment.size
+        for batch, header in segment.recover(expected, config.index_interval_bytes):
+            expected = header.next_offset
+            _replay(loaded, segment, batch, header)
+        loaded.dropped_bytes += size - segment.size
+        loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
+        if segment.size < size:
+            for later in segments[index + 1 :]:
+                loaded.dropped_bytes += later.size
+                remove_segment_files(files, later)
+            del segments[index + 1 :]
+            break
+        if index < len(segments) - 1:
+            segment.seal()
+            expected = max(expected, segments[index + 1].base_offset)
+    loaded.log_end_offset = max(expected, segments[-1].base_offset)
+
+
+def _replay(loaded: Loaded, segment: Segment, batch: bytes, header: BatchHeader) -> None:
+    if header.leader_epoch > loaded.epochs.latest:
+        loaded.epochs.assign(header.leader_epoch, start_offset=header.base_offset)
+    aborted = replay_producer(loaded.producers, batch, header)
+    if aborted is not None:
+        segment.add_aborted(aborted)
+
+
+def replay_producer(table: ProducerTable, batch: bytes, header: BatchHeader) -> AbortedTxn | None:
+    """Apply a stored batch to the table; what the transaction index must say of it."""
+    if header.producer_id < 0:
+        return None
+    if not header.is_control:
+        table.appended(header, header.base_offset, header.last_offset)
+        return None
+    completed = replay_marker(table, batch, header, header.last_offset)
+    if completed is None:
+        return None
+    stable = table.last_stable_after(completed)
+    table.complete(completed)
+    if not completed.is_aborted:
+        return None
+    return AbortedTxn(completed.producer_id, completed.first_offset, completed.last_offset, stable)
+
+
+def producers_at(files: Files, path: str, segments: Sequence[Segment], offset: int) -> ProducerTable:
+    """The producers as of `offset`: the newest snapshot at or below it, and the batches since."""
+    table, since = _newest_snapshot(files, path, offset)
+    for segment in segments:
+        if segment.size == 0 or segment.base_offset >= offset:
+            continue
+        position, _ = segment.locate(max(since, segment.base_offset))
+        for found in segment.scan(position, segment.size):
+            header = found.header
+            if header.last_offset >= offset:
+                break
+            if header.producer_id >= 0 and header.base_offset >= since:
+                replay_producer(table, segment.read_batch(found) if header.is_control else b"", header)
+    return table
+
+
+def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTable, int]:
+    for at in reversed(snapshot_offsets(files, path)):
+        if at > offset:
+            continue
+        try:
+            return decode_producers(files.read(snapshot_path(path, at))), at
+        except CorruptSnapshot:
+            files.unlink(snapshot_path(path, at))
+    return ProducerTable(), 0
+
+
+# ---- what an interrupted process left ------------------------------------------------------------------------------
+
+
+def _finish_interrupted(files: Files, path: str) -> list[str]:
+    """Remove temporary files, undo a compaction that was not yet decided, finish one that was (its `.swap` files are
+    all there once no `.cleaned` is left). The names that remain."""
+    names = files.listdir(path)
+    marked = [name for name in names if name.endswith((DELETED, CLEANED, SWAP, ".tmp"))]
+    if not marked:
+        return names
+    cleaned = [name for name in marked if name.endswith(CLEANED)]
+    first_cleaned = min((int(name[:NAME_DIGITS]) for name in cleaned), default=None)
+    for name in marked:
+        undecided = (
+            first_cleaned is not None and name.endswith(SWAP) and int(name[:NAME_DIGITS]) >= first_cleaned
+        )
+        if not name.endswith((CLEANED, SWAP)) or undecided:
+            files.unlink(join(path, name))
+    for name in cleaned:
+        files.unlink(join(path, name))
+    _finish_swaps(files, path)
+    files.fsync_dir(path)
+    return files.listdir(path)
+
+
+def _finish_swaps(files: Files, path: str) -> None:
+    names = files.listdir(path)
+    for name in names:
+        if not name.endswith(LOG + SWAP):
+            continue
+        base = int(name[:NAME_DIGITS])
+        swap = Segment(files, path, base, size=files.size(join(path, name)), created_ms=0, suffix=SWAP)
+        end = base
+        for found in swap.scan(0, swap.size):
+            end = found.header.next_offset
+        for other in names:
+            if other[:NAME_DIGITS].isdigit() and not other.endswith((SWAP, SNAPSHOT)):
+                offset = int(other[:NAME_DIGITS])
+                if base < offset < end:  # files of `base` itself are replaced, or were already
+                    files.unlink(join(path, other))
+    # the log goes last: until it does, a repeated start finds the swap again
+    for name in sorted(names, key=lambda name: name.endswith(LOG + SWAP)):
+        if name.endswith(SWAP):
+            files.rename(join(path, name), join(path, name.removesuffix(SWAP)))
+
+
+def _remove_orphans(files: Files, path: str, names: Sequence[str], bases: set[int]) -> None:
+    """Index files without their log."""
+    for name in names:
+        for kind in SEGMENT_SUFFIXES:
+            if kind != LOG and _is_segment_file(name, kind) and int(name[:NAME_DIGITS]) not in bases:
+                files.unlink(join(path, name))
+
+
+def _is_segment_file(name: str, kind: str) -> bool:
+    return name.endswith(kind) and len(name) == NAME_DIGITS + len(kind) and name[:NAME_DIGITS].isdigit()
+
+
+# ---- the small files ------------------------------------------------------------------------------------------------
+
+
+def snapshot_path(path: str, offset: int) -> str:
+    return join(path, segment_name(offset) + SNAPSHOT)
+
+
+def snapshot_offsets(files: Files, path: str) -> list[int]:
+    return [int(name[:NAME_DIGITS]) for name in files.listdir(path) if _is_segment_file(name, SNAPSHOT)]
+
+
+def write_snapshot(files: Files, path: str, offset: int, table: ProducerTable) -> None:
+    write_replacing(files, snapshot_path(path, offset), table.encode())
+
+
+def remove_segment_files(files: Files, segment: Segment) -> None:
+    for kind in SEGMENT_SUFFIXES:
+        files.unlink(segment.path(kind))
+
+
+def _read_epochs(files: Files, path: str) -> EpochCache | None:
+    try:
+        return EpochCache(decode_epochs(files.read(join(path, EPOCHS))))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _read_topic_id(files: Files, path: str) -> UUID | None:
+    try:
+        text = files.read(join(path, METADATA)).decode("ascii")
+        fields = dict(line.split(": ", 1) for line in text.splitlines() if line)
+        return UUID(bytes=urlsafe_b64decode(fields["topic_id"] + "=="))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def encode_metadata(topic_id: UUID) -> bytes:
+    """`partition.metadata` as Kafka writes it."""
+    return f"version: 0\ntopic_id: {urlsafe_b64encode(topic_id.bytes).decode().rstrip('=')}".encode()

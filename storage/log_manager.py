@@ -1,0 +1,569 @@
+"""All logs of this broker over one or several log directories.
+
+Owns: the directory locks, Kafka's checkpoint files, opening and creating and deleting logs, when maintenance runs.
+Does not own: what a log holds, who leads it, `meta.properties`. Invariant: a log is in exactly one directory; a
+directory whose disk failed is never used again by this process, and the others go on.
+
+A clean stop leaves `.kafka_cleanshutdown`, as Kafka does, with one field more: what each log looked like. Kafka ignores
+the field and removes the file when it starts, so what is noted there can only be as old as the last clean stop; it is
+believed for a log only while its last segment still has the noted size and time.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os.path import basename, join
+from uuid import UUID
+
+from protocol.errors import ErrorCode, KafkaError
+from storage.cleaner import clean_logs
+from storage.files import File, Files, make_directory, write_whole
+from storage.loader import CleanState
+from storage.log import PRODUCER_EXPIRATION_MS
+from storage.policy import LogConfig
+from storage.unified_log import SegmentFlush, UnifiedLog
+
+LOCK = ".lock"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_POINTS = "cleaner-offset-checkpoint"
+DELETE_SUFFIX = "-delete"
+STRAY_SUFFIX = "-stray"
+NAME_MAX = 255
+NOTES_VERSION = 1
+
+TopicPartition = tuple[str, int]
+Done = Callable[[OSError | None], None]
+Background = Callable[[Callable[[], None], Done], None]
+
+
+def run_inline(job: Callable[[], None], done: Done) -> None:
+    """The default `background`: blocks the caller for as long as the disk takes."""
+    try:
+        job()
+    except OSError as error:
+        done(error)
+    else:
+        done(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """How often each kind of maintenance is due; Kafka's defaults."""
+
+    retention_ms: int = 300_000  # log.retention.check.interval.ms
+    recovery_points_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
+    log_starts_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
+    high_watermarks_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
+    producers_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
+    idle_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerSettings:
+    enabled: bool = True  # log.cleaner.enable
+    dedupe_bytes: int = 134_217_728  # log.cleaner.dedupe.buffer.size
+    io_max_bytes_per_second: float = float("inf")
+
+
+class LogDirError(Exception):
+    """A log directory that cannot be used: one line for the person who starts the broker."""
+
+
+class LogDirLocked(LogDirError):
+    pass
+
+
+class LogManager:
+    def __init__(
+        self,
+        *,
+        files: Files,
+        dirs: Sequence[str],
+        now_ms: Callable[[], int],
+        random: random.Random,
+        defaults: LogConfig,
+        on_dir_failure: Callable[[str, OSError], None],
+        background: Background = run_inline,
+        intervals: Intervals | None = None,
+        cleaner: CleanerSettings | None = None,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> None:
+        self.files = files
+        self.dirs = list(dirs)
+        self.defaults = defaults
+        self.logs: dict[TopicPartition, UnifiedLog] = {}
+        self.offline_dirs: dict[str, str] = {}  # directory -> why
+        self.intervals = intervals or Intervals()
+        self.cleaner = cleaner or CleanerSettings()
+        self.producer_expiration_ms = producer_expiration_ms
+        self._now_ms = now_ms
+        self._random = random
+        self._on_dir_failure = on_dir_failure
+        self._background = background
+        self._locks: list[File] = []
+        self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
+        self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
+        self._doomed: list[tuple[int, str]] = []  # due, path of a directory
+        self._flushing: set[TopicPartition] = set()
+        self._due: dict[str, int] = {}
+        self.cleaned_upto: dict[TopicPartition, int] = {}
+        self.uncleanable: set[TopicPartition] = set()
+        self._writing: set[tuple[str, str]] = set()  # (directory, checkpoint) on its way to the disk
+        self._write_again: set[tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
+
+    @property
+    def was_clean(self) -> bool:
+        """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
+        return all(notes is not None for notes in self._notes.values())
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def lock_and_open(self) -> None:
+        """Take the directories for this process and read their checkpoints. LogDirLocked when another has one;
+        LogDirError when none is usable."""
+        for path in self.dirs:
+            try:
+                make_directory(self.files, path)
+                self._locks.append(self.files.lock(join(path, LOCK)))
+                self._points[path] = {
+                    name: self._read_points(path, name)
+                    for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
+                }
+                self._notes[path] = self._take_notes(path)
+            except BlockingIOError:
+                raise LogDirLocked(
+                    f"{path} is in use by another process (its {LOCK} file is locked): "
+                    "stop that broker or give this one another data directory"
+                ) from None
+            except OSError as error:
+                self._dir_failed(path, error)
+        if len(self.offline_dirs) == len(self.dirs):
+            reasons = "; ".join(f"{path}: {why}" for path, why in self.offline_dirs.items())
+            raise LogDirError(f"no log directory is usable: {reasons}")
+
+    def _take_notes(self, path: str) -> dict[str, CleanState] | None:
+        """Read and remove the marker of a clean stop: durably, or a later crash would look like that stop."""
+        marker = join(path, CLEAN_SHUTDOWN)
+        try:
+            text = self.files.read(marker)
+        except FileNotFoundError:
+            return None
+        self.files.unlink(marker)
+        self.files.fsync_dir(path)
+        return decode_notes(text)
+
+    def _read_points(self, path: str, name: str) -> dict[TopicPartition, int]:
+        """A damaged checkpoint counts as missing: recovery then starts earlier."""
+        try:
+            return decode_points(self.files.read(join(path, name)))
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def load(self, config_of: Callable[[str], LogConfig] | None = None) -> None:
+        """Open every log; `config_of` a topic, by default the defaults. After an unclean stop each log is recovered
+        from its recovery point."""
+        for path in self.dirs:
+            if path in self.offline_dirs:
+                continue
+            try:
+                for name in self.files.listdir(path):
+                    self._load_directory(path, name, config_of)
+            except OSError as error:
+                self._dir_failed(path, error)
+        self._notes = dict.fromkeys(self._notes)
+
+    def _load_directory(self, path: str, name: str, config_of: Callable[[str], LogConfig] | None) -> None:
+        if name.endswith(DELETE_SUFFIX):
+            self._doomed.append((self._now_ms(), join(path, name)))
+            return
+        key = parse_directory_name(name)
+        if key is None:
+            return
+        if key in self.logs:
+            raise LogDirError(f"{name} is in both {self.logs[key].log_dir} and {path}: remove one of them")
+        notes = self._notes[path]
+        points = self._points[path]
+        log = UnifiedLog.open(
+            self.files,
+            join(path, name),
+            config=config_of(key[0]) if config_of else self.defaults,
+            topic=key[0],
+            partition=key[1],
+            now_ms=self._now_ms(),
+            jitter=self._random.randrange,
+            on_failure=self._failure_of(path),
+            on_truncated=self._truncation_of(path),
+            is_clean=notes is not None,
+            recovery_point=points[RECOVERY_POINTS].get(key, 0),
+            log_start_offset=points[LOG_STARTS].get(key, 0),
+            state=notes.get(name) if notes else None,
+            producer_expiration_ms=self.producer_expiration_ms,
+        )
+        log.flushed_at_ms = self._now_ms()
+        log.set_high_watermark(points[HIGH_WATERMARKS].get(key, 0))
+        self.logs[key] = log
+        if key in points[CLEANER_POINTS]:
+            self.cleaned_upto[key] = points[CLEANER_POINTS][key]
+
+    # ---- logs --------------------------------------------------------------------------------------------------
+
+    def create(self, topic: str, topic_id: UUID, partition: int, config: LogConfig) -> UnifiedLog:
+        """The log of a partition, made if it is not there, in the directory with the fewest logs."""
+        key = (topic, partition)
+        existing = self.logs.get(key)
+        if existing is not None:
+            existing.adopt_topic_id(topic_id)
+            existing.set_config(config)
+            return existing
+        path = self._emptiest()
+        directory = join(path, f"{topic}-{partition}")
+        now_ms = self._now_ms()
+        try:
+            self.files.makedirs(directory)
+            log = UnifiedLog.open(
+                self.files,
+                directory,
+                config=config,
+                topic=topic,
+                partition=partition,
+                now_ms=now_ms,
+                jitter=self._random.randrange,
+                on_failure=self._failure_of(path),
+                on_truncated=self._truncation_of(path),
+                producer_expiration_ms=self.producer_expiration_ms,
+            )
+            log.adopt_topic_id(topic_id)
+        except OSError as error:
+            self._dir_failed(path, error)
+            raise KafkaError(ErrorCode.kafka_storage_error, f"{path}: {error}") from error
+        log.flushed_at_ms = now_ms
+        self.logs[key] = log
+        return log
+
+    def _emptiest(self) -> str:
+        counts = {path: 0 for path in self.dirs if path not in self.offline_dirs}
+        for log in self.logs.values():
+            if log.log_dir in counts:
+                counts[log.log_dir] += 1
+        if not counts:
+            raise KafkaError(ErrorCode.kafka_storage_error, "every log directory is offline")
+        return min(counts, key=lambda path: counts[path])
+
+    def delete(self, topic: str, partition: int) -> None:
+        """Take the log away now; its files follow after `file.delete.delay.ms`."""
+        log = self._set_aside(topic, partition, DELETE_SUFFIX)
+        if log is not None and log.offline is None:
+            due = self._now_ms() + log.config.file_delete_delay_ms
+            self._doomed.append((due, log.directory))
+        if log is not None:
+            log.take_offline(f"{topic}-{partition} was deleted")
+
+    def stray(self, topic: str, partition: int) -> None:
+        """Take away a log this broker should not have; its files stay, for a person to look at."""
+        log = self._set_aside(topic, partition, STRAY_SUFFIX)
+        if log is not None:
+            log.take_offline(f"{topic}-{partition} does not belong to this broker")
+
+    def _set_aside(self, topic: str, partition: int, suffix: str) -> UnifiedLog | None:
+        log = self.logs.pop((topic, partition), None)
+        self.cleaned_upto.pop((topic, partition), None)
+        if log is None or log.offline is not None:
+            return log
+        unique = UUID(int=self._random.getrandbits(128)).hex
+        tail = f"-{partition}.{unique}{suffix}"
+        target = join(log.log_dir, topic[: NAME_MAX - len(tail)] + tail)
+        try:
+            log.flush_staged()
+            self.files.rename(log.directory, target)
+        except OSError as error:
+            self._dir_failed(log.log_dir, error)
+        except KafkaError:
+            return log
+        else:
+            log.moved_to(target)
+        return log
+
+    # ---- maintenance -------------------------------------------------------------------------------------------
+
+    def maintain(self, now_ms: int) -> Iterator[None]:
+        """One round of whatever is due by now, in slices: call it every second or so and step through it."""
+        yield from self._flush_due(now_ms)
+        yield from self._remove_deleted(now_ms)
+        if self._is_due("retention", self.intervals.retention_ms, now_ms, self.intervals.initial_delay_ms):
+            for log in list(self.logs.values()):
+                if log.offline is None:
+                    log.expire(now_ms)
+                    yield
+        if self._is_due("producers", self.intervals.producers_ms, now_ms):
+            for log in list(self.logs.values()):
+                if log.producer_table.entries:
+                    log.expire_producers(now_ms)
+                    yield
+        if self._is_due("idle", self.intervals.idle_ms, now_ms):
+            for log in list(self.logs.values()):
+                log.release_idle()
+                yield
+        yield from self._checkpoint_due(now_ms)
+
+    def _is_due(self, what: str, interval_ms: int, now_ms: int, first_after_ms: int | None = None) -> bool:
+        due = self._due.setdefault(what, now_ms + (interval_ms if first_after_ms is None else first_after_ms))
+        if now_ms < due:
+            return False
+        self._due[what] = now_ms + interval_ms
+        return True
+
+    def _flush_due(self, now_ms: int) -> Iterator[None]:
+        for key, log in list(self.logs.items()):
+            if log.offline is not None or key in self._flushing:
+                continue
+            is_late = (
+                log.recovery_point < log.log_end_offset and now_ms - log.flushed_at_ms >= log.config.flush_ms
+            )
+            if is_late or log.recovery_point < log.segments[-1].base_offset:
+                self._flush(key, log, now_ms, closed_only=not is_late)
+                yield
+
+    def _flush(self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool) -> None:
+        log.flushed_at_ms = now_ms
+        try:
+            job = log.fsync_target(closed_only=closed_only)
+        except KafkaError:
+            return
+        if job is None:
+            return
+        self._flushing.add(key)
+        self._background(job.run, lambda error: self._flushed(key, log, job, error))
+
+    def _flushed(
+        self, key: TopicPartition, log: UnifiedLog, job: SegmentFlush, error: OSError | None
+    ) -> None:
+        self._flushing.discard(key)
+        if error is None:
+            log.mark_flushed(job.upto)
+        elif log.offline is None:
+            log.flush_failed(error)
+
+    def _remove_deleted(self, now_ms: int) -> Iterator[None]:
+        for log in list(self.logs.values()):
+            if log.has_deleted_files and log.offline is None:
+                log.remove_deleted(now_ms)
+                yield
+        waiting = []
+        for due, path in self._doomed:
+            if due > now_ms:
+                waiting.append((due, path))
+                continue
+            try:
+                for name in self.files.listdir(path):
+                    self.files.unlink(join(path, name))
+                    yield
+                self.files.rmtree(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._dir_failed(path.rpartition("/")[0], error)
+        self._doomed = waiting
+
+    def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
+        starts_moved = any(log.log_start_unsaved for log in self.logs.values())
+        if self._is_due("recovery points", self.intervals.recovery_points_ms, now_ms):
+            for log in list(self.logs.values()):
+                try:
+                    log.save_epochs()
+                except KafkaError:
+                    continue
+                yield
+            self._checkpoint(RECOVERY_POINTS)
+            yield
+        if self._is_due("log starts", self.intervals.log_starts_ms, now_ms) or starts_moved:
+            self._checkpoint(LOG_STARTS)
+            yield
+        if self._is_due("high watermarks", self.intervals.high_watermarks_ms, now_ms):
+            self.checkpoint_high_watermarks()
+
+    def checkpoint_high_watermarks(self) -> None:
+        self._checkpoint(HIGH_WATERMARKS)
+
+    def checkpoint_cleaner(self) -> None:
+        self._checkpoint(CLEANER_POINTS)
+
+    def _checkpoint(self, name: str) -> None:
+        for path in self.dirs:
+            self._write_points(path, name, self._background)
+
+    def _write_points(self, path: str, name: str, background: Background) -> None:
+        """Write a checkpoint if it changed. While one is on its way a newer one waits for it."""
+        if path in self.offline_dirs or path not in self._points:
+            return
+        if (path, name) in self._writing:
+            self._write_again.add((path, name))
+            return
+        logs = [log for log in self.logs.values() if log.log_dir == path]
+        points = self._points_of(name, logs)
+        if name == LOG_STARTS:
+            for log in logs:
+                log.log_start_unsaved = False
+        if points == self._points[path][name]:
+            return
+        self._writing.add((path, name))
+        self._points[path][name] = points
+        target, data = join(path, name), encode_points(points)
+        background(
+            lambda: write_whole(self.files, target, data),
+            lambda error: self._points_written(path, name, error),
+        )
+
+    def _points_written(self, path: str, name: str, error: OSError | None) -> None:
+        self._writing.discard((path, name))
+        if error is not None:
+            self._dir_failed(path, error)
+        elif (path, name) in self._write_again:
+            self._write_again.discard((path, name))
+            self._write_points(path, name, run_inline)
+
+    def _points_of(self, name: str, logs: Sequence[UnifiedLog]) -> dict[TopicPartition, int]:
+        match name:
+            case "recovery-point-offset-checkpoint":
+                return {(log.topic, log.partition): log.recovery_point for log in logs}
+            case "log-start-offset-checkpoint":
+                return {
+                    (log.topic, log.partition): log.log_start_offset
+                    for log in logs
+                    if log.log_start_offset > log.segments[0].base_offset
+                }
+            case "replication-offset-checkpoint":
+                return {(log.topic, log.partition): log.high_watermark for log in logs}
+            case _:
+                keys = [(log.topic, log.partition) for log in logs]
+                return {key: self.cleaned_upto[key] for key in keys if key in self.cleaned_upto}
+
+    def clean(self, now_ms: int) -> Iterator[int]:
+        """One round of compaction in slices; each step yields how many ms to wait before the next (0: none)."""
+        return clean_logs(self, now_ms)
+
+    def run_in_background(self, job: Callable[[], None], done: Done) -> None:
+        self._background(job, done)
+
+    # ---- failure and stop --------------------------------------------------------------------------------------
+
+    def _failure_of(self, path: str) -> Callable[[OSError], None]:
+        return lambda error: self._dir_failed(path, error)
+
+    def _truncation_of(self, path: str) -> Callable[[], None]:
+        # a recovery point past the end would vouch for bytes that are yet to come
+        return lambda: self._write_points(path, RECOVERY_POINTS, run_inline)
+
+    def _dir_failed(self, path: str, error: OSError) -> None:
+        if path in self.offline_dirs:
+            return
+        self.offline_dirs[path] = str(error)
+        for log in self.logs.values():
+            if log.log_dir == path:
+                log.take_offline(f"log directory {path} failed: {error}")
+        self._on_dir_failure(path, error)
+
+    def close(self, clean: bool = True, *, broker_epoch: int = -1) -> None:
+        """Stop. `clean`: write and sync everything and say so for the next start."""
+        if clean:
+            for log in list(self.logs.values()):
+                if log.offline is None:
+                    try:
+                        log.close()
+                    except KafkaError:
+                        continue  # its directory is offline now and gets no marker
+            for path in self._points:
+                for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS):
+                    self._write_points(path, name, run_inline)
+            for path in self._points:
+                if path not in self.offline_dirs:
+                    self._mark_clean(path, broker_epoch)
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+
+    def _mark_clean(self, path: str, broker_epoch: int) -> None:
+        logs = [log for log in self.logs.values() if log.log_dir == path]
+        try:
+            notes = {basename(log.directory): log.clean_state() for log in logs}
+            write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
+        except OSError as error:
+            self._dir_failed(path, error)
+
+
+# ---- the small files ---------------------------------------------------------------------------------------------------
+
+
+def parse_directory_name(name: str) -> TopicPartition | None:
+    """The partition of a directory; None for anything else, set-aside logs included."""
+    topic, dash, partition = name.rpartition("-")
+    if not dash or not topic or not partition.isascii() or not partition.isdigit():
+        return None
+    return topic, int(partition)
+
+
+def encode_points(points: Mapping[TopicPartition, int]) -> bytes:
+    lines = ["0", str(len(points))]
+    lines += [f"{topic} {partition} {offset}" for (topic, partition), offset in points.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_points(data: bytes) -> dict[TopicPartition, int]:
+    """The content of one of Kafka's offset checkpoint files; ValueError when it is not one."""
+    lines = data.decode("ascii").splitlines()
+    if len(lines) < 2 or lines[0].strip() != "0":
+        raise ValueError("unknown version of an offset checkpoint")
+    points = {}
+    for line in lines[2:]:
+        if line.strip():
+            topic, partition, offset = line.split()
+            points[topic, int(partition)] = int(offset)
+    if len(points) != int(lines[1]):
+        raise ValueError("an offset checkpoint of the wrong length")
+    return points
+
+
+def encode_notes(notes: Mapping[str, CleanState], broker_epoch: int) -> bytes:
+    rows = {
+        name: [
+            state.topic_id.hex if state.topic_id else None,
+            state.segments,
+            state.log_end_offset,
+            state.mtime_ms,
+            state.epochs,
+            state.has_producers,
+        ]
+        for name, state in notes.items()
+    }
+    content = {"version": 0, "brokerEpoch": broker_epoch, "notesVersion": NOTES_VERSION, "logs": rows}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def decode_notes(data: bytes) -> dict[str, CleanState]:
+    """What a clean stop noted; empty for a marker Kafka wrote, or one that cannot be read."""
+    try:
+        content = json.loads(data)
+        if content.get("notesVersion") != NOTES_VERSION:
+            return {}
+        return {
+            name: CleanState(
+                topic_id=UUID(hex=topic_id) if topic_id else None,
+                segments=[(base, size) for base, size in segments],
+                log_end_offset=log_end_offset,
+                mtime_ms=mtime_ms,
+                epochs=[(epoch, start) for epoch, start in epochs],
+                has_producers=has_producers,
+            )
+            for name, (topic_id, segments, log_end_offset, mtime_ms, epochs, has_producers) in content[
+                "logs"
+            ].items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}

@@ -1,0 +1,367 @@
+"""What a log remembers of its producers: sequences, epochs, and open transactions.
+
+Owns: one entry per producer id with its last five batches, the open and the decided-but-unreplicated transactions
+(from which the last stable offset follows), and Kafka's snapshot format of it. Does not own: the log, files, clocks.
+Invariant: the table equals what applying the log's batches in order yields, apart from what expiry dropped.
+
+A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before follow
+behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a clean restart too.
+"""
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import crc32c
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import BatchHeader
+
+REMEMBERED_BATCHES = 5
+NO_EPOCH = -1
+SEQUENCE_MASK = 0x7FFFFFFF
+
+_SNAPSHOT_VERSION = 1
+_HEAD = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_OLDER_MAGIC = b"OLD1"
+_OLDER_HEAD = struct.Struct(">qb")
+_OLDER = struct.Struct(">iqiq")
+
+
+class SentBatch(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedTxn:
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveProducer:
+    """A row of DescribeProducers."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_start_offset: int
+
+
+class CorruptSnapshot(Exception):
+    """A producer snapshot that cannot be trusted: rebuild from an older one or from the log."""
+
+
+class ProducerEntry:
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_timestamp",
+        "next_sequence",
+        "producer_id",
+        "txn_first_offset",
+    )
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.batches: deque[SentBatch] = deque(maxlen=REMEMBERED_BATCHES)
+        self.next_sequence = 0
+        self.last_timestamp = -1
+        self.coordinator_epoch = -1
+        self.txn_first_offset = -1
+
+    def __repr__(self) -> str:
+        return f"ProducerEntry(id={self.producer_id}, epoch={self.epoch}, next={self.next_sequence})"
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else -1
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+            self.next_sequence = 0
+
+
+class ProducerTable:
+    __slots__ = ("entries", "ongoing", "unreplicated")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, ProducerEntry] = {}
+        self.ongoing: dict[int, int] = {}  # first offset -> producer id, ascending
+        self.unreplicated: dict[
+            int, int
+        ] = {}  # first offset -> marker offset of decided transactions at or past HW
+
+    def __repr__(self) -> str:
+        return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
+
+    # ---- appends of clients ------------------------------------------------------------------------------------
+
+    def check(self, header: BatchHeader) -> SentBatch | None:
+        """The remembered batch this one repeats, or None when it may be appended; KafkaError otherwise."""
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            return None  # expired or never seen: Kafka accepts any sequence
+        epoch = header.producer_epoch
+        sequence = header.base_sequence
+        if epoch == entry.epoch:
+            if sequence != entry.next_sequence:
+                return self._repeated(entry, header)
+        elif epoch < entry.epoch:
+            raise KafkaError(
+                ErrorCode.invalid_producer_epoch,
+                f"producer {header.producer_id} has epoch {entry.epoch} here, the batch says {epoch}",
+            )
+        elif sequence != 0 and entry.epoch != NO_EPOCH:
+            raise KafkaError(
+                ErrorCode.out_of_order_sequence_number,
+                f"producer {header.producer_id} starts epoch {epoch} with sequence {sequence}",
+            )
+        if entry.txn_first_offset >= 0 and not header.is_transactional:
+            raise KafkaError(
+                ErrorCode.invalid_txn_state,
+                f"producer {header.producer_id} sent a plain batch inside its transaction",
+            )
+        return None
+
+    def _repeated(self, entry: ProducerEntry, header: BatchHeader) -> SentBatch:
+        first = header.base_sequence
+        last = header.last_sequence
+        for batch in entry.batches:
+            if batch.first_sequence == first and batch.last_sequence == last:
+                return batch
+        raise KafkaError(
+            ErrorCode.out_of_order_sequence_number,
+            f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
+        )
+
+    # ---- what was appended -------------------------------------------------------------------------------------
+
+    def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
+        """Remember a data batch with a producer id."""
+        producer_id = header.producer_id
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(producer_id, header.producer_epoch)
+        elif entry.epoch != header.producer_epoch:
+            entry.set_epoch(header.producer_epoch)
+        base_sequence = header.base_sequence
+        last_sequence = (base_sequence + header.last_offset_delta) & SEQUENCE_MASK
+        timestamp = header.max_timestamp
+        entry.batches.append(SentBatch(base_sequence, last_sequence, first_offset, last_offset, timestamp))
+        entry.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
+        entry.last_timestamp = timestamp
+        if header.is_transactional and entry.txn_first_offset < 0:
+            entry.txn_first_offset = first_offset
+            self.ongoing[first_offset] = producer_id
+
+    def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            return
+        if header.producer_epoch < entry.epoch:
+            raise KafkaError(
+                ErrorCode.invalid_producer_epoch,
+                f"marker of epoch {header.producer_epoch} for producer {header.producer_id} at {entry.epoch}",
+            )
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise KafkaError(
+                ErrorCode.transaction_coordinator_fenced,
+                f"marker of coordinator epoch {coordinator_epoch}, seen {entry.coordinator_epoch}",
+            )
+
+    def ended(
+        self, header: BatchHeader, marker_offset: int, *, is_aborted: bool, coordinator_epoch: int
+    ) -> CompletedTxn | None:
+        """Apply an end-of-transaction marker; the transaction it decides, if one was open."""
+        producer_id = header.producer_id
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(producer_id, header.producer_epoch)
+        entry.set_epoch(header.producer_epoch)
+        entry.last_timestamp = header.max_timestamp
+        entry.coordinator_epoch = coordinator_epoch
+        first_offset, entry.txn_first_offset = entry.txn_first_offset, -1
+        if first_offset < 0:
+            return None
+        return CompletedTxn(
+            producer_id=producer_id,
+            first_offset=first_offset,
+            last_offset=marker_offset,
+            is_aborted=is_aborted,
+        )
+
+    def last_stable_after(self, completed: CompletedTxn) -> int:
+        """The first offset still undecided once `completed` is: what the transaction index stores beside it."""
+        for first_offset in self.ongoing:
+            if first_offset != completed.first_offset:
+                return first_offset
+        return completed.last_offset + 1
+
+    def complete(self, completed: CompletedTxn) -> None:
+        if self.ongoing.pop(completed.first_offset, None) is not None:
+            self.unreplicated[completed.first_offset] = completed.last_offset
+
+    # ---- watermarks --------------------------------------------------------------------------------------------
+
+    def first_unstable_offset(self) -> int:
+        """The first offset a read_committed reader must not pass, or -1."""
+        first = next(iter(self.ongoing), -1)
+        if not self.unreplicated:
+            return first
+        decided = min(self.unreplicated)
+        return decided if first < 0 else min(first, decided)
+
+    def replicated_to(self, high_watermark: int) -> None:
+        if self.unreplicated:
+            for first in [f for f, marker in self.unreplicated.items() if marker < high_watermark]:
+                del self.unreplicated[first]
+
+    def log_starts_at(self, log_start_offset: int) -> None:
+        """Decided transactions below the new start hold nothing back any more."""
+        for first in [f for f, marker in self.unreplicated.items() if marker < log_start_offset]:
+            del self.unreplicated[first]
+
+    def expire(self, before_ms: int) -> int:
+        """Forget producers silent since `before_ms` and outside a transaction."""
+        silent = [
+            entry.producer_id
+            for entry in self.entries.values()
+            if entry.last_timestamp < before_ms and entry.txn_first_offset < 0
+        ]
+        for producer_id in silent:
+            del self.entries[producer_id]
+        return len(silent)
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.ongoing.clear()
+        self.unreplicated.clear()
+
+    def active(self) -> list[ActiveProducer]:
+        return [
+            ActiveProducer(
+                producer_id=entry.producer_id,
+                producer_epoch=entry.epoch,
+                last_sequence=entry.last_sequence,
+                last_timestamp=entry.last_timestamp,
+                coordinator_epoch=entry.coordinator_epoch,
+                current_txn_start_offset=entry.txn_first_offset,
+            )
+            for entry in self.entries.values()
+        ]
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        body = bytearray(_COUNT.pack(len(self.entries)))
+        older = bytearray()
+        for entry in self.entries.values():
+            last = entry.batches[-1] if entry.batches else None
+            body += _ENTRY.pack(
+                entry.producer_id,
+                entry.epoch,
+                last.last_sequence if last else -1,
+                last.last_offset if last else -1,
+                last.last_offset - last.first_offset if last else 0,
+                entry.last_timestamp,
+                entry.coordinator_epoch,
+                entry.txn_first_offset,
+            )
+            if len(entry.batches) > 1:
+                older += _OLDER_HEAD.pack(entry.producer_id, len(entry.batches) - 1)
+                for batch in list(entry.batches)[:-1]:
+                    older += _OLDER.pack(
+                        batch.last_sequence,
+                        batch.last_offset,
+                        batch.last_offset - batch.first_offset,
+                        batch.timestamp,
+                    )
+        if older:
+            body += _OLDER_MAGIC + older
+        return _HEAD.pack(_SNAPSHOT_VERSION, crc32c.crc32c(bytes(body))) + body
+
+
+def decode_producers(data: bytes) -> ProducerTable:
+    """The table of a snapshot file; CorruptSnapshot when it is short, of another version or fails its CRC."""
+    try:
+        return _decode(data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise CorruptSnapshot(str(error)) from error
+
+
+def _decode(data: bytes) -> ProducerTable:
+    version, crc = _HEAD.unpack_from(data)
+    if version != _SNAPSHOT_VERSION:
+        raise CorruptSnapshot(f"version {version}")
+    body = data[_HEAD.size :]
+    if crc32c.crc32c(body) != crc:
+        raise CorruptSnapshot("wrong CRC")
+    (count,) = _COUNT.unpack_from(body)
+    at = _COUNT.size
+    if count < 0 or at + count * _ENTRY.size > len(body):
+        raise CorruptSnapshot(f"{count} entries in {len(body)} bytes")
+    table = ProducerTable()
+    for _ in range(count):
+        _read_entry(table, body, at)
+        at += _ENTRY.size
+    if body[at : at + len(_OLDER_MAGIC)] == _OLDER_MAGIC:
+        _read_older(table, body, at + len(_OLDER_MAGIC))
+    open_txns = [
+        (e.txn_first_offset, e.producer_id) for e in table.entries.values() if e.txn_first_offset >= 0
+    ]
+    table.ongoing.update(sorted(open_txns))
+    return table
+
+
+def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:
+    producer_id, epoch, sequence, offset, delta, timestamp, coordinator, txn_first = _ENTRY.unpack_from(
+        body, at
+    )
+    entry = table.entries[producer_id] = ProducerEntry(producer_id, epoch)
+    entry.last_timestamp = timestamp
+    entry.coordinator_epoch = coordinator
+    entry.txn_first_offset = txn_first
+    if offset >= 0:
+        entry.batches.append(_sent(sequence, offset, delta, timestamp))
+        entry.next_sequence = (sequence + 1) & SEQUENCE_MASK
+
+
+def _read_older(table: ProducerTable, body: bytes, at: int) -> None:
+    while at < len(body):
+        producer_id, count = _OLDER_HEAD.unpack_from(body, at)
+        at += _OLDER_HEAD.size
+        entry = table.entries.get(producer_id)
+        if entry is None or not 0 < count < REMEMBERED_BATCHES:
+            raise CorruptSnapshot(f"older batches of producer {producer_id}")
+        last = entry.batches.pop()
+        for _ in range(count):
+            sequence, offset, delta, timestamp = _OLDER.unpack_from(body, at)
+            entry.batches.append(_sent(sequence, offset, delta, timestamp))
+            at += _OLDER.size
+        entry.batches.append(last)
+
+
+def _sent(last_sequence: int, last_offset: int, delta: int, timestamp: int) -> SentBatch:
+    return SentBatch(
+        (last_sequence - delta) & SEQUENCE_MASK, last_sequence, last_offset - delta, last_offset, timestamp
+    )

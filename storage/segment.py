@@ -1,0 +1,459 @@
+"""One segment: a `.log` file, its indexes, and finding batches in it.
+
+Owns: positions, the sparse indexes, scanning headers, rebuilding the indexes from the log. Does not own: which
+segments there are, roll and retention, what the batches mean. Invariant: every index entry points at the start of a
+batch that is in the file or staged for it; index files are only ever behind the log, never ahead of it, and are
+rebuilt when they do not fit.
+"""
+
+from collections.abc import Iterator
+from os.path import join
+from typing import NamedTuple
+
+from protocol.records import (
+    HEADER_SIZE,
+    OVERHEAD,
+    BatchHeader,
+    CorruptBatch,
+    check_stored,
+    iter_records,
+    parse_header,
+)
+from storage.files import File, Files, write_replacing
+from storage.index import (
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY_SIZE,
+    AbortedTxn,
+    BadIndex,
+    OffsetIndex,
+    TimeIndex,
+    decode_aborted,
+)
+from storage.log import LogSlice
+from storage.policy import INT32_MAX
+
+LOG = ".log"
+OFFSET_INDEX = ".index"
+TIME_INDEX = ".timeindex"
+TXN_INDEX = ".txnindex"
+SNAPSHOT = ".snapshot"
+DELETED = ".deleted"
+CLEANED = ".cleaned"
+SWAP = ".swap"
+SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX)
+
+SCAN_BYTES = 4096  # covers one default index interval
+RECOVERY_BYTES = 1 << 20
+HINTS_MAX = 32
+INDEX_BYTES = 10 << 20
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}"
+
+
+class Found(NamedTuple):
+    """A batch in a segment."""
+
+    position: int
+    header: BatchHeader
+
+
+class Segment:
+    __slots__ = (
+        "_aborted",
+        "_file",
+        "_files",
+        "_hints",
+        "_offsets",
+        "_suffix",
+        "_times",
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "directory",
+        "first_timestamp",
+        "index_bytes_max",
+        "is_index_full",
+        "is_sealed",
+        "is_used",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "size",
+    )
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        base_offset: int,
+        *,
+        size: int,
+        created_ms: int,
+        file: File | None = None,
+        suffix: str = "",
+    ) -> None:
+        self._files = files
+        self.directory = directory
+        self.base_offset = base_offset
+        self.size = size  # staged bytes included
+        self.created_ms = created_ms
+        self._suffix = suffix
+        self._file = file
+        self._offsets: OffsetIndex | None = None
+        self._times: TimeIndex | None = None
+        self._aborted: list[AbortedTxn] | None = None
+        self._hints: dict[int, int] = {}
+        self.bytes_since_index = 0
+        self.index_bytes_max = INDEX_BYTES
+        self.is_index_full = False
+        self.first_timestamp: int | None = None
+        self.max_timestamp: int | None = None  # None: not yet looked up
+        self.max_timestamp_offset = 0
+        self.is_sealed = True
+        self.is_used = False
+
+    @staticmethod
+    def create(files: Files, directory: str, base_offset: int, *, now_ms: int, suffix: str = "") -> "Segment":
+        """A new, empty segment."""
+        for kind in SEGMENT_SUFFIXES:
+            files.unlink(join(directory, segment_name(base_offset) + kind + suffix))
+        path = join(directory, segment_name(base_offset) + LOG + suffix)
+        file = files.open(path, create=True)
+        segment = Segment(files, directory, base_offset, size=0, created_ms=now_ms, file=file, suffix=suffix)
+        segment.reset_indexes()
+        return segment
+
+    def __repr__(self) -> str:
+        return f"Segment({self.base_offset}, {self.size} bytes)"
+
+    def path(self, kind: str) -> str:
+        return join(self.directory, segment_name(self.base_offset) + kind + self._suffix)
+
+    @property
+    def file(self) -> File:
+        self.is_used = True
+        file = self._file
+        if file is None:
+            file = self._file = self._files.open(self.path(LOG))
+        return file
+
+    # ---- appending ---------------------------------------------------------------------------------------------
+
+    def appended(self, size: int, last_offset: int, max_timestamp: int, index_interval: int) -> None:
+        """Account for a batch placed at the end."""
+        position = self.size
+        if position == 0:
+            self.first_timestamp = max_timestamp
+        if max_timestamp > self.largest_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if self.bytes_since_index > index_interval:
+            self.offsets.append(last_offset - self.base_offset, position)
+            self.times.maybe_append(self.largest_timestamp, self.max_timestamp_offset - self.base_offset)
+            self.bytes_since_index = 0
+            self.is_index_full = (
+                len(self.offsets) >= self.index_bytes_max // OFFSET_ENTRY_SIZE
+                or len(self.times) >= self.index_bytes_max // TIME_ENTRY_SIZE - 1
+            )
+        self.bytes_since_index += size
+        self.size = position + size
+        self.is_sealed = False
+
+    def add_aborted(self, txn: AbortedTxn) -> None:
+        aborted = self.aborted
+        data = txn.encode()
+        self._files.open(self.path(TXN_INDEX), create=True).pwrite(data, len(aborted) * len(data))
+        aborted.append(txn)
+
+    def write_aborted(self, aborted: list[AbortedTxn]) -> None:
+        """Make these the whole transaction index."""
+        self._aborted = aborted
+        write_replacing(self._files, self.path(TXN_INDEX), b"".join(txn.encode() for txn in aborted))
+
+    def reset_indexes(self) -> None:
+        self._offsets = OffsetIndex()
+        self._times = TimeIndex()
+        self._aborted = []
+        self._hints.clear()
+        self.first_timestamp = None
+        self.max_timestamp = -1
+        self.max_timestamp_offset = self.base_offset
+        self.bytes_since_index = 0
+        self.is_index_full = False
+        self.is_sealed = False
+
+    # ---- indexes -----------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> OffsetIndex:
+        if self._offsets is None:
+            self._load_indexes()
+            assert self._offsets is not None
+        return self._offsets
+
+    @property
+    def times(self) -> TimeIndex:
+        if self._times is None:
+            self._load_indexes()
+            assert self._times is not None
+        return self._times
+
+    @property
+    def aborted(self) -> list[AbortedTxn]:
+        if self._aborted is None:
+            try:
+                self._aborted = decode_aborted(self._files.read(self.path(TXN_INDEX)))
+            except FileNotFoundError:
+                self._aborted = []
+        return self._aborted
+
+    def _load_indexes(self) -> None:
+        """Read the index files, or rebuild the indexes from the log when they are missing or cannot be right."""
+        self.is_used = True
+        try:
+            self._offsets = OffsetIndex.decode(self._files.read(self.path(OFFSET_INDEX)), self.size)
+            self._times = TimeIndex.decode(self._files.read(self.path(TIME_INDEX)))
+            self._check_last_entry(self._offsets)
+        except (BadIndex, CorruptBatch, FileNotFoundError):
+            self._rebuild_indexes()
+            return
+        if self.max_timestamp is None:
+            self.max_timestamp = self._times.last_timestamp()
+            self.max_timestamp_offset = self.base_offset + self._times.last_offset()
+
+    def _check_last_entry(self, offsets: OffsetIndex) -> None:
+        """A stale index shows where it should end: its last entry must point at the batch it names."""
+        if offsets.entries:
+            position = offsets.last_position()
+            found = next(self.scan(position, self.size))
+            if found.header.last_offset - self.base_offset != offsets.entries[-1] >> 32:
+                raise BadIndex(f"offset index names another batch at {position}")
+
+    def _rebuild_indexes(self, index_interval: int = SCAN_BYTES) -> None:
+        size, aborted = self.size, self._aborted
+        self.reset_indexes()
+        self._aborted = aborted
+        self.size = 0
+        for found in self.scan(0, size):
+            header = found.header
+            self.appended(header.size, header.last_offset, header.max_timestamp, index_interval)
+        self.size = size
+        self.is_sealed = False
+        self.seal()
+
+    @property
+    def largest_timestamp(self) -> int:
+        """Of all records, -1 if none has one."""
+        timestamp = self.max_timestamp
+        if timestamp is None:
+            self._load_indexes()
+            timestamp = self.max_timestamp
+            assert timestamp is not None
+        return timestamp
+
+    def first_batch_timestamp(self) -> int | None:
+        """What rolling by time counts from; None while empty."""
+        if self.first_timestamp is None and self.size:
+            found = next(self.scan(0, self.size), None)
+            self.first_timestamp = found.header.max_timestamp if found else None
+        return self.first_timestamp
+
+    def seal(self) -> None:
+        """Write the index files as they are now. Called when the segment is closed to appends, or the log is."""
+        if self.is_sealed:
+            return
+        if self.largest_timestamp >= 0:
+            self.times.maybe_append(self.largest_timestamp, self.max_timestamp_offset - self.base_offset)
+        write_replacing(self._files, self.path(OFFSET_INDEX), self.offsets.encode())
+        write_replacing(self._files, self.path(TIME_INDEX), self.times.encode())
+        self.is_sealed = True
+
+    def release(self) -> None:
+        """Give back what only reading needs, unless it was used since the last call."""
+        if not self.is_used and self.is_sealed:
+            _ = self.largest_timestamp if self._times is not None else None
+            self._file = self._offsets = self._times = None
+            self._hints.clear()
+        self.is_used = False
+
+    def close(self) -> None:
+        self._file = None
+
+    def rename_to(self, suffix: str) -> None:
+        """Give every file of the segment another suffix, the log last."""
+        old, self._suffix = self._suffix, suffix
+        for kind in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX, LOG):
+            path = self.path(kind)
+            self._files.rename(path.removesuffix(suffix) + old if suffix else path + old, path)
+
+    # ---- finding -----------------------------------------------------------------------------------------------
+
+    def scan(self, position: int, stop: int) -> Iterator[Found]:
+        """Batch headers from a batch boundary on; CorruptBatch where no whole batch is."""
+        file = self.file
+        chunk = b""
+        chunk_at = 0
+        while position < stop:
+            if stop - position < HEADER_SIZE:
+                raise CorruptBatch(position, f"{stop - position} bytes are no batch")
+            at = position - chunk_at
+            if at + HEADER_SIZE > len(chunk):
+                chunk = file.pread(min(SCAN_BYTES, stop - position), position)
+                chunk_at, at = position, 0
+            header = parse_header(chunk, at)
+            size = header.length + OVERHEAD
+            if size < HEADER_SIZE or position + size > stop:
+                raise CorruptBatch(position, f"batch of {size} bytes, {stop - position} are left")
+            yield Found(position, header)
+            position += size
+
+    def read_batch(self, found: Found) -> bytes:
+        return self.file.pread(found.header.size, found.position)
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch that holds `offset`, or of the first one after it; the size and
+        `offset` when there is none."""
+        position = self._hints.get(offset)
+        if position is not None:
+            return position, offset
+        for found in self.scan(self.offsets.lookup(offset - self.base_offset), self.size):
+            if found.header.last_offset >= offset:
+                return found.position, found.header.base_offset
+        return self.size, offset
+
+    def read(
+        self, offset: int, max_bytes: int, *, bound: int, end_offset: int, min_one: bool
+    ) -> LogSlice | None:
+        """Batches from `offset` up to `bound`; `end_offset` is where the next segment begins. None when the first
+        batch is larger than `max_bytes`; a slice of size 0 when nothing of [offset, end_offset) is left here."""
+        position, first_offset = self.locate(offset)
+        if bound >= end_offset:
+            stop, next_offset = self.size, end_offset
+        else:
+            stop, next_offset = self.locate(bound)[0], bound
+        if stop - position > max_bytes:
+            stop, next_offset = self._cut(position, position + max_bytes, min_one)
+            if stop == position:
+                return None
+        if stop < self.size:
+            if len(self._hints) >= HINTS_MAX:
+                self._hints.clear()
+            self._hints[next_offset] = stop
+        return LogSlice(self.file, position, stop - position, first_offset, next_offset)
+
+    def _cut(self, position: int, limit: int, min_one: bool) -> tuple[int, int]:
+        """The last batch boundary in (position, limit] known without much reading, and its offset."""
+        boundary = self.offsets.boundary_within(limit)
+        if boundary > position:
+            return boundary, int.from_bytes(self.file.pread(8, boundary), "big")
+        stop, next_offset = position, -1
+        for found in self.scan(position, self.size):
+            end = found.position + found.header.size
+            if end > limit and not (min_one and stop == position):
+                break
+            stop, next_offset = end, found.header.next_offset
+            if end >= limit:
+                break
+        return stop, next_offset
+
+    def find_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record from `start_offset` on at or after `timestamp`."""
+        if not self.size or self.largest_timestamp < timestamp:
+            return None
+        for found in self.scan(self.offsets.lookup(self.times.lookup(timestamp)), self.size):
+            header = found.header
+            if header.max_timestamp < timestamp or header.last_offset < start_offset:
+                continue
+            for record in iter_records(self.read_batch(found)):
+                if record.timestamp >= timestamp and record.offset >= start_offset:
+                    return record.timestamp, record.offset, header.leader_epoch
+        return None
+
+    def find_max_timestamp(self) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record with the segment's highest timestamp."""
+        highest = self.largest_timestamp
+        if highest < 0:
+            return None
+        position, _ = self.locate(self.max_timestamp_offset)
+        for found in self.scan(position, self.size):
+            if found.header.max_timestamp == highest:
+                for record in iter_records(self.read_batch(found)):
+                    if record.timestamp == highest:
+                        return highest, record.offset, found.header.leader_epoch
+        return None
+
+    def end_offset(self) -> int:
+        """One past the last offset, found from the last index entry. CorruptBatch when the tail is no batch."""
+        end = self.base_offset
+        for found in self.scan(self.offsets.last_position(), self.size):
+            end = found.header.next_offset
+        return end
+
+    # ---- cutting and recovering --------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Drop the batch that holds `offset` and everything after it."""
+        position, _ = self.locate(offset)
+        self._hints.clear()
+        self.offsets.truncate(offset - self.base_offset)
+        self.times.truncate(offset - self.base_offset)
+        self.file.truncate(position)
+        self.size = position
+        kept = [txn for txn in self.aborted if txn.last_offset < offset]
+        if len(kept) < len(self.aborted):
+            self.write_aborted(kept)
+        self.max_timestamp = self.times.last_timestamp()
+        self.max_timestamp_offset = self.base_offset + self.times.last_offset()
+        for found in self.scan(self.offsets.last_position(), position):
+            if found.header.max_timestamp > self.max_timestamp:
+                self.max_timestamp = found.header.max_timestamp
+                self.max_timestamp_offset = found.header.last_offset
+        if not position:
+            self.first_timestamp = None
+        self.is_sealed = False
+
+    def recover(self, expected_offset: int, index_interval: int) -> Iterator[tuple[bytes, BatchHeader]]:
+        """Read every batch, rebuild the indexes, and cut the file at the first bad one. The caller must exhaust the
+        iterator; it then finds `size` at the end of what is good."""
+        file = self.file
+        total = file.size()
+        self.reset_indexes()
+        self._files.unlink(self.path(TXN_INDEX))
+        self.size = 0
+        for batch, header in _good_batches(file, total, self.base_offset, expected_offset):
+            self.appended(header.size, header.last_offset, header.max_timestamp, index_interval)
+            yield batch, header
+        if self.size < total:
+            file.truncate(self.size)
+
+
+def _good_batches(
+    file: File, total: int, base_offset: int, expected_offset: int
+) -> Iterator[tuple[bytes, BatchHeader]]:
+    """Batches from the start until the first that is damaged, out of order or out of the segment's range."""
+    chunk = b""
+    chunk_at = position = 0
+    epoch = -1
+    while total - position >= HEADER_SIZE:
+        at = position - chunk_at
+        if at + HEADER_SIZE > len(chunk):
+            chunk, chunk_at, at = file.pread(RECOVERY_BYTES, position), position, 0
+        header = parse_header(chunk, at)
+        size = header.length + OVERHEAD
+        if size < HEADER_SIZE or position + size > total:
+            return
+        if at + size > len(chunk):
+            chunk, chunk_at, at = file.pread(max(RECOVERY_BYTES, size), position), position, 0
+        try:
+            check_stored(chunk, at, header)
+        except CorruptBatch:
+            return
+        if header.base_offset < expected_offset or header.last_offset - base_offset > INT32_MAX:
+            return
+        if 0 <= header.leader_epoch < epoch:
+            return
+        epoch = max(epoch, header.leader_epoch)
+        expected_offset = header.next_offset
+        yield chunk[at : at + size], header
+        position += size

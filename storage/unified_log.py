@@ -1,0 +1,667 @@
+"""The log on local disk: segments under one directory in Kafka's formats.
+
+Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, what must be synced.
+Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance runs (log_manager).
+Invariant: batches reach the file in the order of their offsets with one write per flush; the first OSError ends the
+log for good (`offline`), because what the disk then holds is unknown.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from os.path import basename, dirname, join
+from uuid import UUID
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import CorruptBatch
+from storage.files import File, Files, write_replacing
+from storage.index import AbortedTxn
+from storage.loader import (
+    EPOCHS,
+    METADATA,
+    CleanState,
+    Loaded,
+    encode_metadata,
+    load,
+    producers_at,
+    snapshot_offsets,
+    snapshot_path,
+    write_snapshot,
+)
+from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
+from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
+from storage.producers import CompletedTxn
+from storage.segment import DELETED, LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, SWAP, TIME_INDEX, TXN_INDEX, Segment
+
+Jitter = Callable[[int], int]  # a number in [0, bound)
+
+
+def _ignore() -> None:
+    pass
+
+
+class SegmentFlush:
+    """Files to sync, detached from the log so that it may run in a thread."""
+
+    __slots__ = ("_directory", "_files", "_is_new", "_open", "_paths", "upto")
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        upto: int,
+        open_files: Sequence[File],
+        paths: Sequence[str],
+        directory: str,
+        is_new: bool,
+    ) -> None:
+        self.upto = upto
+        self._files = files
+        self._open = open_files
+        self._paths = paths
+        self._directory = directory
+        self._is_new = is_new
+
+    def run(self) -> None:
+        for file in self._open:
+            file.fsync()
+        for path in self._paths:
+            try:
+                file = self._files.open(path)
+            except FileNotFoundError:
+                continue  # deleted or replaced since: its successor is on a later list
+            file.fsync()
+            file.close()
+        if self._paths:
+            self._files.fsync_dir(self._directory)
+        if self._is_new:
+            self._files.fsync_dir(dirname(self._directory))
+
+
+class UnifiedLog(AbstractLog):
+    def __init__(
+        self,
+        *,
+        files: Files,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: Loaded,
+        jitter: Jitter,
+        on_failure: Callable[[OSError], None],
+        on_truncated: Callable[[], None] = _ignore,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self._jitter = jitter
+        self._on_failure = on_failure
+        self._on_truncated = on_truncated
+        self._staged: list[memoryview] = []
+        self._doomed: list[tuple[int, str]] = []  # due, path; ascending
+        self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
+        self._epochs_dirty = False
+        self._is_anchored = False  # its directory's own name may still be lost with the power
+        self.log_start_unsaved = False
+        self.flushed_at_ms = 0
+        self._segments = loaded.segments
+        self._bases = [segment.base_offset for segment in loaded.segments]
+        self._active = loaded.segments[-1]
+        self._roll_at = -1
+        self._roll_by_clock = False
+        self._flushable = 0
+        self.generation = 0  # counts changes of closed segments, for whoever works on them in slices
+        super().__init__(
+            topic=topic,
+            topic_id=loaded.topic_id,
+            partition=partition,
+            config=config,
+            producer_expiration_ms=producer_expiration_ms,
+        )
+        self.epochs = loaded.epochs
+        self.producer_table = loaded.producers
+        self.log_start_offset = self.local_log_start_offset = loaded.log_start_offset
+        self.high_watermark = self.last_stable_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self.dropped_bytes = loaded.dropped_bytes
+        self._epochs_dirty = bool(loaded.rewritten)
+
+    @staticmethod
+    def open(
+        files: Files,
+        directory: str,
+        *,
+        config: LogConfig,
+        topic: str,
+        partition: int,
+        now_ms: int,
+        jitter: Jitter,
+        on_failure: Callable[[OSError], None],
+        on_truncated: Callable[[], None] = _ignore,
+        is_clean: bool = False,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        state: CleanState | None = None,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> "UnifiedLog":
+        loaded = load(
+            files,
+            directory,
+            config=config,
+            is_clean=is_clean,
+            recovery_point=recovery_point,
+            log_start_offset=log_start_offset,
+            now_ms=now_ms,
+            state=state,
+        )
+        return UnifiedLog(
+            files=files,
+            directory=directory,
+            topic=topic,
+            partition=partition,
+            config=config,
+            loaded=loaded,
+            jitter=jitter,
+            on_failure=on_failure,
+            on_truncated=on_truncated,
+            producer_expiration_ms=producer_expiration_ms,
+        )
+
+    @property
+    def log_dir(self) -> str:
+        return dirname(self.directory)
+
+    def set_config(self, config: LogConfig) -> None:
+        super().set_config(config)
+        self._segment_bytes = config.segment_bytes
+        self._flush_messages = config.flush_messages
+        self._roll_at = -1
+        self._active.index_bytes_max = config.segment_index_bytes
+        self._index_interval = config.index_interval_bytes
+
+    def adopt_topic_id(self, topic_id: UUID) -> None:
+        """For a new log, or one whose `partition.metadata` a power cut took."""
+        assert self._topic_id is None or self._topic_id == topic_id, f"{self} belongs to {self._topic_id}"
+        if self._topic_id is None:
+            self._topic_id = topic_id
+            with self._disk():
+                self._write_small(METADATA, encode_metadata(topic_id))
+
+    # ---- append ------------------------------------------------------------------------------------------------
+
+    def _stage(self, view: memoryview, first: int, last: int, max_timestamp: int, now_ms: int) -> None:
+        active = self._active
+        size = len(view)
+        if (
+            active.size + size > self._segment_bytes
+            or (now_ms if self._roll_by_clock else max_timestamp) > self._roll_at
+            or last - active.base_offset > INT32_MAX
+            or active.is_index_full
+        ):
+            active = self._make_room(size, first, last, max_timestamp, now_ms)
+        active.appended(size, last, max_timestamp, self._index_interval)
+        self._staged.append(view)
+
+    def _make_room(self, size: int, first: int, last: int, max_timestamp: int, now_ms: int) -> Segment:
+        active = self._active
+        if active.size and (
+            active.size + size > self._segment_bytes
+            or active.is_index_full
+            or last - active.base_offset > INT32_MAX
+            or self._is_old(active, max_timestamp, now_ms)
+        ):
+            self.roll(first, now_ms)
+        elif not active.size and last - active.base_offset > INT32_MAX:
+            self._replace_empty_active(first, now_ms)
+        if not self._active.size:
+            self._set_roll_time(max_timestamp, now_ms)
+        return self._active
+
+    def _is_old(self, active: Segment, max_timestamp: int, now_ms: int) -> bool:
+        if self._roll_at < 0:
+            first = active.first_batch_timestamp()
+            self._set_roll_time(-1 if first is None else first, active.created_ms)
+        return (now_ms if self._roll_by_clock else max_timestamp) > self._roll_at
+
+    def _set_roll_time(self, first_timestamp: int, created_ms: int) -> None:
+        """A segment lasts `segment.ms` by its records' own time, or by the clock when they have none."""
+        config = self.config
+        after = config.roll_after_ms
+        after -= self._jitter(min(config.segment_jitter_ms, after)) if config.segment_jitter_ms > 0 else 0
+        self._roll_by_clock = first_timestamp < 0
+        self._roll_at = min((created_ms if first_timestamp < 0 else first_timestamp) + after, LONG_MAX)
+
+    def flush_staged(self) -> None:
+        staged = self._staged
+        if not staged:
+            return
+        try:
+            self._active.file.writev(staged)
+        except OSError as error:
+            raise self._fail(error) from error
+        self._staged = []
+        if (
+            self._flush_messages < LONG_MAX
+            and self.log_end_offset - self.recovery_point >= self._flush_messages
+        ):
+            self.fsync()
+
+    def roll(self, base: int, now_ms: int) -> None:
+        """Close the active segment and go on in a new one that starts at `base`."""
+        self.flush_staged()
+        active = self._active
+        if active.size == 0 and active.base_offset == base:
+            return
+        with self._disk():
+            active.seal()
+            self._sync_later(active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX))
+            self._save_snapshot(base)
+            self._write_epochs()
+            segment = self._create_segment(base, now_ms)
+        self._segments.append(segment)
+        self._bases.append(base)
+        self._active = segment
+
+    def _replace_empty_active(self, base: int, now_ms: int) -> None:
+        with self._disk():
+            for kind in SEGMENT_SUFFIXES:
+                self.files.unlink(self._active.path(kind))
+            self._segments[-1] = self._active = self._create_segment(base, now_ms)
+        self._bases[-1] = base
+
+    def _create_segment(self, base: int, now_ms: int) -> Segment:
+        segment = Segment.create(self.files, self.directory, base, now_ms=now_ms)
+        segment.index_bytes_max = self.config.segment_index_bytes
+        self._sync_later([segment.path(LOG)])
+        self._roll_at = -1
+        return segment
+
+    def _index_aborted(self, completed: CompletedTxn, last_stable_offset: int) -> None:
+        txn = AbortedTxn(
+            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
+        )
+        with self._disk():
+            self._active.add_aborted(txn)
+        self._sync_later([self._active.path(TXN_INDEX)])
+
+    # ---- read --------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        return self._segments
+
+    def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
+        if self.offline is not None:
+            raise self.offline
+        if not self.local_log_start_offset <= offset <= self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.offset_out_of_range,
+                f"offset {offset} is outside [{self.local_log_start_offset}, {self.log_end_offset}]",
+            )
+        if self._staged:
+            self.flush_staged()
+        bases = self._bases
+        at = bisect_right(bases, offset) - 1
+        while offset < bound and at < len(bases):
+            end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
+            with self._reading():
+                found = self._segments[at].read(
+                    offset, max_bytes, bound=bound, end_offset=end, min_one=min_one
+                )
+            if found is None or found.size > 0:
+                return found
+            at += 1
+            offset = max(offset, end)
+        return None
+
+    def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
+        self.flush_staged()
+        with self._reading():
+            for segment in self._local_segments():
+                if segment.base_offset >= bound:
+                    break
+                found = segment.find_timestamp(timestamp, self.local_log_start_offset)
+                if found is not None:
+                    return found if found[1] < bound else None
+        return None
+
+    def offset_of_max_timestamp(self) -> tuple[int, int, int] | None:
+        self.flush_staged()
+        with self._reading():
+            segments = [segment for segment in self._local_segments() if segment.size]
+            if not segments:
+                return None
+            return max(segments, key=lambda segment: segment.largest_timestamp).find_max_timestamp()
+
+    def aborted_in(self, start: int, end: int) -> list[tuple[int, int]]:
+        found = []
+        first = max(0, bisect_right(self._bases, start) - 1)
+        with self._reading():
+            for segment in self._segments[first:]:
+                for txn in segment.aborted:
+                    if txn.last_offset >= start and txn.first_offset < end:
+                        found.append((txn.producer_id, txn.first_offset))
+                    if txn.last_stable_offset >= end:
+                        return found
+        return found
+
+    def _local_segments(self) -> list[Segment]:
+        return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
+
+    # ---- shortening --------------------------------------------------------------------------------------------
+
+    def advance_log_start(self, offset: int) -> None:
+        if self.offline is not None:
+            raise self.offline
+        if offset > self.high_watermark:
+            raise KafkaError(
+                ErrorCode.offset_out_of_range,
+                f"offset {offset} is past the high watermark {self.high_watermark}",
+            )
+        if offset > self.log_start_offset:
+            self._started_at(offset)
+            self.log_start_unsaved = True
+
+    def expire(self, now_ms: int) -> int:
+        """Delete what retention no longer keeps; the number of segments."""
+        if self.offline is not None:
+            return 0
+        self.flush_staged()
+        with self._reading():
+            facts = [
+                SegmentFacts(
+                    size=segment.size,
+                    end_offset=self._bases[at + 1] if at + 1 < len(self._bases) else self.log_end_offset,
+                    timestamp=self._retention_timestamp(segment),
+                )
+                for at, segment in enumerate(self._segments)
+            ]
+        count, is_local = plan_deletion(
+            self.config,
+            facts,
+            now_ms=now_ms,
+            log_start_offset=self.log_start_offset,
+            high_watermark=self.high_watermark,
+            highest_tiered_offset=self.highest_tiered_offset,
+        )
+        if count == 0:
+            return 0
+        if count == len(self._segments):
+            self.roll(self.log_end_offset, now_ms)
+        self._delete_segments(self._segments[:count], now_ms)
+        if is_local:
+            self.local_log_start_offset = max(self.local_log_start_offset, self._bases[0])
+        elif self._bases[0] > self.log_start_offset:
+            self._started_at(self._bases[0])
+            self.log_start_unsaved = True
+        return count
+
+    def _retention_timestamp(self, segment: Segment) -> int:
+        timestamp = segment.largest_timestamp
+        if timestamp < 0 and self.config.retention_ms >= 0:
+            return self.files.mtime_ms(segment.path(LOG))
+        return timestamp
+
+    @property
+    def has_deleted_files(self) -> bool:
+        return bool(self._doomed)
+
+    def remove_deleted(self, now_ms: int) -> None:
+        """Remove the files whose `file.delete.delay.ms` is over."""
+        while self._doomed and self._doomed[0][0] <= now_ms:
+            with self._disk():
+                self.files.unlink(self._doomed.pop(0)[1])
+
+    def truncate_to(self, offset: int) -> None:
+        if self.offline is not None:
+            raise self.offline
+        self.flush_staged()
+        if offset >= self.log_end_offset:
+            return
+        if offset < self._bases[0]:
+            self.truncate_fully(offset)
+            return
+        keep = bisect_right(self._bases, offset)
+        with self._disk(), self._reading():
+            for segment in reversed(self._segments[keep:]):
+                self._remove_now(segment)
+            del self._segments[keep:], self._bases[keep:]
+            self._active = self._segments[-1]
+            self._active.truncate(offset)
+            self._cut_back_to(self._active.end_offset())
+            for at in snapshot_offsets(self.files, self.directory):
+                if at > self.log_end_offset:
+                    self.files.unlink(snapshot_path(self.directory, at))
+            self.producer_table = producers_at(
+                self.files, self.directory, self._segments, self.log_end_offset
+            )
+            self.epochs.truncate_from_end(self.log_end_offset)
+            self._write_epochs(force=True)
+        self.set_high_watermark(self.high_watermark)
+        self._on_truncated()
+
+    def truncate_fully(self, start_at: int) -> None:
+        if self.offline is not None:
+            raise self.offline
+        self._staged = []
+        with self._disk():
+            for segment in reversed(self._segments):
+                self._remove_now(segment)
+            for at in snapshot_offsets(self.files, self.directory):
+                self.files.unlink(snapshot_path(self.directory, at))
+            self._active = self._create_segment(start_at, self._segments[-1].created_ms)
+            self._segments[:] = [self._active]
+            self._bases[:] = [start_at]
+            self.epochs.clear()
+            self._write_epochs(force=True)
+        self.producer_table.clear()
+        self._cut_back_to(start_at)
+        self.log_start_offset = self.local_log_start_offset = start_at
+        self.log_start_unsaved = True
+        self.set_high_watermark(start_at)
+        self._on_truncated()
+
+    def _cut_back_to(self, log_end_offset: int) -> None:
+        self.log_end_offset = log_end_offset
+        self.recovery_point = min(self.recovery_point, log_end_offset)
+        self._flushable = min(self._flushable, log_end_offset)
+        self._roll_at = -1
+        self.generation += 1
+
+    def _remove_now(self, segment: Segment) -> None:
+        """The log first: indexes without a log are orphans, a log without its indexes is still a log."""
+        for kind in (LOG, *SEGMENT_SUFFIXES):
+            self.files.unlink(segment.path(kind))
+
+    def _delete_segments(self, segments: Sequence[Segment], now_ms: int) -> None:
+        """Take segments out of the log, oldest first; their files follow after `file.delete.delay.ms`."""
+        count = len(segments)
+        gone = list(segments)
+        with self._disk():
+            for segment in gone:
+                self._mark_deleted(segment, now_ms)
+            first_kept = self._bases[count]
+            for at in snapshot_offsets(self.files, self.directory):
+                if at < first_kept:
+                    self.files.unlink(snapshot_path(self.directory, at))
+        del self._segments[:count], self._bases[:count]
+        self.generation += 1
+
+    def _mark_deleted(self, segment: Segment, now_ms: int) -> None:
+        due = now_ms + self.config.file_delete_delay_ms
+        for kind in SEGMENT_SUFFIXES:
+            path = segment.path(kind)
+            if self.files.exists(path):
+                self.files.rename(path, path + DELETED)
+                self._doomed.append((due, path + DELETED))
+        self._doomed.sort()
+
+    # ---- compaction --------------------------------------------------------------------------------------------
+
+    def swap_in(self, cleaned: Segment, replaced: Sequence[Segment], now_ms: int) -> None:
+        """Put a synced segment with suffix `.cleaned` in the place of `replaced`. Until the last of its files is a
+        `.swap` file a crash undoes the swap; from then on a crash finishes it."""
+        at = bisect_right(self._bases, cleaned.base_offset) - 1
+        assert self._segments[at : at + len(replaced)] == list(replaced)
+        with self._disk():
+            cleaned.rename_to(SWAP)
+            self.files.fsync_dir(self.directory)
+            for segment in replaced[1:]:
+                self._mark_deleted(segment, now_ms)
+            cleaned.rename_to("")
+            self.files.fsync_dir(self.directory)
+        self._segments[at : at + len(replaced)] = [cleaned]
+        self._bases[at : at + len(replaced)] = [cleaned.base_offset]
+        self.generation += 1
+
+    # ---- durability --------------------------------------------------------------------------------------------
+
+    def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
+        """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
+        if self.offline is not None:
+            raise self.offline
+        self.flush_staged()
+        upto = self._active.base_offset if closed_only else self.log_end_offset
+        if self.recovery_point >= upto and not self._unsynced:
+            return None
+        with self._disk():
+            self._write_epochs()
+            first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
+            segments = self._segments[first : -1 if closed_only else None]
+            open_files = [segment.file for segment in segments]
+        paths = list(self._unsynced)
+        self._unsynced.clear()
+        self._flushable = max(self._flushable, upto)
+        is_new, self._is_anchored = not self._is_anchored, True
+        return SegmentFlush(
+            self.files,
+            upto=upto,
+            open_files=open_files,
+            paths=paths,
+            directory=self.directory,
+            is_new=is_new,
+        )
+
+    def mark_flushed(self, upto: int) -> None:
+        self.recovery_point = max(self.recovery_point, min(upto, self._flushable))
+
+    def flush_failed(self, error: OSError) -> None:
+        self._fail(error)
+
+    def _epochs_changed(self) -> None:
+        self._epochs_dirty = True
+
+    def save_epochs(self) -> None:
+        """Epochs with data are in the batches as well, so their file may lag; the owner calls this now and then."""
+        if self._epochs_dirty and self.offline is None:
+            with self._disk():
+                self._write_epochs()
+
+    def _write_epochs(self, *, force: bool = False) -> None:
+        if self._epochs_dirty or force:
+            self._write_small(EPOCHS, self.epochs.encode())
+            self._epochs_dirty = False
+
+    def _write_small(self, name: str, data: bytes) -> None:
+        path = join(self.directory, name)
+        write_replacing(self.files, path, data)
+        self._sync_later([path])
+
+    def _sync_later(self, paths: Iterator[str] | Sequence[str]) -> None:
+        self._unsynced.update(dict.fromkeys(paths))
+
+    def _save_snapshot(self, offset: int) -> None:
+        write_snapshot(self.files, self.directory, offset, self.producer_table)
+        self._sync_later([snapshot_path(self.directory, offset)])
+
+    def close(self) -> None:
+        """A clean stop: everything written, synced and noted. A log that is offline is left as it is."""
+        if self.offline is not None:
+            return
+        self.flush_staged()
+        with self._disk():
+            for segment in self._segments:
+                if not segment.is_sealed:
+                    segment.seal()
+                    self._sync_later([segment.path(OFFSET_INDEX), segment.path(TIME_INDEX)])
+            if self.producer_table.entries or self.log_end_offset > self._bases[-1]:
+                self._save_snapshot(self.log_end_offset)
+        self.fsync()
+        for segment in self._segments:
+            segment.close()
+
+    def clean_state(self) -> CleanState:
+        """What the next start may take as read, after `close`."""
+        return CleanState(
+            topic_id=self._topic_id,
+            segments=[(segment.base_offset, segment.size) for segment in self._segments],
+            log_end_offset=self.log_end_offset,
+            mtime_ms=self.files.mtime_ms(self._active.path(LOG)),
+            epochs=self.epochs.entries(),
+            has_producers=bool(self.producer_table.entries),
+        )
+
+    def release_idle(self) -> None:
+        """Close files and drop indexes of segments nobody read since the last call."""
+        for segment in self._segments:
+            segment.release()
+
+    def moved_to(self, directory: str) -> None:
+        """The directory was renamed (a deleted topic): open files stay readable."""
+        self.directory = directory
+        self.generation += 1
+        for segment in self._segments:
+            segment.directory = directory
+
+    def statistics(self) -> LogStats:
+        return LogStats(
+            segments=len(self._segments),
+            size=self.size,
+            log_start_offset=self.log_start_offset,
+            local_log_start_offset=self.local_log_start_offset,
+            last_stable_offset=self.last_stable_offset,
+            high_watermark=self.high_watermark,
+            log_end_offset=self.log_end_offset,
+            recovery_point=self.recovery_point,
+            producers=len(self.producer_table.entries),
+            open_transactions=len(self.producer_table.ongoing),
+            is_offline=self.offline is not None,
+        )
+
+    # ---- failure -----------------------------------------------------------------------------------------------
+
+    def take_offline(self, reason: str) -> KafkaError:
+        """Nothing more is read from or written to this log."""
+        if self.offline is None:
+            self.offline = LogOffline(reason)
+            self._staged = []
+        return self.offline
+
+    def _fail(self, error: OSError) -> KafkaError:
+        if self.offline is not None:  # a deleted log, or a directory already given up
+            return self.offline
+        offline = self.take_offline(f"{basename(self.directory)}: {error}")
+        self._on_failure(error)
+        return offline
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error) from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error) from error
+        except CorruptBatch as error:
+            raise KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}") from error
