@@ -1,0 +1,315 @@
+"""Object storage: whole, named, immutable byte strings, and the one conditional put everything is built on.
+
+Owns: the `ObjectStore` interface, what a key may look like, the local directory and the in-memory store.
+Does not own: what the objects mean, retries, deadlines; the S3 store lives beside it.
+
+Invariant: of any number of `put_if_absent` calls for one key, in any processes, at most one ever returns WON,
+and an object is either absent or whole. UNKNOWN promises nothing: the caller reads the key to learn who won.
+"""
+
+import errno
+import os
+import re
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from storage.files import Files
+
+T = TypeVar("T")
+
+KEY_MAX_CHARS = 512
+_SEGMENT = r"[A-Za-z0-9_=\-][A-Za-z0-9._=\-]*"
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
+_PREFIX = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
+
+
+# What an operator must mend before asking again can help.
+_HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
+
+
+class PutResult(Enum):
+    WON = "won"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class StoreError(Exception):
+    """The store could not be asked, or did not answer. Trying again may help, unless it is `permanent`."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+class NoSuchObject(Exception):
+    """The store answered: there is no object of this name."""
+
+
+class ObjectStore(Protocol):
+    async def get(self, key: str) -> bytes:
+        """The whole object; NoSuchObject, or StoreError when it cannot be said."""
+        ...
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes [start, end), cut at the end of the object."""
+        ...
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Create or replace; durable when it returns."""
+        ...
+
+    async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+        """Create, if no object has this key; durable when it returns WON. Never raises for what the store
+        does.
+        """
+        ...
+
+    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+        """The keys that start with `prefix` and sort after `after`, in order."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Gone when it returns; a missing object is fine."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """The key, or ValueError: a key is a path of plain names, and no name starts with a dot."""
+    if len(key) > KEY_MAX_CHARS or _KEY.fullmatch(key) is None:
+        raise ValueError(f"not an object key: {key!r}")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    if len(prefix) > KEY_MAX_CHARS or _PREFIX.fullmatch(prefix) is None:
+        raise ValueError(f"not a key prefix: {prefix!r}")
+    return prefix
+
+
+class MemoryStore:
+    """The reference: what every other store must be seen to do, and the store of tests and simulations."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self._keys: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({len(self._keys)} objects)"
+
+    async def get(self, key: str) -> bytes:
+        try:
+            return self.objects[check_key(key)]
+        except KeyError:
+            raise NoSuchObject(key) from None
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        _check_range(start, end)
+        return (await self.get(key))[start:end]
+
+    async def put(self, key: str, data: bytes) -> None:
+        if check_key(key) not in self.objects:
+            insort(self._keys, key)
+        self.objects[key] = bytes(data)
+
+    async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+        if check_key(key) in self.objects:
+            return PutResult.LOST
+        insort(self._keys, key)
+        self.objects[key] = bytes(data)
+        return PutResult.WON
+
+    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+        start = max(bisect_left(self._keys, check_prefix(prefix)), bisect_right(self._keys, after))
+        end = start
+        while end < len(self._keys) and self._keys[end].startswith(prefix):
+            end += 1
+        return self._keys[start:end]
+
+    async def delete(self, key: str) -> None:
+        if self.objects.pop(check_key(key), None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+
+class LocalStore:
+    """Objects as files below one directory of one local file system (link(2) over NFS is not to be trusted).
+
+    An object is written under a temporary name, synced, then given its name by link(2), which fails when the
+    name is taken: that makes one winner among threads and processes, and a crash at any point leaves no half
+    object. The temporary name is unlinked before it is opened, because after a crash between link and unlink
+    it is still the same file as the object.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        files: Files,
+        offload: Callable[[Callable[[], T]], Awaitable[T]],
+        link: Callable[[str, str], None] = os.link,
+        instance: str = "",
+    ) -> None:
+        self.root = root.rstrip("/") or "/"
+        self._files = files
+        self._offload: Callable[[Callable[[], object]], Awaitable[object]] = offload  # type: ignore[assignment]
+        self._link = link
+        self._temporary = f"{self.root}/.tmp"
+        self._instance = instance or os.urandom(8).hex()
+        self._writes = 0
+        self._directories: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root!r})"
+
+    async def get(self, key: str) -> bytes:
+        path = self._path(key)
+        return await self._read(key, lambda: self._files.read(path))
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        _check_range(start, end)
+        path = self._path(key)
+
+        def read() -> bytes:
+            file = self._files.open(path)
+            try:
+                return file.pread(end - start, start)
+            finally:
+                file.close()
+
+        return await self._read(key, read)
+
+    async def put(self, key: str, data: bytes) -> None:
+        path, temporary = self._path(key), self._next_temporary()
+
+        def write() -> None:
+            self._write_temporary(temporary, path, data)
+            self._files.rename(temporary, path)
+            self._files.fsync_dir(_parent(path))
+
+        await self._ask(key, write)
+
+    async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+        path, temporary = self._path(key), self._next_temporary()
+
+        def write() -> PutResult:
+            if self._files.exists(path):
+                return PutResult.LOST
+            try:
+                self._write_temporary(temporary, path, data)
+                self._link(temporary, path)
+                self._files.fsync_dir(_parent(path))
+            except FileExistsError:
+                return PutResult.LOST
+            except OSError as error:
+                if error.errno in _HOPELESS:
+                    raise
+                self._directories.clear()
+                return PutResult.UNKNOWN
+            finally:
+                self._drop(temporary)
+            return PutResult.WON
+
+        return await self._ask(key, write)
+
+    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+        directory, _, start = check_prefix(prefix).rpartition("/")
+
+        def walk() -> list[str]:
+            found = self._keys_below(directory, start)
+            return sorted(key for key in found if key > after)
+
+        return await self._ask(prefix, walk)
+
+    async def delete(self, key: str) -> None:
+        path = self._path(key)
+
+        def remove() -> None:
+            if self._files.exists(path):
+                self._files.unlink(path)
+                self._files.fsync_dir(_parent(path))
+
+        await self._ask(key, remove)
+
+    async def _read(self, key: str, work: Callable[[], bytes]) -> bytes:
+        def read() -> bytes:
+            try:
+                return work()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise NoSuchObject(key) from None
+
+        return await self._ask(key, read)
+
+    async def _ask(self, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await self._offload(work)  # type: ignore[return-value]
+        except OSError as error:
+            self._directories.clear()
+            raise StoreError(
+                f"{self.root}/{key}: {error.strerror or error}", permanent=error.errno in _HOPELESS
+            ) from error
+
+    def _path(self, key: str) -> str:
+        return f"{self.root}/{check_key(key)}"
+
+    def _next_temporary(self) -> str:
+        self._writes += 1
+        return f"{self._temporary}/{self._instance}-{self._writes}"
+
+    def _write_temporary(self, temporary: str, path: str, data: bytes) -> None:
+        self._make_directory(self._temporary)
+        self._make_directory(_parent(path))
+        self._files.unlink(temporary)
+        file = self._files.open(temporary, create=True)
+        try:
+            file.writev([data])
+            file.fsync()
+        finally:
+            file.close()
+
+    def _make_directory(self, path: str) -> None:
+        """A new directory is worth nothing before its own name is synced, up to the first that was there."""
+        if path in self._directories:
+            return
+        missing = []
+        above = path
+        while above and not self._files.exists(above):
+            missing.append(above)
+            above = _parent(above)
+        self._files.makedirs(path)
+        for made in reversed(missing):
+            self._files.fsync_dir(_parent(made))
+        self._directories.add(path)
+
+    def _drop(self, temporary: str) -> None:
+        try:
+            self._files.unlink(temporary)
+        except OSError:
+            # A leftover temporary is only space; the answer about the object is what counts.
+            return
+
+    def _keys_below(self, directory: str, start: str = "") -> Iterator[str]:
+        for name in self._names(directory) or ():
+            if name.startswith(".") or not name.startswith(start):
+                continue
+            key = f"{directory}/{name}" if directory else name
+            if self._names(key) is None:
+                yield key
+            else:
+                yield from self._keys_below(key)
+
+    def _names(self, directory: str) -> Sequence[str] | None:
+        """What is in a directory; None for what is none, or is gone."""
+        try:
+            return self._files.listdir(f"{self.root}/{directory}" if directory else self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _check_range(start: int, end: int) -> None:
+    if not 0 <= start <= end:
+        raise ValueError(f"not a byte range: [{start}, {end})")

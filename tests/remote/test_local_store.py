@@ -1,0 +1,156 @@
+"""The local store where it differs from memory: crashes, disks that fail, and files that are no objects."""
+
+import errno
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from remote.object_store import LocalStore, NoSuchObject, PutResult, StoreError
+from storage.files import DiskFiles, File
+
+T = TypeVar("T")
+
+
+async def here(call: Callable[[], T]) -> T:
+    return call()
+
+
+class Recording(DiskFiles):
+    """A disk that remembers the order of what must be in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fail: dict[str, int] = {}
+
+    def note(self, what: str, path: str) -> None:
+        self.calls.append(f"{what} {os.path.basename(path)}")
+        if what in self.fail:
+            raise OSError(self.fail[what], os.strerror(self.fail[what]))
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self.note("open", path)
+        return super().open(path, create=create)
+
+    def fsync_dir(self, path: str) -> None:
+        self.note("fsync_dir", path)
+        super().fsync_dir(path)
+
+    def unlink(self, path: str) -> None:
+        self.note("unlink", path)
+        super().unlink(path)
+
+
+def make(path: Path, files: DiskFiles | None = None, **kwargs: Callable[[str, str], None]) -> LocalStore:
+    return LocalStore(str(path / "store"), files=files or DiskFiles(), offload=here, instance="t", **kwargs)
+
+
+async def test_new_folders_are_durable_before_what_is_in_them(tmp_path: Path) -> None:
+    files = Recording()
+    await make(tmp_path, files).put_if_absent("meta/1", b"x")
+    syncs = [call for call in files.calls if call.startswith("fsync_dir")]
+    assert syncs == [
+        f"fsync_dir {tmp_path.name}",
+        "fsync_dir store",
+        "fsync_dir store",
+        "fsync_dir meta",
+    ]
+
+
+async def test_a_second_put_costs_one_folder_sync(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put_if_absent("meta/1", b"x")
+    files.calls.clear()
+    await store.put_if_absent("meta/2", b"x")
+    assert [call for call in files.calls if call.startswith("fsync_dir")] == ["fsync_dir meta"]
+
+
+async def test_a_leftover_temporary_may_be_the_object_itself(tmp_path: Path) -> None:
+    """After a crash between link and unlink the temporary name is the object's own file."""
+    store = make(tmp_path)
+    await store.put_if_absent("k", b"committed")
+    os.link(tmp_path / "store" / "k", tmp_path / "store" / ".tmp" / "t-1")
+    restarted = make(tmp_path)
+    assert await restarted.put_if_absent("other", b"new") is PutResult.WON
+    assert await restarted.get("k") == b"committed"
+    assert await restarted.get("other") == b"new"
+    assert list((tmp_path / "store" / ".tmp").iterdir()) == []
+
+
+async def test_temporaries_are_no_objects(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.put("k", b"x")
+    (tmp_path / "store" / ".tmp" / "left").write_bytes(b"half")
+    assert await store.list("") == ["k"]
+
+
+async def test_an_answer_that_was_lost_after_the_link_is_unknown(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("meta/1", b"x")
+    files.fail = {"fsync_dir": errno.EIO}
+    assert await store.put_if_absent("meta/2", b"mine") is PutResult.UNKNOWN
+    files.fail = {}
+    assert await store.get("meta/2") == b"mine"
+
+
+async def test_a_full_disk_is_unknown_and_leaves_nothing(tmp_path: Path) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = make(tmp_path, link=full)
+    assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    with pytest.raises(NoSuchObject):
+        await store.get("k")
+    assert list((tmp_path / "store" / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "permanent"), [(errno.EACCES, True), (errno.EROFS, True), (errno.EIO, False)]
+)
+async def test_what_asking_again_cannot_mend_is_said(tmp_path: Path, code: int, permanent: bool) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    files.fail = {"open": code}
+    with pytest.raises(StoreError) as caught:
+        await store.put("k", b"x")
+    assert caught.value.permanent is permanent
+    assert os.strerror(code) in str(caught.value)
+
+
+async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -> None:
+    files = Recording()
+    files.fail = {"open": errno.EACCES}
+    with pytest.raises(StoreError):
+        await make(tmp_path, files).put_if_absent("k", b"x")
+
+
+def _race(root: str, rival: int, wins: "multiprocessing.Queue[int]") -> None:
+    import asyncio
+
+    store = LocalStore(root, files=DiskFiles(), offload=here)
+
+    async def run() -> int:
+        won = 0
+        for slot in range(50):
+            won += await store.put_if_absent(f"race/{slot}", str(rival).encode()) is PutResult.WON
+        return won
+
+    wins.put(asyncio.run(run()))
+
+
+def test_processes_race_to_one_winner_each(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    wins = context.Queue()
+    rivals = [
+        context.Process(target=_race, args=(str(tmp_path / "store"), rival, wins)) for rival in range(3)
+    ]
+    for rival in rivals:
+        rival.start()
+    assert sum(wins.get(timeout=60) for _ in rivals) == 50
+    for rival in rivals:
+        rival.join()
