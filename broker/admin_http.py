@@ -1,0 +1,71 @@
+"""The admin port: metrics for Prometheus, and whether the broker lives and may be used.
+
+Owns: three read-only pages. Does not own: the numbers (metrics). Invariant: nothing here is imported before
+the broker is ready, and nothing here changes the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from broker.metrics import collect
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from broker.server import Components
+
+
+class _Scrape(Collector):
+    def __init__(self, components: Components) -> None:
+        self._components = components
+
+    def collect(self) -> Iterator[Metric]:
+        return collect(self._components)
+
+
+class AdminHttp:
+    """`/metrics`, `/healthz` (the loop turns) and `/readyz` (clients may connect)."""
+
+    def __init__(self, components: Components, *, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Scrape(components))
+        self._runner: web.AppRunner | None = None
+        self.host = ""
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        self.host, self.port = self._runner.addresses[0][:2]
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self._is_ready():
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text="not ready\n")

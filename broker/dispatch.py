@@ -1,0 +1,337 @@
+"""From a frame to its handler and back: the only place where exceptions become error codes.
+
+Owns: which handler an API has, what a broken request costs the client (its connection), what a failed one is
+answered, and the request counters. Does not own: framing and order (network), meaning (handlers). Invariant:
+every request gets one answer, or its connection is closed; a client's mistake is one line in the log and
+never a stack trace.
+
+Produce and Fetch have handlers of their own shape (they work on the frame and may stall or pipeline); all
+other APIs are `Handler`s over decoded requests. What a request may do (its principal, its quota) joins here
+and in the Produce template as a decision that was prepared when the connection or its metadata changed, not
+as work for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from broker.network import Answer, Connection, Disconnect, Frame
+from broker.partition import Partition
+from protocol.apis import SERVED, Api, is_supported
+from protocol.errors import ErrorCode, KafkaError, MalformedRequest
+from protocol.messages import Fields, decode_request, encode_response, get
+from protocol.wire import parse_head
+
+if TYPE_CHECKING:
+    from broker.server import Components
+
+log = logging.getLogger(__name__)
+
+_HEAD: Final = Struct(">Ii")
+_API_VERSIONS_FALLBACK: Final = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """What a handler knows about a request besides its body."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    connection: Connection
+    broker: Components
+
+
+Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields]"]
+
+
+class FrameHandler(Protocol):
+    """Handles a frame of one API as a whole."""
+
+    def handle(
+        self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
+    ) -> Answer: ...
+
+
+class ProduceFrames(FrameHandler, Protocol):
+    def repeat(self, connection: Connection, template: Any, frame: Frame, correlation_id: int) -> Answer:
+        """A Produce whose head was seen before; `handle` does the same by the long way."""
+
+
+class Dispatcher:
+    """The service behind the connections."""
+
+    def __init__(
+        self,
+        *,
+        components: Components,
+        handlers: Mapping[Api, Handler],
+        produce: ProduceFrames,
+        fetch: FrameHandler,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
+        assert not missing, f"served without a handler: {missing}"
+        self._components = components
+        self._replicas = components.replicas
+        self._handlers = {int(api): handler for api, handler in handlers.items()}
+        self._produce = produce
+        self._repeat = produce.repeat
+        self._fetch = fetch
+        self._spawn = spawn
+        self._counts = components.metrics.requests
+        self._errors = components.metrics.errors
+        self._logged: set[tuple[object, ...]] = set()
+        self._written: list[Partition] = []
+
+    def handle(self, connection: Connection, frame: Frame) -> Answer:
+        try:
+            kind, correlation_id = _HEAD.unpack_from(frame)
+        except StructError:
+            raise Disconnect(f"a request of {len(frame)} bytes has no header") from None
+        if kind == connection.produce_kind:
+            templates = connection.produce_templates
+            for end in connection.produce_ends:
+                template = templates.get(bytes(frame[8:end]))
+                if template is not None:
+                    self._counts[0] += 1
+                    return self._repeat(connection, template, frame, correlation_id)
+        try:
+            return self._handle(connection, frame, kind >> 16, kind & 0xFFFF, correlation_id)
+        except MalformedRequest as error:
+            raise Disconnect(str(error)) from None
+
+    def settle(self) -> list[Partition]:
+        written, self._written = self._written, []
+        if self._replicas.touched:
+            written.extend(self._replicas.flush())
+        return written
+
+    def settled(self, settlement: list[Partition]) -> None:
+        if settlement:
+            self._replicas.wake(settlement)
+
+    def _handle(
+        self, connection: Connection, frame: Frame, api_key: int, version: int, correlation_id: int
+    ) -> Answer:
+        if not is_supported(api_key, version):
+            if api_key == Api.API_VERSIONS:
+                return _unsupported_api_versions(correlation_id)
+            row = SERVED.get(api_key)
+            name = f"API {api_key}" if row is None else row.name
+            raise Disconnect(f"{name} version {version} is not served")
+        self._counts[api_key] += 1
+        head = parse_head(frame)
+        if api_key == Api.PRODUCE:
+            return self._produce.handle(
+                connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
+            )
+        if self._replicas.touched:
+            # what this request reads must include the Produce requests before it
+            self._written.extend(self._replicas.flush())
+        if api_key == Api.FETCH:
+            return self._fetch.handle(
+                connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
+            )
+        context = Context(
+            api_key=api_key,
+            api_version=version,
+            correlation_id=correlation_id,
+            client_id=head.client_id,
+            connection=connection,
+            broker=self._components,
+        )
+        request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
+        return self._call(context, request)
+
+    def _call(self, context: Context, request: Any) -> Answer:
+        connection = context.connection
+        try:
+            result = self._handlers[context.api_key](context, request)
+            if isinstance(result, Mapping):
+                data = encode_response(context.api_key, context.api_version, context.correlation_id, result)
+                connection.unsent += len(data)
+                return data
+        except Exception as error:
+            return self._failed(context, request, error)
+        slot = connection.slot()
+        self._spawn(self._finish(context, request, result, slot))
+        return slot
+
+    async def _finish(self, context: Context, request: Any, result: Awaitable[Fields], slot: Any) -> None:
+        """Waits for a handler that could not answer at once."""
+        try:
+            fields = await result
+            data = encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+        except asyncio.CancelledError:
+            context.connection.close()
+            raise
+        except Exception as error:
+            try:
+                data = self._failed(context, request, error)
+            except Disconnect as gone:
+                context.connection.close(str(gone))
+                return
+        context.connection.answer(slot, data)
+        context.connection.resume()
+
+    def _failed(self, context: Context, request: Any, error: Exception) -> bytes:
+        code, message = ErrorCode.unknown_server_error, None
+        if isinstance(error, KafkaError):
+            code, message = error.code, error.message
+        else:
+            self._log_once(context, error)
+        self._errors[code.value] += 1
+        fields = error_reply(context.api_key, context.api_version, request, code, message)
+        if fields is None:
+            raise Disconnect(f"{SERVED[context.api_key].name} failed with {code.name} and cannot say so")
+        return encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+
+    def _log_once(self, context: Context, error: Exception) -> None:
+        """The stack of a bug once, its repetitions as one line each."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = (type(error), None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        name = SERVED[context.api_key].name
+        if where in self._logged:
+            log.error("%s failed again: %r", name, error)
+        else:
+            self._logged.add(where)
+            log.error("%s version %d failed", name, context.api_version, exc_info=error)
+
+
+def _unsupported_api_versions(correlation_id: int) -> bytes:
+    """KIP-511: version 0 with the ranges, whatever version was asked."""
+    ranges = [
+        {"api_key": int(key), "min_version": row.min_version, "max_version": row.max_version}
+        for key, row in SERVED.items()
+    ]
+    fields = {"error_code": ErrorCode.unsupported_version, "api_keys": ranges}
+    return encode_response(Api.API_VERSIONS, _API_VERSIONS_FALLBACK, correlation_id, fields)
+
+
+# ---------------------------------------------------------------------------------------------- error replies
+
+
+def error_reply(
+    api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
+) -> Fields | None:
+    """A response that says nothing but the error, where this API has a place for it; None when it has none."""
+    shape = _SHAPES.get(api_key)
+    if shape is not None:
+        return shape(version, request, {"error_code": code, "error_message": message})
+    return {"error_code": code, "error_message": message, "throttle_time": 0, **_EMPTY.get(api_key, {})}
+
+
+_Error: TypeAlias = dict[str, Any]
+
+
+def _by_partition(topics: str, index: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
+    """Topics with partitions, each with the error and what else the schema requires."""
+
+    def shape(version: int, request: Any, error: _Error) -> Fields:
+        answered = []
+        for topic in get(request, "topics", ()) or ():
+            partitions = []
+            for asked in topic.partitions:
+                number = asked if isinstance(asked, int) else get(asked, index, None)
+                if number is None:
+                    number = get(asked, "partition", 0)
+                partitions.append({"partition_index": number, "partition": number, **error, **rest})
+            name = get(topic, "name", get(topic, "topic", ""))
+            answered.append(
+                {"name": name, "topic": name, "topic_id": get(topic, "topic_id"), "partitions": partitions}
+            )
+        return {topics: answered, "throttle_time": 0, "error_code": error["error_code"]}
+
+    return shape
+
+
+def _by_item(items: str, answered: str, *names: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
+    """One error for each thing asked for, named as it was."""
+
+    def shape(version: int, request: Any, error: _Error) -> Fields:
+        out = []
+        for item in get(request, items, ()) or ():
+            named = {name: get(item, name) for name in names} if names else {"group_id": item}
+            out.append({**named, **error, **rest})
+        return {answered: out, "throttle_time": 0, "error_code": error["error_code"]}
+
+    return shape
+
+
+def _delete_topics(version: int, request: Any, error: _Error) -> Fields:
+    names = [{"name": topic.name, "topic_id": topic.topic_id} for topic in get(request, "topics", ()) or ()]
+    names += [{"name": name, "topic_id": None} for name in get(request, "topic_names", ()) or ()]
+    return {"responses": [{**name, **error} for name in names], "throttle_time": 0}
+
+
+def _metadata(version: int, request: Any, error: _Error) -> Fields:
+    topics = [
+        {
+            "name": topic.name,
+            "topic_id": get(topic, "topic_id"),
+            "is_internal": False,
+            "partitions": [],
+            "error_code": error["error_code"],
+        }
+        for topic in get(request, "topics", ()) or ()
+    ]
+    return {"brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics, "throttle_time": 0}
+
+
+def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
+    nowhere = {"node_id": -1, "host": "", "port": -1, **error}
+    keys = get(request, "coordinator_keys", ()) or ()
+    return {**nowhere, "coordinators": [{"key": key, **nowhere} for key in keys], "throttle_time": 0}
+
+
+_SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
+    Api.LIST_OFFSETS: _by_partition("topics", "partition_index"),
+    Api.OFFSET_COMMIT: _by_partition("topics", "partition_index"),
+    Api.DELETE_RECORDS: _by_partition("topics", "partition_index", low_watermark=-1),
+    Api.OFFSET_FOR_LEADER_EPOCH: _by_partition("topics", "partition", leader_epoch=-1, end_offset=-1),
+    Api.DESCRIBE_PRODUCERS: _by_partition("topics", "partition_index", active_producers=[]),
+    Api.METADATA: _metadata,
+    Api.FIND_COORDINATOR: _find_coordinator,
+    Api.DELETE_TOPICS: _delete_topics,
+    Api.CREATE_TOPICS: _by_item("topics", "topics", "name"),
+    Api.CREATE_PARTITIONS: _by_item("topics", "results", "name"),
+    Api.DELETE_GROUPS: _by_item("groups_names", "results"),
+    Api.DESCRIBE_GROUPS: _by_item(
+        "groups", "groups", group_state="", protocol_type="", protocol_data="", members=[]
+    ),
+    Api.DESCRIBE_CONFIGS: _by_item("resources", "results", "resource_type", "resource_name", configs=[]),
+    Api.ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
+    Api.INCREMENTAL_ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
+}
+
+_EMPTY: Final[Mapping[int, Fields]] = {
+    Api.API_VERSIONS: {"api_keys": []},
+    Api.OFFSET_FETCH: {"topics": [], "groups": []},
+    Api.JOIN_GROUP: {
+        "generation_id": -1,
+        "protocol_name": "",
+        "protocol_type": "",
+        "leader": "",
+        "member_id": "",
+        "members": [],
+    },
+    Api.SYNC_GROUP: {"assignment": b""},
+    Api.LEAVE_GROUP: {"members": []},
+    Api.LIST_GROUPS: {"groups": []},
+    Api.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
+    Api.DESCRIBE_LOG_DIRS: {"results": []},
+    Api.OFFSET_DELETE: {"topics": []},
+    Api.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
+    Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": []},
+    Api.LIST_CONFIG_RESOURCES: {"config_resources": []},
+}

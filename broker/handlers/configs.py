@@ -1,0 +1,384 @@
+"""Requests about settings, in every version: of brokers, of the cluster's default, topics, groups and
+loggers.
+
+Owns: the shapes of these responses, what is checked before a change goes to the controller, log levels (they
+are this process's own and are committed nowhere). Does not own: names, types and values (config.py), rules
+(controller.py). Invariant: each resource of a request is answered by itself; a secret is never answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from broker.config import (
+    ConfigError,
+    ConfigRow,
+    ConfigSource,
+    ConfigType,
+    ResourceType,
+    check_broker_configs,
+    describe_broker,
+    describe_broker_defaults,
+    describe_group,
+    describe_topic,
+)
+from broker.controller import (
+    AlterConfigs,
+    Command,
+    ConfigOp,
+    IncrementalAlterConfigs,
+    Operation,
+    Resource,
+    apply_ops,
+    check_topic_name,
+)
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import get
+
+if TYPE_CHECKING:
+    from broker.cluster import Cluster
+    from broker.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+Outcomes: TypeAlias = dict[Resource, KafkaError | None]
+
+_ROOT_LOGGER: Final = "root"
+_PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tools")
+_LEVELS: Final[Mapping[str, int]] = {
+    "FATAL": logging.CRITICAL,
+    "ERROR": logging.ERROR,
+    "WARN": logging.WARNING,
+    "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG,
+    "TRACE": 5,
+}
+_LEVEL_NAMES: Final = {number: name for name, number in _LEVELS.items()}
+_LISTED: Final = (
+    ResourceType.TOPIC,
+    ResourceType.BROKER,
+    ResourceType.BROKER_LOGGER,
+    ResourceType.CLIENT_METRICS,
+    ResourceType.GROUP,
+)
+
+
+# --- DescribeConfigs ---------------------------------------------------------------------------------------
+
+
+def describe_configs(ctx: Context, request: Any) -> Fields:
+    synonyms = get(request, "include_synonyms", False)
+    documented = get(request, "include_documentation", False)
+    return {
+        "throttle_time": 0,
+        "results": [_described(ctx, resource, synonyms, documented) for resource in request.resources],
+    }
+
+
+def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) -> Fields:
+    named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+    try:
+        rows = _rows(ctx.broker.cluster, resource.resource_type, resource.resource_name)
+    except KafkaError as error:
+        return {**named, "error_code": error.code, "error_message": error.message, "configs": []}
+    wanted = resource.configuration_keys
+    return {
+        **named,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "configs": [_row(row, synonyms, documented) for row in rows if not wanted or row.name in wanted],
+    }
+
+
+def _row(row: ConfigRow, synonyms: bool, documented: bool) -> Fields:
+    return {
+        "name": row.name,
+        "value": row.value,
+        "read_only": row.read_only,
+        "config_source": row.source,
+        "is_sensitive": row.sensitive,
+        "synonyms": [
+            {"name": synonym.name, "value": synonym.value, "source": synonym.source}
+            for synonym in (row.synonyms if synonyms else ())
+        ],
+        "config_type": row.kind,
+        "documentation": row.documentation if documented else None,
+    }
+
+
+def _rows(cluster: Cluster, resource_type: int, name: str) -> list[ConfigRow]:
+    image, config = cluster.image, cluster.broker_config
+    match resource_type:
+        case ResourceType.TOPIC:
+            check_topic_name(name)
+            if name not in image.topics:
+                raise KafkaError(ErrorCode.unknown_topic_or_partition)
+            return describe_topic(config, image.config(ResourceType.TOPIC, name))
+        case ResourceType.BROKER:
+            if not name:
+                return describe_broker_defaults(config)
+            _check_node(name, cluster.node_id, "expected {} or empty string, but received {}")
+            return describe_broker(config)
+        case ResourceType.BROKER_LOGGER:
+            if not name:
+                raise KafkaError(ErrorCode.invalid_request, "Broker id must not be empty")
+            _check_node(name, cluster.node_id, "expected {} but received {}")
+            return [_logger_row(logger) for logger in _loggers()]
+        case ResourceType.CLIENT_METRICS:
+            if not name:
+                raise KafkaError(
+                    ErrorCode.invalid_request, "Client metrics subscription name must not be empty"
+                )
+            return []
+        case ResourceType.GROUP:
+            if not name:
+                raise KafkaError(ErrorCode.invalid_request, "Group name must not be empty")
+            return describe_group(config, image.config(ResourceType.GROUP, name))
+        case _:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"Unexpected resource type {resource_type} for resource {name}"
+            )
+
+
+def _check_node(name: str, node_id: int, wording: str) -> None:
+    try:
+        asked = int(name)
+    except ValueError:
+        raise KafkaError(
+            ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name}"
+        ) from None
+    if asked != node_id:
+        raise KafkaError(ErrorCode.invalid_request, f"Unexpected broker id, {wording.format(node_id, name)}")
+
+
+# --- AlterConfigs ------------------------------------------------------------------------------------------
+
+
+async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    outcomes: Outcomes = {}
+    changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
+    repeated = _repeated(request.resources)
+    for resource in request.resources:
+        key = (resource.resource_type, resource.resource_name)
+        ops = tuple(
+            ConfigOp(name=config.name, operation=config.config_operation, value=config.value)
+            for config in resource.configs
+        )
+        try:
+            _check_change(
+                key, repeated, [(op.name, op.value) for op in ops if op.operation != Operation.DELETE]
+            )
+            if len({op.name for op in ops}) != len(ops):
+                raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
+            if key[0] == ResourceType.BROKER_LOGGER:
+                _alter_loggers(cluster, key[1], ops, validate_only=request.validate_only)
+                outcomes[key] = None
+                continue
+            if key[0] == ResourceType.BROKER:
+                current = cluster.image.config(ResourceType.BROKER, key[1])
+                _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
+        except KafkaError as error:
+            outcomes[key] = error
+            continue
+        changes.append((key, ops))
+    command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
+    return await _altered(cluster, request, command if changes else None, outcomes)
+
+
+async def alter_configs(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    outcomes: Outcomes = {}
+    resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
+    repeated = _repeated(request.resources)
+    for resource in request.resources:
+        key = (resource.resource_type, resource.resource_name)
+        values = tuple((config.name, config.value) for config in resource.configs)
+        try:
+            _check_change(key, repeated, values)
+            if len(dict(values)) != len(values):
+                raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
+            if key[0] == ResourceType.BROKER_LOGGER:
+                raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
+            if key[0] == ResourceType.BROKER:
+                _check_broker_change(cluster, key[1], dict(values))
+        except KafkaError as error:
+            outcomes[key] = error
+            continue
+        resources.append((key, values))
+    command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
+    return await _altered(cluster, request, command if resources else None, outcomes)
+
+
+def _repeated(resources: Iterable[Any]) -> set[Resource]:
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    return {key for key, count in counts.items() if count > 1}
+
+
+def _check_change(key: Resource, repeated: set[Resource], values: Iterable[tuple[str, str | None]]) -> None:
+    if key in repeated:
+        raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+    if key[0] not in (
+        ResourceType.TOPIC,
+        ResourceType.BROKER,
+        ResourceType.BROKER_LOGGER,
+        ResourceType.GROUP,
+    ):
+        raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
+    missing = [name for name, value in values if value is None]
+    if missing:
+        raise KafkaError(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(missing)}")
+
+
+def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str]) -> None:
+    """This broker says whether it could take the values: the controller knows only its own settings."""
+    if name:
+        try:
+            asked = int(name)
+        except ValueError:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}"
+            ) from None
+        if asked != cluster.node_id:
+            raise KafkaError(
+                ErrorCode.invalid_request,
+                f"Unexpected broker id, expected {cluster.node_id}, but received {name}",
+            )
+    try:
+        check_broker_configs(cluster.broker_config, wanted, per_broker=bool(name))
+    except ConfigError as error:
+        raise KafkaError(ErrorCode.invalid_request, str(error)) from None
+
+
+async def _altered(
+    cluster: Cluster, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
+) -> Fields:
+    if command is not None:
+        decided = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+        outcomes.update(decided)
+    responses = []
+    for resource in request.resources:
+        error = outcomes[resource.resource_type, resource.resource_name]
+        responses.append(
+            {
+                "error_code": ErrorCode.none if error is None else error.code,
+                "error_message": None if error is None else error.message,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
+        )
+    return {"throttle_time": 0, "responses": responses}
+
+
+# --- loggers -----------------------------------------------------------------------------------------------
+
+
+def _loggers() -> list[str]:
+    known = logging.Logger.manager.loggerDict
+    ours = [
+        name
+        for name, logger in known.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _PACKAGES
+    ]
+    return [_ROOT_LOGGER, *sorted(ours)]
+
+
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger() if name == _ROOT_LOGGER else logging.getLogger(name)
+
+
+def _logger_row(name: str) -> ConfigRow:
+    level = _logger(name).getEffectiveLevel()
+    return ConfigRow(
+        name=name,
+        value=_LEVEL_NAMES.get(level, logging.getLevelName(level)),
+        source=ConfigSource.DYNAMIC_BROKER_LOGGER,
+        kind=ConfigType.UNKNOWN,
+        read_only=False,
+        sensitive=False,
+        synonyms=(),
+    )
+
+
+def _alter_loggers(cluster: Cluster, name: str, ops: tuple[ConfigOp, ...], *, validate_only: bool) -> None:
+    try:
+        asked = int(name)
+    except ValueError:
+        raise KafkaError(
+            ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}"
+        ) from None
+    if asked != cluster.node_id:
+        raise KafkaError(
+            ErrorCode.invalid_request, f"Unexpected node id. Expected {cluster.node_id}, but received {name}"
+        )
+    known = _loggers()
+    for op in ops:
+        _check_logger(op, known)
+    if validate_only:
+        return
+    for op in ops:
+        deleted = op.operation == Operation.DELETE
+        _logger(op.name).setLevel(logging.NOTSET if deleted else _LEVELS[op.value or ""])
+
+
+def _check_logger(op: ConfigOp, known: Iterable[str]) -> None:
+    if op.operation not in (Operation.SET, Operation.DELETE):
+        try:
+            what = f"{Operation(op.operation).name} operation"
+        except ValueError:
+            what = f"Unknown operation type {op.operation}"
+        raise KafkaError(ErrorCode.invalid_request, f"{what} is not allowed for the BROKER_LOGGER resource")
+    if op.name not in known:
+        raise KafkaError(ErrorCode.invalid_config, f"Logger {op.name} does not exist!")
+    if op.operation == Operation.DELETE:
+        if op.name == _ROOT_LOGGER:
+            raise KafkaError(
+                ErrorCode.invalid_request,
+                f"Removing the log level of the {_ROOT_LOGGER} logger is not allowed",
+            )
+    elif op.value not in _LEVELS:
+        raise KafkaError(
+            ErrorCode.invalid_config,
+            f"Cannot set the log level of {op.name} to {op.value} as it is not a supported log level. "
+            f"Valid log levels are {', '.join(_LEVELS)}",
+        )
+
+
+# --- ListConfigResources -----------------------------------------------------------------------------------
+
+
+def list_config_resources(ctx: Context, request: Any) -> Fields:
+    asked = get(request, "resource_types", (ResourceType.CLIENT_METRICS,)) or _LISTED
+    unknown = [kind for kind in asked if kind not in _LISTED]
+    if unknown:
+        return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
+    resources = [
+        {"resource_name": name, "resource_type": int(kind)}
+        for kind in dict.fromkeys(asked)
+        for name in _names(ctx.broker.cluster, kind)
+    ]
+    return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
+
+
+def _names(cluster: Cluster, kind: int) -> list[str]:
+    image = cluster.image
+    match kind:
+        case ResourceType.TOPIC:
+            return sorted(image.topics)
+        case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
+            return [str(broker.id) for broker in image.live_brokers()]
+        case ResourceType.GROUP:
+            return sorted(name for resource, name in image.configs if resource is ResourceType.GROUP)
+        case _:
+            return []
+
+
+HANDLERS: dict[Api, Handler] = {
+    Api.DESCRIBE_CONFIGS: describe_configs,
+    Api.ALTER_CONFIGS: alter_configs,
+    Api.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
+    Api.LIST_CONFIG_RESOURCES: list_config_resources,
+}

@@ -1,0 +1,451 @@
+"""Fetch: what may be read, the wait for more, and the answer in pieces that need not pass through memory.
+
+Owns: reading for clients with all its bounds and errors, the long poll, building the response. Does not own:
+the session's bookkeeping (fetch_sessions), packing (protocol.hot), sending (network), replication. Invariant:
+a client sees nothing at or past the high watermark, with read_committed nothing past the last stable offset;
+the first batch is served whole whatever the limits are, so that a reader always advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import Any, Final
+from uuid import UUID
+
+from broker.cluster import Cluster
+from broker.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
+from broker.handlers.produce import leader_hint
+from broker.network import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
+from broker.partition import Partition
+from broker.purgatory import Purgatory, Waiter
+from broker.replica_manager import ReplicaManager
+from protocol.errors import ErrorCode, KafkaError
+from protocol.hot import (
+    FETCH_TOPIC_IDS,
+    FetchRequest,
+    Hint,
+    fetch_head,
+    fetch_partition_head,
+    fetch_partition_tail,
+    fetch_tail,
+    fetch_topic_head,
+    fetch_topic_tail,
+    parse_fetch,
+)
+from storage.log import AbstractLog, LogSlice
+
+_SIZE: Final = Struct(">i")
+_READ_COMMITTED: Final = 1
+_ZSTD_FROM: Final = 10
+_STORAGE_ERROR_FROM: Final = 6
+_HINT_FROM: Final = 16
+_NOBODY_IS_LEADER: Final = (
+    ErrorCode.unknown_topic_id,
+    ErrorCode.unknown_topic_or_partition,
+)
+_NO_ABORTED: Final[tuple[tuple[int, int], ...]] = ()
+
+
+class Read:
+    """What one partition gives to one Fetch."""
+
+    __slots__ = ("aborted", "diverging", "error", "high_watermark", "last_stable", "part", "start", "wanted")
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        high_watermark: int = -1,
+        last_stable: int = -1,
+        start: int = -1,
+        part: LogSlice | None = None,
+        aborted: Iterable[tuple[int, int]] | None = None,
+        error: ErrorCode = ErrorCode.none,
+    ) -> None:
+        self.wanted = wanted
+        self.high_watermark = high_watermark
+        self.last_stable = last_stable
+        self.start = start
+        self.part = part
+        self.aborted = aborted if aborted is None else list(aborted)
+        self.error = error
+        self.diverging: tuple[int, int] | None = None
+
+
+class Fetched:
+    """All reads of one pass. `is_due` when the answer must not wait for more bytes."""
+
+    __slots__ = ("is_due", "reads", "size")
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.size = 0
+        self.is_due = False
+
+
+class Fetch:
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaManager,
+        cluster: Cluster,
+        sessions: FetchSessions,
+        purgatory: Purgatory,
+        now_ms: Callable[[], int],
+        max_bytes: int,
+    ) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+        self._sessions = sessions
+        self._purgatory = purgatory
+        self._now_ms = now_ms
+        self._max_bytes = max_bytes
+
+    def handle(
+        self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
+    ) -> Answer:
+        request, turn = self._turn(connection, frame, version, body_at)
+        if turn.error:
+            return _pack_error(version, correlation_id, turn.error, 0)
+        fetched = self.read(turn, request, version)
+        min_bytes = min(request.min_bytes, self._max_bytes)
+        if fetched.size >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
+            answer = self.respond(turn, version, correlation_id, fetched)
+            connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
+            return answer
+        partitions = [wanted.partition for wanted in turn.wanted if wanted.partition is not None]
+        if not partitions:
+            return self.respond(turn, version, correlation_id, fetched)
+        wait = FetchWait(self, connection, turn, request, version, correlation_id, min_bytes, partitions)
+        self._purgatory.watch(wait, request.max_wait_ms / 1000)
+        return wait.slot
+
+    def _turn(
+        self, connection: Connection, frame: Frame, version: int, body_at: int
+    ) -> tuple[FetchRequest, FetchTurn]:
+        """Reads the request. A consumer without a session repeats itself, so what it asked last is kept."""
+        body = bytes(frame[body_at:])
+        seen: tuple[int, bytes, FetchRequest, FetchTurn] | None = connection.fetch_seen
+        if seen is not None and seen[0] == version and seen[1] == body:
+            return seen[2], seen[3]
+        request = parse_fetch(memoryview(body), 0, version)
+        turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
+        if request.session_epoch < 0 and request.session_id == 0:
+            connection.fetch_seen = (version, body, request, turn)
+        return request, turn
+
+    # --------------------------------------------------------------------------------------------- reading
+
+    def read(self, turn: FetchTurn, request: FetchRequest, version: int) -> Fetched:
+        fetched = Fetched()
+        room = min(request.max_bytes, self._max_bytes)
+        committed = request.isolation == _READ_COMMITTED
+        only_changes = turn.session is not None
+        generation = self._replicas.generation
+        reads = fetched.reads
+        for wanted in turn.wanted:
+            if wanted.generation != generation:
+                error = self._resolve(wanted)
+                if error is not None:
+                    reads.append(Read(wanted, aborted=_NO_ABORTED, error=_known_to(version, error)))
+                    fetched.is_due = fetched.is_due or error not in _NOBODY_IS_LEADER
+                    continue
+            partition: Partition = wanted.partition
+            held = partition.log
+            high_watermark, start = held.high_watermark, held.log_start_offset
+            last_stable = held.last_stable_offset
+            offset = wanted.offset
+            bound = last_stable if committed else high_watermark
+            if (
+                offset == bound
+                and (wanted.leader_epoch < 0 or wanted.leader_epoch == partition.leader_epoch)
+                and (wanted.last_epoch < 0 or wanted.last_epoch == partition.leader_epoch)
+            ):
+                # a reader at the end, which is what most fetches of an idle topic are
+                if (
+                    not only_changes
+                    or high_watermark != wanted.sent_high_watermark
+                    or start != wanted.sent_start
+                ):
+                    aborted = _NO_ABORTED if committed else None
+                    reads.append(Read(wanted, high_watermark, last_stable, start, None, aborted))
+                continue
+            read = self._read_one(
+                wanted, partition, bound, room, version, min_one=fetched.size == 0, committed=committed
+            )
+            if read.part is not None:
+                fetched.size += read.part.size
+                room = max(0, room - read.part.size)
+            elif read.error is not ErrorCode.none or read.diverging is not None:
+                fetched.is_due = True
+            reads.append(read)
+        return fetched
+
+    def _resolve(self, wanted: Wanted) -> ErrorCode | None:
+        """Finds the partition and keeps it until the next change of metadata; an error is looked up each
+        time.
+        """
+        wanted.partition = None
+        wanted.generation = -1
+        topic = wanted.topic
+        if isinstance(topic, UUID):
+            name = self._cluster.image.topic_names.get(topic)
+            if name is None:
+                return ErrorCode.unknown_topic_id
+        else:
+            name = topic
+        found = self._replicas.find(name, wanted.index)
+        if isinstance(found, ErrorCode):
+            return found
+        if isinstance(topic, UUID) and found.topic_id != topic:
+            return ErrorCode.inconsistent_topic_id
+        wanted.partition = found
+        wanted.generation = self._replicas.generation
+        return None
+
+    def _read_one(
+        self,
+        wanted: Wanted,
+        partition: Partition,
+        bound: int,
+        room: int,
+        version: int,
+        *,
+        min_one: bool,
+        committed: bool,
+    ) -> Read:
+        held = partition.log
+        error = partition.epoch_error(wanted.leader_epoch)
+        if error is not ErrorCode.none:
+            return Read(wanted, error=error)
+        if version < _ZSTD_FROM and held.config.compression_type == "zstd":
+            return Read(wanted, error=ErrorCode.unsupported_compression_type)
+        read = Read(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+        if committed:
+            read.aborted = []
+        try:
+            if wanted.last_epoch >= 0:
+                read.diverging = _divergence(held, wanted)
+                if read.diverging is not None:
+                    return read
+            if (room > 0 and wanted.max_bytes > 0) or min_one or not _is_inside(held, wanted.offset):
+                part = held.read(wanted.offset, min(wanted.max_bytes, room), bound=bound, min_one=min_one)
+                if part is not None and part.size > 0:
+                    read.part = part
+                    if committed:
+                        read.aborted = held.aborted_in(wanted.offset, part.next_offset)
+        except KafkaError as failure:
+            return Read(wanted, error=_known_to(version, failure.code))
+        return read
+
+    # ------------------------------------------------------------------------------------------- answering
+
+    def respond(self, turn: FetchTurn, version: int, correlation_id: int, fetched: Fetched) -> bytes | Bulk:
+        session_id = 0
+        reads = fetched.reads
+        if turn.session is not None:
+            session = turn.session
+            if session.epoch != turn.epoch:
+                return _pack_error(version, correlation_id, INVALID_FETCH_SESSION_EPOCH, session.id)
+            session_id = session.id
+            reads = [read for read in reads if _is_news(read)]
+            session.to_back([read.wanted for read in reads if read.part is not None])
+        elif turn.creates:
+            for read in reads:
+                read.wanted.sent_high_watermark = read.high_watermark
+                read.wanted.sent_start = read.start
+            session_id = self._sessions.create(
+                turn.wanted, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms()
+            )
+        return self._pack(version, correlation_id, session_id, reads)
+
+    def _pack(self, version: int, correlation_id: int, session_id: int, reads: list[Read]) -> bytes | Bulk:
+        topics: list[list[Read]] = []
+        for read in reads:
+            if topics and topics[-1][0].wanted.topic == read.wanted.topic:
+                topics[-1].append(read)
+            else:
+                topics.append([read])
+        pieces: list[Any] = [
+            b"",
+            fetch_head(version, correlation_id, 0, session_id, len(topics)),
+        ]
+        hints: dict[int, Hint] = {}
+        for topic in topics:
+            pieces.append(fetch_topic_head(version, topic[0].wanted.topic, len(topic)))
+            for read in topic:
+                self._pack_partition(version, read, pieces, hints)
+            pieces.append(fetch_topic_tail(version))
+        pieces.append(fetch_tail(version, hints))
+        size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
+        pieces[0] = _SIZE.pack(size)
+        if size < SENDFILE_MIN:
+            return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+        return Bulk(_joined(pieces), size + 4)
+
+    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> None:
+        wanted, part = read.wanted, read.part
+        size = 0 if part is None else part.size
+        pieces.append(
+            fetch_partition_head(
+                version,
+                wanted.index,
+                read.error.value,
+                read.high_watermark,
+                read.last_stable,
+                read.start,
+                read.aborted,
+                size,
+            )
+        )
+        partition = wanted.partition
+        if partition is not None:
+            stats = partition.stats
+            stats.fetch += 1
+            if part is not None:
+                stats.bytes_out += size
+                pieces.append(part)
+            elif read.error is not ErrorCode.none:
+                stats.failed_fetch += 1
+        hint = None
+        if version >= _HINT_FROM and read.error in (
+            ErrorCode.not_leader_or_follower,
+            ErrorCode.fenced_leader_epoch,
+        ):
+            hint = self._hint(wanted)
+            if hint is not None:
+                hints[hint.leader_id] = hint
+        pieces.append(fetch_partition_tail(version, read.diverging, hint))
+
+    def _hint(self, wanted: Wanted) -> Hint | None:
+        topic = wanted.topic
+        name = self._cluster.image.topic_names.get(topic) if isinstance(topic, UUID) else topic
+        return None if name is None else leader_hint(self._cluster, name, wanted.index)
+
+
+class FetchWait(Waiter):
+    """A long poll. It stands at every partition it reads and looks again when one of them moves."""
+
+    __slots__ = (
+        "_connection",
+        "_correlation_id",
+        "_fetch",
+        "_min_bytes",
+        "_partitions",
+        "_request",
+        "_turn",
+        "_version",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        connection: Connection,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+        min_bytes: int,
+        partitions: list[Partition],
+    ) -> None:
+        super().__init__()
+        self.slot: Slot = connection.slot()
+        self._fetch = fetch
+        self._connection = connection
+        self._turn = turn
+        self._request = request
+        self._version = version
+        self._correlation_id = correlation_id
+        self._min_bytes = min_bytes
+        self._partitions = partitions
+        connection.waiter = self
+        for partition in partitions:
+            partition.data_waiters[self] = None
+
+    def poke(self) -> None:
+        fetched = self._fetch.read(self._turn, self._request, self._version)
+        failed = any(read.error is not ErrorCode.none for read in fetched.reads)
+        if failed or fetched.is_due or fetched.size >= self._min_bytes:
+            self._answer(fetched)
+
+    def expired(self) -> None:
+        self._answer(self._fetch.read(self._turn, self._request, self._version))
+
+    def abandoned(self) -> None:
+        self.done = True
+        self._leave()
+
+    def _answer(self, fetched: Fetched) -> None:
+        self.done = True
+        self._leave()
+        answer = self._fetch.respond(self._turn, self._version, self._correlation_id, fetched)
+        connection = self._connection
+        connection.answer(self.slot, answer)
+        connection.resume()
+
+    def _leave(self) -> None:
+        for partition in self._partitions:
+            partition.data_waiters.pop(self, None)
+        self._partitions = []
+
+
+def _is_news(read: Read) -> bool:
+    """Whether an incremental session must hear of this partition; remembers what it hears."""
+    wanted = read.wanted
+    changed = (
+        read.part is not None
+        or read.high_watermark != wanted.sent_high_watermark
+        or read.start != wanted.sent_start
+        or read.diverging is not None
+    )
+    wanted.sent_high_watermark = read.high_watermark
+    wanted.sent_start = read.start
+    if read.error is not ErrorCode.none:
+        # so that it is told again once the error is gone
+        wanted.sent_high_watermark = -1
+        return True
+    return changed
+
+
+def _divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
+    """Where the log the client read from and this one part (KIP-595), or None when they agree so far."""
+    epoch, end = held.end_offset_for_epoch(wanted.last_epoch)
+    if epoch < 0 or end < 0:
+        raise KafkaError(ErrorCode.offset_out_of_range, "the last fetched epoch is unknown")
+    if wanted.offset < held.log_start_offset:
+        raise KafkaError(ErrorCode.offset_out_of_range)
+    if epoch < wanted.last_epoch or end < wanted.offset:
+        return epoch, end
+    return None
+
+
+def _is_inside(held: AbstractLog, offset: int) -> bool:
+    return held.log_start_offset <= offset <= held.log_end_offset
+
+
+def _known_to(version: int, code: ErrorCode) -> ErrorCode:
+    """Clients before v6 take NOT_LEADER_OR_FOLLOWER as a reason to look elsewhere, and 56 as unknown."""
+    if code is ErrorCode.kafka_storage_error and version < _STORAGE_ERROR_FROM:
+        return ErrorCode.not_leader_or_follower
+    return code
+
+
+def _joined(pieces: list[bytes | LogSlice]) -> list[bytes | LogSlice]:
+    """Neighbouring bytes as one piece."""
+    out: list[bytes | LogSlice] = []
+    run: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            run.append(piece)
+        else:
+            out.append(b"".join(run))
+            out.append(piece)
+            run = []
+    out.append(b"".join(run))
+    return [piece for piece in out if not isinstance(piece, bytes) or piece]
+
+
+def _pack_error(version: int, correlation_id: int, error: int, session_id: int) -> bytes:
+    head = fetch_head(version, correlation_id, error, session_id, 0) + fetch_tail(version)
+    return _SIZE.pack(len(head)) + head

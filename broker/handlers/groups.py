@@ -1,0 +1,477 @@
+"""Requests of the classic group protocol and of committed offsets, in every version, to commands and back.
+
+Owns what a version lacks, renames or wants put otherwise, which topics and partitions exist, and where an
+error goes in each response. Does not own groups (`broker.group`) nor who coordinates them
+(`broker.groups`).
+Invariant: an error of one item stays with that item; what a client is told comes from the machine or the
+image alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+from broker.group import (
+    Commit,
+    DeleteGroups,
+    DeleteOffsets,
+    GroupMachine,
+    Heartbeat,
+    Join,
+    Leave,
+    Leaver,
+    OffsetToCommit,
+    Sync,
+    join_error,
+    sync_error,
+)
+from broker.image import Image, TopicImage
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.formats import CommittedOffset
+from protocol.messages import get
+
+if TYPE_CHECKING:
+    from broker.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_GROUP_COORDINATOR: Final = 0
+_TRANSACTION_COORDINATOR: Final = 1
+_NOT_ASKED: Final = -(2**31)
+_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
+_NO_TOPIC_ID: Final = UUID(int=0)
+
+
+# Finding the coordinator
+
+
+async def find_coordinator(ctx: Context, request: Any) -> Fields:
+    key_type = get(request, "key_type", _GROUP_COORDINATOR)
+    if ctx.api_version < 4:
+        return {"throttle_time": 0, **await _coordinator_of(ctx, key_type, request.key, none_text="NONE")}
+    found = [
+        {"key": key, **await _coordinator_of(ctx, key_type, key, none_text="")}
+        for key in request.coordinator_keys
+    ]
+    return {"throttle_time": 0, "coordinators": found}
+
+
+async def _coordinator_of(ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
+    try:
+        if key_type == _TRANSACTION_COORDINATOR:
+            # Final rather than 15, on which a producer would retry until its own time is up.
+            raise KafkaError(ErrorCode.invalid_request, "this broker coordinates no transactions")
+        if key_type != _GROUP_COORDINATOR:
+            raise KafkaError(ErrorCode.invalid_request, f"no coordinator of type {key_type}")
+        node_id, endpoint = await ctx.broker.groups.find(key, ctx.connection.listener)
+    except KafkaError as error:
+        return {
+            "error_code": error.code,
+            "error_message": error.message or "The coordinator is not available.",
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": none_text,
+        "node_id": node_id,
+        "host": endpoint.host,
+        "port": endpoint.port,
+    }
+
+
+# Membership
+
+
+async def join_group(ctx: Context, request: Any) -> Fields:
+    groups = ctx.broker.groups
+    member_id = request.member_id
+    session_timeout_ms = request.session_timeout // _MILLISECOND
+    rebalance_timeout = get(request, "rebalance_timeout")
+    rebalance_timeout_ms = -1 if rebalance_timeout is None else rebalance_timeout // _MILLISECOND
+    instance_id = get(request, "group_instance_id")
+    try:
+        _check_group_id(request.group_id)
+        groups.check_session_timeout(session_timeout_ms)
+        reply: dict[str, Any] = await groups.ask(
+            request.group_id,
+            Join(
+                group_id=request.group_id,
+                member_id=member_id,
+                new_member_id=groups.new_member_id(instance_id or ctx.client_id or "")
+                if not member_id
+                else "",
+                instance_id=instance_id,
+                client_id=ctx.client_id or "",
+                client_host=f"/{ctx.connection.peer_host}",
+                session_timeout_ms=session_timeout_ms,
+                rebalance_timeout_ms=session_timeout_ms
+                if rebalance_timeout_ms == -1
+                else rebalance_timeout_ms,
+                protocol_type=request.protocol_type,
+                protocols=tuple((p.name, bytes(p.metadata)) for p in request.protocols),
+                requires_known_member=ctx.api_version >= 4,
+                can_skip_assignment=ctx.api_version >= 9,
+            ),
+        )
+    except KafkaError as error:
+        reply = join_error(error.code, member_id)
+    if ctx.api_version < 7 and reply["protocol_name"] is None:
+        reply = {**reply, "protocol_name": ""}
+    return {"throttle_time": 0, **reply}
+
+
+async def sync_group(ctx: Context, request: Any) -> Fields:
+    protocol_type, protocol_name = get(request, "protocol_type"), get(request, "protocol_name")
+    try:
+        if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
+            raise KafkaError(ErrorCode.inconsistent_group_protocol)
+        _check_group_id(request.group_id)
+        reply: Fields = await ctx.broker.groups.ask(
+            request.group_id,
+            Sync(
+                group_id=request.group_id,
+                member_id=request.member_id,
+                generation=request.generation_id,
+                instance_id=get(request, "group_instance_id"),
+                protocol_type=protocol_type,
+                protocol_name=protocol_name,
+                assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
+            ),
+        )
+    except KafkaError as error:
+        reply = sync_error(error.code)
+    return {"throttle_time": 0, **reply}
+
+
+async def heartbeat(ctx: Context, request: Any) -> Fields:
+    try:
+        _check_group_id(request.group_id)
+        code = await ctx.broker.groups.ask(
+            request.group_id,
+            Heartbeat(
+                group_id=request.group_id,
+                member_id=request.member_id,
+                generation=request.generation_id,
+                instance_id=get(request, "group_instance_id"),
+            ),
+        )
+    except KafkaError as error:
+        # While the coordinator loads nobody can lose a session, so members need not worry.
+        is_loading = error.code is ErrorCode.coordinator_load_in_progress
+        code = ErrorCode.none if is_loading else error.code
+    return {"throttle_time": 0, "error_code": code}
+
+
+async def leave_group(ctx: Context, request: Any) -> Fields:
+    if ctx.api_version < 3:
+        leavers: tuple[Leaver, ...] = (Leaver(request.member_id),)
+    else:
+        leavers = tuple(Leaver(one.member_id, get(one, "group_instance_id")) for one in request.members)
+    top = ErrorCode.none
+    errors: tuple[ErrorCode, ...] = ()
+    try:
+        _check_group_id(request.group_id)
+        errors = await ctx.broker.groups.ask(
+            request.group_id, Leave(group_id=request.group_id, leavers=leavers)
+        )
+    except KafkaError as error:
+        if error.code is ErrorCode.unknown_member_id:
+            errors = (error.code,) * len(leavers)
+        else:
+            top = error.code
+    if ctx.api_version < 3:
+        return {"throttle_time": 0, "error_code": errors[0] if errors else top}
+    members = [
+        {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
+        for leaver, code in zip(leavers, errors, strict=False)
+    ]
+    return {"throttle_time": 0, "error_code": top, "members": members}
+
+
+# Offsets
+
+
+async def offset_commit(ctx: Context, request: Any) -> Fields:
+    image = ctx.broker.cluster.image
+    offsets: list[OffsetToCommit] = []
+    rows: list[dict[str, Any]] = []
+    topics = []
+    for asked in request.topics:
+        topic, missing = _find_topic(image, asked)
+        answered: list[dict[str, Any]] = []
+        for one in asked.partitions:
+            row = {"partition_index": one.partition_index, "error_code": missing}
+            answered.append(row)
+            if topic is None or not 0 <= one.partition_index < len(topic.partitions):
+                continue
+            rows.append(row)
+            offsets.append(
+                OffsetToCommit(
+                    topic.name,
+                    one.partition_index,
+                    one.committed_offset,
+                    get(one, "committed_leader_epoch", -1),
+                    one.committed_metadata,
+                    topic.id,
+                )
+            )
+        topics.append({**_topic_names(asked), "partitions": answered})
+    if offsets:
+        errors = await _commit(ctx, request, tuple(offsets))
+        for row, code in zip(rows, errors, strict=True):
+            row["error_code"] = code
+    return {"throttle_time": 0, "topics": topics}
+
+
+async def _commit(ctx: Context, request: Any, offsets: tuple[OffsetToCommit, ...]) -> Iterable[ErrorCode]:
+    retention = get(request, "retention_time")
+    command = Commit(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        generation=request.generation_id_or_member_epoch,
+        instance_id=get(request, "group_instance_id"),
+        retention_ms=-1 if retention is None else retention // _MILLISECOND,
+        offsets=offsets,
+        knows_missing_group=ctx.api_version >= 9,
+    )
+    try:
+        errors: tuple[ErrorCode, ...] = await ctx.broker.groups.ask(request.group_id, command)
+    except KafkaError as error:
+        return (error.code,) * len(offsets)
+    return errors
+
+
+def offset_fetch(ctx: Context, request: Any) -> Fields:
+    is_stable_only = bool(get(request, "require_stable", False))
+    if ctx.api_version >= 8:
+        found = [_fetch_group(ctx, one.group_id, one.topics, is_stable_only) for one in request.groups]
+        return {"throttle_time": 0, "groups": found}
+    return {"throttle_time": 0, **_fetch_group(ctx, request.group_id, request.topics, is_stable_only)}
+
+
+def _fetch_group(ctx: Context, group_id: str, topics: Any, is_stable_only: bool) -> Fields:
+    image = ctx.broker.cluster.image
+    try:
+        machine = ctx.broker.groups.machine(group_id)
+    except KafkaError as error:
+        if ctx.api_version >= 2:
+            return {"group_id": group_id, "topics": [], "error_code": error.code}
+        failed = [
+            {"name": asked.name, "partitions": [_no_offset(p, error.code) for p in asked.partition_indexes]}
+            for asked in topics
+        ]
+        return {"topics": failed}
+    if topics is None:
+        rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=ctx.api_version >= 10)
+    else:
+        rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
+    return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
+
+
+def _topic_offsets(
+    machine: GroupMachine, image: Image, group_id: str, asked: Any, is_stable_only: bool
+) -> Fields:
+    names = _topic_names(asked)
+    name = get(asked, "name")
+    topic_id = get(asked, "topic_id")
+    if name is None:
+        name = image.topic_names.get(topic_id)
+        if name is None:
+            unknown = ErrorCode.unknown_topic_id
+            return {**names, "partitions": [_no_offset(p, unknown) for p in asked.partition_indexes]}
+    found = machine.durable.offsets.get(group_id, {}).get(name, {})
+    partitions = []
+    for index in asked.partition_indexes:
+        if is_stable_only and machine.durable.is_pending(group_id, name, index):
+            partitions.append(_no_offset(index, ErrorCode.unstable_offset_commit))
+            continue
+        offset = found.get(index)
+        if offset is None or _is_of_another(offset.topic_id, topic_id):
+            partitions.append(_no_offset(index))
+        else:
+            partitions.append(_offset(index, offset))
+    return {**names, "partitions": partitions}
+
+
+def _all_offsets(
+    machine: GroupMachine, image: Image, group_id: str, is_stable_only: bool, *, wants_ids: bool
+) -> list[Fields]:
+    rows: list[Fields] = []
+    for name, partitions in machine.durable.offsets.get(group_id, {}).items():
+        topic = image.topics.get(name)
+        if wants_ids and topic is None:
+            # Without an id there is no way to say which topic this is.
+            continue
+        found = [
+            _no_offset(index, ErrorCode.unstable_offset_commit)
+            if is_stable_only and machine.durable.is_pending(group_id, name, index)
+            else _offset(index, offset)
+            for index, offset in partitions.items()
+        ]
+        rows.append({"name": name, "topic_id": topic.id if topic is not None else None, "partitions": found})
+    return rows
+
+
+def _offset(index: int, offset: CommittedOffset) -> Fields:
+    return {
+        "partition_index": index,
+        "committed_offset": offset.offset,
+        "committed_leader_epoch": offset.leader_epoch,
+        "metadata": offset.metadata,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _no_offset(index: int, code: ErrorCode = ErrorCode.none) -> Fields:
+    return {
+        "partition_index": index,
+        "committed_offset": -1,
+        "committed_leader_epoch": -1,
+        "metadata": "",
+        "error_code": code,
+    }
+
+
+async def offset_delete(ctx: Context, request: Any) -> Fields:
+    image = ctx.broker.cluster.image
+    wanted: list[tuple[str, int]] = []
+    rows: list[dict[str, Any]] = []
+    topics = []
+    for asked in request.topics:
+        topic = image.topics.get(asked.name)
+        answered: list[dict[str, Any]] = []
+        for one in asked.partitions:
+            row = {"partition_index": one.partition_index, "error_code": ErrorCode.unknown_topic_or_partition}
+            answered.append(row)
+            if topic is not None and 0 <= one.partition_index < len(topic.partitions):
+                rows.append(row)
+                wanted.append((asked.name, one.partition_index))
+        topics.append({"name": asked.name, "partitions": answered})
+    try:
+        _check_group_id(request.group_id)
+        command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))
+        errors = await ctx.broker.groups.ask(request.group_id, command)
+    except KafkaError as error:
+        return {"throttle_time": 0, "error_code": error.code, "topics": ()}
+    for row, code in zip(rows, errors, strict=True):
+        row["error_code"] = code
+    return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
+
+
+# Administration
+
+
+def list_groups(ctx: Context, request: Any) -> Fields:
+    states, types = get(request, "states_filter", ()), get(request, "types_filter", ())
+    try:
+        found = [row for machine in ctx.broker.groups.machines() for row in machine.listed(states, types)]
+    except KafkaError as error:
+        return {"throttle_time": 0, "error_code": error.code, "groups": ()}
+    return {"throttle_time": 0, "error_code": ErrorCode.none, "groups": found}
+
+
+def describe_groups(ctx: Context, request: Any) -> Fields:
+    wants_operations = get(request, "include_authorized_operations", False)
+    return {
+        "throttle_time": 0,
+        "groups": [_describe(ctx, group_id, wants_operations) for group_id in request.groups],
+    }
+
+
+def _describe(ctx: Context, group_id: str, wants_operations: bool) -> Fields:
+    try:
+        found = ctx.broker.groups.machine(group_id).describe(group_id)
+    except KafkaError as error:
+        return _undescribed(group_id, error.code, "")
+    if found is None:
+        if ctx.api_version < 6:
+            return _undescribed(group_id, ErrorCode.none, "Dead")
+        missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
+        return {**missing, "error_message": f"Group {group_id} not found."}
+    operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
+    return {**found, "error_code": ErrorCode.none, "error_message": None, "authorized_operations": operations}
+
+
+def _undescribed(group_id: str, code: ErrorCode, state: str) -> dict[str, Any]:
+    return {
+        "group_id": group_id,
+        "error_code": code,
+        "error_message": None,
+        "group_state": state,
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": (),
+        "authorized_operations": _NOT_ASKED,
+    }
+
+
+async def delete_groups(ctx: Context, request: Any) -> Fields:
+    groups = ctx.broker.groups
+    by_partition: dict[int, list[str]] = {}
+    for group_id in dict.fromkeys(request.groups_names):
+        by_partition.setdefault(groups.partition_for(group_id), []).append(group_id)
+    results = []
+    for group_ids in by_partition.values():
+        try:
+            errors = await groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
+        except KafkaError as error:
+            errors = (error.code,) * len(group_ids)
+        pairs = zip(group_ids, errors, strict=True)
+        results += [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
+    return {"throttle_time": 0, "results": results}
+
+
+# Small things
+
+
+def _check_group_id(group_id: str) -> None:
+    """Committing, fetching, describing and deleting offsets of the empty group is allowed, as it always
+    was.
+    """
+    if not group_id:
+        raise KafkaError(ErrorCode.invalid_group_id)
+
+
+def _find_topic(image: Image, asked: Any) -> tuple[TopicImage | None, ErrorCode]:
+    """The topic, by id where the version has ids, and the error for each of its partitions that is not
+    there.
+    """
+    name = get(asked, "name")
+    if name is not None:
+        return image.topics.get(name), ErrorCode.unknown_topic_or_partition
+    topic = image.topic_by_id(asked.topic_id) if asked.topic_id is not None else None
+    missing = ErrorCode.unknown_topic_id if topic is None else ErrorCode.unknown_topic_or_partition
+    return topic, missing
+
+
+def _topic_names(asked: Any) -> dict[str, Any]:
+    """What the client called the topic, to be echoed."""
+    return {"name": get(asked, "name"), "topic_id": get(asked, "topic_id", _NO_TOPIC_ID)}
+
+
+def _is_of_another(committed: UUID | None, asked: UUID | None) -> bool:
+    """An offset of a topic that was deleted is not the new topic's, though they share the name."""
+    return committed is not None and asked is not None and committed != asked
+
+
+HANDLERS: dict[Api, Handler] = {
+    Api.FIND_COORDINATOR: find_coordinator,
+    Api.JOIN_GROUP: join_group,
+    Api.SYNC_GROUP: sync_group,
+    Api.HEARTBEAT: heartbeat,
+    Api.LEAVE_GROUP: leave_group,
+    Api.OFFSET_COMMIT: offset_commit,
+    Api.OFFSET_FETCH: offset_fetch,
+    Api.OFFSET_DELETE: offset_delete,
+    Api.LIST_GROUPS: list_groups,
+    Api.DESCRIBE_GROUPS: describe_groups,
+    Api.DELETE_GROUPS: delete_groups,
+}

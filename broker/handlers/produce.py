@@ -1,0 +1,418 @@
+"""Produce: from the records in a frame to the log, and the answer once they are as safe as `acks` asks.
+
+Owns: both ways in (any Produce; and the template of one that was seen before), what is checked before an
+append, the wait for the high watermark. Does not own: bytes on the wire (protocol.hot), the log's own checks,
+the write itself (`ReplicaManager.flush` ends each round). Invariant: the template way appends and answers
+exactly what the long way would; whatever is out of the ordinary takes the long way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from broker.cluster import Cluster
+from broker.network import Answer, Connection, Disconnect, Frame, Slot
+from broker.partition import Partition
+from broker.purgatory import Purgatory, Waiter
+from broker.replica_manager import ReplicaManager, is_internal
+from protocol.errors import ErrorCode, KafkaError
+from protocol.hot import (
+    PRODUCE_FLEXIBLE,
+    Hint,
+    ProduceAnswer,
+    ProduceRequest,
+    ProduceResult,
+    TopicKey,
+    encode_produce,
+    parse_produce,
+    single_records,
+)
+from protocol.records import HEADER_SIZE, OVERHEAD, BatchHeader, Codec, check_produced, crc_ok, parse_header
+from storage.log import Appended, RecordsRejected
+
+log = logging.getLogger(__name__)
+
+TEMPLATES_MAX: Final = 1024
+ENDS_MAX: Final = 8
+_ZSTD_FROM: Final = 7
+_HINT_FROM: Final = 10
+_TRANSACTION_ABORTABLE_FROM: Final = 11
+_TRANSACTION_ABORTABLE: Final = 120
+_NONE: Final = ErrorCode.none.value
+
+
+class Template:
+    """A single-partition Produce seen before: everything up to the records is equal, so everything is
+    decided.
+    """
+
+    __slots__ = (
+        "acks",
+        "answer",
+        "end",
+        "flexible",
+        "partition",
+        "timeout_ms",
+        "topic",
+        "trailing",
+        "version",
+    )
+
+    def __init__(
+        self, *, version: int, request: ProduceRequest, topic: TopicKey, partition: Partition
+    ) -> None:
+        self.version = version
+        self.flexible = version >= PRODUCE_FLEXIBLE
+        self.trailing = 3 if self.flexible else 0
+        self.end = request.single_at
+        self.acks = request.acks
+        self.timeout_ms = request.timeout_ms
+        self.topic = topic
+        self.partition = partition
+        self.answer = ProduceAnswer(version, topic, partition.index)
+
+
+class Produce:
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaManager,
+        cluster: Cluster,
+        purgatory: Purgatory,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+        self._purgatory = purgatory
+        self._now_ms = now_ms
+
+    # ---------------------------------------------------------------------------------------- the short way
+
+    def repeat(self, connection: Connection, template: Template, frame: Frame, correlation_id: int) -> Answer:
+        partition = template.partition
+        target = partition.fast_log
+        start = single_records(frame, template.end, template.flexible)
+        size = len(frame) - start - template.trailing
+        if (
+            start < 0
+            or size < HEADER_SIZE
+            or target is None
+            or (template.acks < 0 and not partition.acks_all_ok)
+        ):
+            return self._long(connection, template, frame, correlation_id)
+        assert target is not None
+        header = parse_header(frame, start)
+        if not _is_plain(header, size, template.version) or not crc_ok(frame, start, header):
+            return self._long(connection, template, frame, correlation_id)
+        stats = partition.stats
+        stats.produce += 1
+        try:
+            appended = target.append(
+                frame, header, start, leader_epoch=partition.leader_epoch, now_ms=self._now_ms()
+            )
+        except KafkaError as error:
+            stats.failed_produce += 1
+            return self._refused(connection, template, correlation_id, error)
+        if not partition.dirty:
+            partition.dirty = True
+            self._replicas.touched.append(partition)
+        if not appended.duplicate:
+            stats.messages_in += header.count
+            stats.bytes_in += size
+        return (self._written, template, correlation_id, appended)
+
+    def _long(self, connection: Connection, template: Template, frame: Frame, correlation_id: int) -> Answer:
+        client_id_at = 8
+        size = int.from_bytes(frame[client_id_at : client_id_at + 2], "big", signed=True)
+        body_at = client_id_at + 2 + max(size, 0) + (1 if template.flexible else 0)
+        return self.handle(
+            connection, frame, version=template.version, correlation_id=correlation_id, body_at=body_at
+        )
+
+    def _refused(
+        self, connection: Connection, template: Template, correlation_id: int, error: KafkaError
+    ) -> Answer:
+        result = self._error_result(template.version, template.partition.index, error)
+        if template.acks == 0:
+            raise Disconnect(f"a Produce with acks=0 failed: {error}")
+        return encode_produce(template.version, correlation_id, [(template.topic, [result])])
+
+    def _written(self, connection: Connection, ticket: tuple[Any, Template, int, Appended]) -> Answer:
+        """After the write: the answer, or a wait for the in-sync replicas."""
+        _, template, correlation_id, appended = ticket
+        partition = template.partition
+        if partition.offline:
+            error = KafkaError(ErrorCode.kafka_storage_error, "the log directory failed")
+            if template.acks == 0:
+                connection.close(f"a Produce with acks=0 failed: {error}")
+                return None
+            result = self._error_result(template.version, partition.index, error)
+            return encode_produce(template.version, correlation_id, [(template.topic, [result])])
+        if template.acks == 0:
+            return None
+        if template.acks < 0 and partition.log.high_watermark <= appended.last_offset:
+            result = ProduceResult(
+                partition.index, _NONE, appended.first_offset, -1, partition.log.log_start_offset
+            )
+            wait = CommitWait(connection, template.version, correlation_id, [(template.topic, [result])])
+            wait.on(partition, result, appended.last_offset + 1)
+            self._purgatory.watch(wait, max(template.timeout_ms, 0) / 1000)
+            return wait.slot
+        return template.answer.encode(correlation_id, appended.first_offset, appended.log_start_offset)
+
+    # ----------------------------------------------------------------------------------------- the long way
+
+    def handle(
+        self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
+    ) -> Answer:
+        request = parse_produce(memoryview(frame), body_at, version)
+        job = _Job(version, correlation_id, request)
+        fatal = self._refuse_all(request)
+        for topic, partitions in request.topics:
+            name = self._name(topic)
+            results: list[ProduceResult] = []
+            for index, records in partitions:
+                if fatal is not None:
+                    results.append(ProduceResult(index, fatal.value))
+                else:
+                    results.append(self._append(job, name, index, records))
+            job.topics.append((topic, results))
+        if request.single_at >= 0 and request.transactional_id is None and not job.failed:
+            self._learn(connection, frame, version, request)
+        return (self._completed, job)
+
+    def _refuse_all(self, request: ProduceRequest) -> ErrorCode | None:
+        """What is wrong with the request as a whole is answered for every partition."""
+        if request.acks not in (-1, 0, 1):
+            return ErrorCode.invalid_required_acks
+        if request.transactional_id is None and any(
+            records is not None and len(records) >= HEADER_SIZE and parse_header(records).is_transactional
+            for _topic, partitions in request.topics
+            for _index, records in partitions
+        ):
+            return ErrorCode.transactional_id_authorization_failed
+        return None
+
+    def _name(self, topic: TopicKey) -> str | None:
+        return self._cluster.image.topic_names.get(topic) if isinstance(topic, UUID) else topic
+
+    def _append(self, job: _Job, topic: str | None, index: int, records: memoryview | None) -> ProduceResult:
+        stats = None
+        try:
+            partition = self._target(topic, index)
+            stats = partition.stats
+            stats.produce += 1
+            return self._append_to(job, partition, records)
+        except KafkaError as error:
+            job.failed = True
+            if stats is not None:
+                stats.failed_produce += 1
+            return self._error_result(job.version, index, error, topic=topic)
+
+    def _target(self, topic: str | None, index: int) -> Partition:
+        if topic is None:
+            raise KafkaError(ErrorCode.unknown_topic_id)
+        if is_internal(topic):
+            raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
+        return self._replicas.partition(topic, index)
+
+    def _append_to(self, job: _Job, partition: Partition, records: memoryview | None) -> ProduceResult:
+        _at, header = check_produced(records, version=job.version)[0]
+        assert records is not None
+        if header.is_transactional:
+            self._check_transaction(job)
+        if job.request.acks < 0:
+            partition.check_acks_all()
+        now_ms = self._now_ms()
+        if partition.fast_log is not None:
+            appended = partition.fast_log.append(
+                records, header, 0, leader_epoch=partition.leader_epoch, now_ms=now_ms
+            )
+        else:
+            appended = partition.log.append_records(
+                records[: header.size], leader_epoch=partition.leader_epoch, now_ms=now_ms, origin="client"
+            )
+        self._replicas.touch(partition)
+        if not appended.duplicate:
+            partition.stats.messages_in += header.count
+            partition.stats.bytes_in += header.size
+        result = ProduceResult(
+            partition.index, _NONE, appended.first_offset, appended.log_append_time, appended.log_start_offset
+        )
+        job.appended.append((partition, result, appended.last_offset + 1))
+        return result
+
+    def _check_transaction(self, job: _Job) -> None:
+        """No transaction was ever begun here, so none includes this partition."""
+        if job.version >= _TRANSACTION_ABORTABLE_FROM:
+            raise _Aborted
+        raise KafkaError(ErrorCode.invalid_txn_state, "the partition is not part of the transaction")
+
+    def _error_result(
+        self, version: int, index: int, error: KafkaError, *, topic: str | None = None
+    ) -> ProduceResult:
+        code = _TRANSACTION_ABORTABLE if isinstance(error, _AbortedType) else error.code.value
+        errors = error.record_errors if isinstance(error, RecordsRejected) else ()
+        hint = None
+        if version >= _HINT_FROM and topic is not None and error.code == ErrorCode.not_leader_or_follower:
+            hint = leader_hint(self._cluster, topic, index)
+        return ProduceResult(index, code, message=error.message, record_errors=errors, hint=hint)
+
+    def _learn(self, connection: Connection, frame: Frame, version: int, request: ProduceRequest) -> None:
+        topic, partitions = request.topics[0]
+        name = self._name(topic)
+        assert name is not None
+        partition = self._replicas.find(name, partitions[0][0])
+        if not isinstance(partition, Partition) or partition.fast_log is None:
+            return
+        templates, end = connection.produce_templates, request.single_at
+        if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
+            templates.clear()
+            connection.produce_ends.clear()
+            connection.produce_kind = version
+        if end not in connection.produce_ends:
+            connection.produce_ends.insert(0, end)
+            del connection.produce_ends[ENDS_MAX:]
+        templates[bytes(frame[8:end])] = Template(
+            version=version, request=request, topic=topic, partition=partition
+        )
+
+    def _completed(self, connection: Connection, ticket: tuple[Any, _Job]) -> Answer:
+        """After the write, for the long way."""
+        job = ticket[1]
+        acks = job.request.acks
+        waiting = []
+        for partition, result, needed in job.appended:
+            if partition.offline:
+                result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
+                job.failed = True
+            elif acks < 0 and partition.log.high_watermark < needed:
+                waiting.append((partition, result, needed))
+        if acks == 0:
+            if job.failed:
+                connection.close("a Produce with acks=0 failed")
+            return None
+        if not waiting:
+            return encode_produce(job.version, job.correlation_id, job.topics)
+        wait = CommitWait(connection, job.version, job.correlation_id, job.topics)
+        for partition, result, needed in waiting:
+            wait.on(partition, result, needed)
+        self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
+        return wait.slot
+
+
+class _AbortedType(KafkaError):
+    """120 TRANSACTION_ABORTABLE, which the error type does not know yet."""
+
+
+_Aborted: Final = _AbortedType(ErrorCode.invalid_txn_state, "the partition is not part of the transaction")
+
+
+def _is_plain(header: BatchHeader, size: int, version: int) -> bool:
+    """One whole batch as a client may send it: of attributes just a codec, no rule of `check_produced`
+    broken.
+    """
+    return (
+        header.length == size - OVERHEAD
+        and header.magic == 2
+        and header.base_offset == 0
+        and 0 <= header.attributes <= (Codec.ZSTD if version >= _ZSTD_FROM else Codec.LZ4)
+        and 0 < header.count == header.last_offset_delta + 1
+        and (
+            (header.producer_id == -1 and header.producer_epoch == -1 and header.base_sequence == -1)
+            or (header.producer_id >= 0 and header.producer_epoch >= 0 and header.base_sequence >= 0)
+        )
+    )
+
+
+class _Job:
+    """A Produce on the long way, between its appends and the write."""
+
+    __slots__ = ("appended", "correlation_id", "failed", "request", "topics", "version")
+
+    def __init__(self, version: int, correlation_id: int, request: ProduceRequest) -> None:
+        self.version = version
+        self.correlation_id = correlation_id
+        self.request = request
+        self.topics: list[tuple[TopicKey, list[ProduceResult]]] = []
+        self.appended: list[tuple[Partition, ProduceResult, int]] = []
+        self.failed = False
+
+
+class CommitWait(Waiter):
+    """A Produce with acks=all whose partitions are not all committed. The connection goes on meanwhile."""
+
+    __slots__ = ("_connection", "_correlation_id", "_open", "_topics", "_version", "slot")
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        topics: list[tuple[TopicKey, list[ProduceResult]]],
+    ) -> None:
+        super().__init__()
+        self.slot = Slot()
+        self._connection = connection
+        self._version = version
+        self._correlation_id = correlation_id
+        self._topics = topics
+        self._open: dict[_PartitionCommit, None] = {}
+
+    def on(self, partition: Partition, result: ProduceResult, needed: int) -> None:
+        commit = _PartitionCommit(self, partition, result, needed)
+        self._open[commit] = None
+        partition.wait_committed(commit)
+
+    def settled(self, commit: _PartitionCommit) -> None:
+        self._open.pop(commit, None)
+        if not self._open and not self.done:
+            self._answer()
+
+    def expired(self) -> None:
+        for commit in self._open:
+            commit.result.error = ErrorCode.request_timed_out.value
+            commit.result.base_offset = -1
+        self._open.clear()
+        self._answer()
+
+    def _answer(self) -> None:
+        self.done = True
+        self._connection.answer(self.slot, encode_produce(self._version, self._correlation_id, self._topics))
+
+
+class _PartitionCommit:
+    __slots__ = ("_owner", "_partition", "needed", "result")
+
+    def __init__(self, owner: CommitWait, partition: Partition, result: ProduceResult, needed: int) -> None:
+        self.needed = needed
+        self.result = result
+        self._owner = owner
+        self._partition = partition
+
+    def reached(self) -> None:
+        if self._owner.done:
+            return
+        if not self._partition.acks_all_ok:
+            self.result.error = ErrorCode.not_enough_replicas_after_append.value
+        self._owner.settled(self)
+
+    def failed(self, code: ErrorCode) -> None:
+        if self._owner.done:
+            return
+        self.result.error, self.result.base_offset = code.value, -1
+        self._owner.settled(self)
+
+
+def leader_hint(cluster: Cluster, topic: str, index: int) -> Hint | None:
+    """Where a client should go instead, as far as the image knows."""
+    image = cluster.image
+    found = image.partition(topic, index)
+    leader = None if found is None else image.brokers.get(found.leader)
+    if found is None or leader is None or not leader.endpoints:
+        return None
+    endpoint = leader.endpoints[0]
+    return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)

@@ -1,0 +1,56 @@
+"""The world a broker lives in: files, network, object store, clock, randomness and other threads, as
+parameters.
+
+Owns the interfaces only; `broker.server` builds the real ones and a simulation builds its own.
+Invariant: nothing else in the broker reads the outside world, so one seed decides a whole simulated run.
+"""
+
+import random
+from asyncio import BaseProtocol, Transport
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from remote.object_store import ObjectStore
+from storage.files import Files
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs a blocking call away from the loop; the only door to another thread."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class Listening(Protocol):
+    """One bound listener; `port` is the real one when 0 was asked for."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    def close(self) -> None:
+        """Accept nothing more. Connections that are open stay open."""
+
+
+class Network(Protocol):
+    async def listen(
+        self, host: str, port: int, factory: Callable[[], BaseProtocol], *, backlog: int
+    ) -> Listening: ...
+
+    async def connect(
+        self, host: str, port: int, factory: Callable[[], BaseProtocol]
+    ) -> tuple[Transport, BaseProtocol]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    files: Files
+    network: Network
+    store: ObjectStore
+    now_ms: Callable[[], int]
+    random: random.Random
+    offload: Offload
+    host_name: str = "localhost"
+    """What a wildcard listener advertises."""

@@ -1,0 +1,377 @@
+"""The partitions of this broker: which there are, who leads them, and the one place where staged bytes become
+durable.
+
+Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
+and the group-committed fsync of single replicas. Does not own: files (log manager), rules (partition),
+requests (handlers). Invariant: between `append` and `flush` nothing awaits and nothing is answered; after
+`flush` every appended batch is either written or its partition is offline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
+
+from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
+from broker.partition import Partition, TopicStats
+from broker.ports import World
+from broker.purgatory import Purgatory, Waiter
+from protocol.errors import ErrorCode, KafkaError
+from storage.log import Appended
+from storage.log_manager import LogManager
+from storage.policy import LogConfig
+
+log = logging.getLogger(__name__)
+
+_READ_ALL_BYTES: Final = 1 << 20
+_REMOTE_PREFIX: Final = "__remote_"
+
+LeadershipListener = Callable[[str, int, "int | None"], None]
+"""(topic, partition, leader epoch), or None for the epoch when this broker no longer leads it."""
+
+
+def is_internal(topic: str) -> bool:
+    """Topics that clients may not produce to."""
+    return topic in INTERNAL_TOPICS or topic.startswith(_REMOTE_PREFIX)
+
+
+class CommitFuture(Waiter):
+    """A commit that a coroutine waits for."""
+
+    __slots__ = ("future", "needed")
+
+    def __init__(self, needed: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.needed = needed
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def reached(self) -> None:
+        self.done = True
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def failed(self, code: ErrorCode) -> None:
+        self.done = True
+        if not self.future.done():
+            self.future.set_exception(KafkaError(code))
+
+    def expired(self) -> None:
+        self.failed(ErrorCode.request_timed_out)
+
+
+class ReplicaManager:
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        world: World,
+        logs: LogManager,
+        purgatory: Purgatory,
+        log_config: Callable[[str], LogConfig],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        flush_single: bool = False,
+    ) -> None:
+        self.node_id = node_id
+        self.logs = logs
+        self.purgatory = purgatory
+        self.generation = 0
+        """Goes up whenever a look-up may give another answer than before."""
+        self.touched: list[Partition] = []
+        """Partitions with staged bytes; whoever appends adds the partition once, `flush` empties the list."""
+        self.on_leadership: list[LeadershipListener] = []
+        self.topic_stats: dict[str, TopicStats] = {}
+        self._world = world
+        self._log_config = log_config
+        self._spawn = spawn
+        self._flush_single = flush_single
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._unopened: set[tuple[str, int]] = set()
+        """Replicas whose log could not be opened because its directory is lost."""
+        self._image: Image | None = None
+
+    def __repr__(self) -> str:
+        leaders = sum(partition.is_leader for partition in self._partitions.values())
+        total = len(self._partitions)
+        return f"<ReplicaManager {total} partitions, {leaders} led, {self.offline_count} offline>"
+
+    @property
+    def offline_count(self) -> int:
+        return len(self._unopened) + sum(partition.offline for partition in self._partitions.values())
+
+    def partitions(self) -> Iterator[Partition]:
+        yield from self._partitions.values()
+
+    # --------------------------------------------------------------------------------------------- look-up
+
+    def find(self, topic: str, index: int) -> Partition | ErrorCode:
+        """The partition when this broker leads it, else the error that says why not."""
+        partition = self._partitions.get((topic, index))
+        if partition is None:
+            if (topic, index) in self._unopened:
+                return ErrorCode.kafka_storage_error
+            image = self._image
+            if image is None or image.partition(topic, index) is None:
+                return ErrorCode.unknown_topic_or_partition
+            return ErrorCode.not_leader_or_follower
+        if partition.offline:
+            return ErrorCode.kafka_storage_error
+        return partition if partition.is_leader else ErrorCode.not_leader_or_follower
+
+    def partition(self, topic: str, index: int) -> Partition:
+        found = self.find(topic, index)
+        if isinstance(found, ErrorCode):
+            raise KafkaError(found)
+        return found
+
+    # ---------------------------------------------------------------------------------------------- append
+
+    def touch(self, partition: Partition) -> None:
+        if not partition.dirty:
+            partition.dirty = True
+            self.touched.append(partition)
+
+    def flush(self) -> list[Partition]:
+        """One write for each touched partition, then their frontiers. Returns them, for `wake` after the
+        answers.
+        """
+        touched, self.touched = self.touched, []
+        for partition in touched:
+            partition.dirty = False
+            try:
+                partition.log.flush_staged()
+            except KafkaError as error:
+                self._partition_failed(partition, error)
+                continue
+            if partition.syncs:
+                self._sync_soon(partition)
+            else:
+                partition.advance()
+        return touched
+
+    def wake(self, touched: list[Partition]) -> None:
+        for partition in touched:
+            if partition.data_waiters:
+                self.purgatory.wake(partition)
+
+    async def append(
+        self,
+        topic: str,
+        index: int,
+        batch: bytearray,
+        *,
+        timeout_ms: int,
+        required_acks: int = -1,
+        origin: str = "coordinator",
+        expected_leader_epoch: int | None = None,
+    ) -> Appended:
+        """For coordinators: returns when the batch is as safe as acks=all makes it."""
+        partition = self.partition(topic, index)
+        if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
+        if required_acks == -1:
+            partition.check_acks_all()
+        appended = partition.log.append_records(
+            batch,
+            leader_epoch=partition.leader_epoch,
+            now_ms=self._world.now_ms(),
+            origin="client" if origin == "client" else "coordinator",
+        )
+        self.touch(partition)
+        self.wake(self.flush())
+        if partition.offline:
+            raise KafkaError(ErrorCode.kafka_storage_error)
+        if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
+            waiter = CommitFuture(appended.last_offset + 1, asyncio.get_running_loop())
+            partition.wait_committed(waiter)
+            self.purgatory.watch(waiter, timeout_ms / 1000)
+            await waiter.future
+        return appended
+
+    def read_all(self, topic: str, index: int) -> Iterator[bytes]:
+        """Every batch from the log's start to its end, in chunks of whole batches."""
+        source = self.partition(topic, index).log
+        offset, end = source.log_start_offset, source.log_end_offset
+        while offset < end:
+            part = source.read(offset, _READ_ALL_BYTES, bound=end, min_one=True)
+            if part is None or part.size == 0:
+                return
+            yield part.read()
+            offset = part.next_offset
+
+    # ----------------------------------------------------------------------------------------------- fsync
+
+    def _sync_soon(self, partition: Partition) -> None:
+        """One fsync at a time: appends that come meanwhile share the next one."""
+        if not partition.syncing and partition.synced < partition.log.log_end_offset:
+            partition.syncing = True
+            self._spawn(self._sync(partition))
+
+    async def _sync(self, partition: Partition) -> None:
+        try:
+            while not partition.offline and partition.synced < partition.log.log_end_offset:
+                job = partition.log.fsync_target()
+                end = partition.log.log_end_offset if job is None else job.upto
+                if job is not None:
+                    try:
+                        await self._world.offload(job.run)
+                    except OSError as error:
+                        partition.log.flush_failed(error)
+                        self._partition_failed(
+                            partition, KafkaError(ErrorCode.kafka_storage_error, str(error))
+                        )
+                        return
+                    partition.log.mark_flushed(end)
+                partition.synced_to(end)
+                if partition.data_waiters:
+                    self.purgatory.wake(partition)
+        finally:
+            partition.syncing = False
+
+    # ------------------------------------------------------------------------------------------- the image
+
+    def load(self, image: Image) -> None:
+        """Takes over the whole image: opens or creates every log this broker is a replica of."""
+        self._image = image
+        for topic in image.topics.values():
+            self._follow_topic(topic)
+        for topic_name, index in self.logs.logs.keys() - self._partitions.keys():
+            log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
+            self.logs.stray(topic_name, index)
+        self.generation += 1
+
+    def apply(self, delta: Delta) -> None:
+        """Follows one change of the image that `load` was given."""
+        image = self._image
+        if image is None:
+            return
+        self.generation += 1
+        for gone in delta.topics_deleted:
+            self._drop_topic(gone)
+        for name in (*delta.topics_created, *delta.topics_changed):
+            topic = image.topics.get(name)
+            if topic is not None:
+                self._follow_topic(topic)
+        if delta.configs_changed:
+            self.reconfigure()
+
+    def reconfigure(self) -> None:
+        """Every log takes its configuration again: a default that changed may reach any of them."""
+        configs: dict[str, LogConfig] = {}
+        for partition in self._partitions.values():
+            config = configs.get(partition.topic)
+            if config is None:
+                config = configs[partition.topic] = self._log_config(partition.topic)
+            if partition.log.config != config:
+                partition.log.set_config(config)
+            partition.refresh()
+
+    def _follow_topic(self, topic: TopicImage) -> None:
+        config: LogConfig | None = None
+        for wanted in topic.partitions:
+            key = (topic.name, wanted.index)
+            known = self._partitions.get(key)
+            if self.node_id not in wanted.replicas:
+                if known is not None:
+                    self._drop(known)
+                continue
+            if known is not None and known.topic_id != topic.id:
+                self._drop(known)
+                known = None
+            if known is None:
+                config = config or self._log_config(topic.name)
+                known = self._open(topic, wanted, config)
+                if known is None:
+                    continue
+            self._follow(known, wanted)
+
+    def _open(self, topic: TopicImage, wanted: PartitionImage, config: LogConfig) -> Partition | None:
+        held = self.logs.logs.get((topic.name, wanted.index))
+        if held is not None and held.known_topic_id not in (None, topic.id):
+            # left over from an earlier topic of this name
+            self.logs.stray(topic.name, wanted.index)
+        try:
+            opened = self.logs.create(topic.name, topic.id, wanted.index, config)
+        except (KafkaError, OSError) as error:
+            log.error("cannot open the log of %s-%d: %s", topic.name, wanted.index, error)
+            self._unopened.add((topic.name, wanted.index))
+            return None
+        self._unopened.discard((topic.name, wanted.index))
+        stats = self.topic_stats.setdefault(topic.name, TopicStats())
+        partition = Partition(
+            topic=topic.name,
+            index=wanted.index,
+            topic_id=topic.id,
+            log=opened,
+            node_id=self.node_id,
+            stats=stats,
+        )
+        self._partitions[topic.name, wanted.index] = partition
+        return partition
+
+    def _follow(self, partition: Partition, wanted: PartitionImage) -> None:
+        if partition.offline:
+            return
+        if wanted.leader == self.node_id:
+            newer = partition.lead(
+                leader_epoch=wanted.leader_epoch,
+                replicas=wanted.replicas,
+                isr=wanted.isr,
+                syncs=self._flush_single,
+                internal=is_internal(partition.topic),
+            )
+            if newer:
+                self._announce(partition, partition.leader_epoch)
+        else:
+            led = partition.is_leader
+            partition.resign(leader_id=wanted.leader, leader_epoch=wanted.leader_epoch)
+            if led:
+                self._announce(partition, None)
+            self.purgatory.wake(partition)
+
+    def _drop_topic(self, topic: TopicImage) -> None:
+        for wanted in topic.partitions:
+            self._unopened.discard((topic.name, wanted.index))
+            partition = self._partitions.get((topic.name, wanted.index))
+            if partition is not None and partition.topic_id == topic.id:
+                self._drop(partition)
+        self.topic_stats.pop(topic.name, None)
+
+    def _drop(self, partition: Partition) -> None:
+        led = partition.is_leader
+        self._partitions.pop((partition.topic, partition.index), None)
+        partition.resign(leader_id=-1, leader_epoch=partition.leader_epoch)
+        if led:
+            self._announce(partition, None)
+        self.purgatory.wake(partition)
+        if not partition.offline:
+            self.logs.delete(partition.topic, partition.index)
+
+    def _announce(self, partition: Partition, leader_epoch: int | None) -> None:
+        for listener in self.on_leadership:
+            listener(partition.topic, partition.index, leader_epoch)
+
+    # --------------------------------------------------------------------------------------------- failure
+
+    def _partition_failed(self, partition: Partition, error: KafkaError) -> None:
+        """The log manager hears of a failed disk by itself; this is for what it does not put offline."""
+        log.error("%s-%d is offline: %s", partition.topic, partition.index, error.message or error)
+        self._take_offline(partition)
+
+    def directory_failed(self, path: str, error: OSError) -> None:
+        """A log directory is lost; its partitions answer 56 and the others live on."""
+        log.error("log directory %s failed: %s", path, error)
+        for partition in list(self._partitions.values()):
+            if self.logs.offline_dirs and partition.log.offline is not None:
+                self._take_offline(partition)
+
+    def _take_offline(self, partition: Partition) -> None:
+        if partition.offline:
+            return
+        led = partition.is_leader
+        partition.go_offline()
+        self.generation += 1
+        if led:
+            self._announce(partition, None)
+        self.purgatory.wake(partition)

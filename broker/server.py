@@ -1,0 +1,424 @@
+"""A broker, built once and in plain code, and its life from start to clean stop.
+
+Owns: constructing every component, the root TaskGroup and all background work, the order of start and stop,
+and for a process of its own: the real world, the signals, the garbage collector. Does not own: any behaviour
+of a component. Invariant: nobody is answered before the cluster was joined and every log is open; a stop that
+returns left the clean-shutdown marker; a background task that dies takes the broker down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from broker.cluster import Cluster, StartupError
+from broker.config import BrokerConfig, ConfigError, log_config
+from broker.dispatch import Dispatcher
+from broker.fetch_sessions import FetchSessions
+from broker.groups import GroupCoordinator
+from broker.handlers import cluster as cluster_handlers
+from broker.handlers import data as data_handlers
+from broker.handlers import groups as group_handlers
+from broker.handlers.fetch import Fetch
+from broker.handlers.produce import Produce
+from broker.metrics import Metrics
+from broker.network import Limits, NetworkServer, TcpNetwork
+from broker.ports import Listening, World
+from broker.purgatory import Purgatory
+from broker.replica_manager import ReplicaManager
+from protocol.apis import SERVED
+from protocol.messages import load
+from remote.object_store import LocalStore
+from storage.files import DiskFiles
+from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
+
+if TYPE_CHECKING:
+    from broker.admin_http import AdminHttp
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAINTAIN_EVERY_S: Final = 1.0
+WARM_PAUSE_S: Final = 0.02
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+"""A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Components:
+    """Everything a handler may reach."""
+
+    config: BrokerConfig
+    world: World
+    logs: LogManager
+    cluster: Cluster
+    purgatory: Purgatory
+    replicas: ReplicaManager
+    groups: GroupCoordinator
+    fetch_sessions: FetchSessions
+    metrics: Metrics
+    network: NetworkServer = field(init=False)
+    absolute_path: Callable[[str], str] = os.path.abspath
+
+
+class Broker:
+    """`await start()`, and clients may connect to `listeners`; `await stop()` leaves everything clean."""
+
+    def __init__(self, config: BrokerConfig, world: World, *, admin: tuple[str, int] | None = None) -> None:
+        self.config = config
+        self.world = world
+        self.listeners: dict[str, Listening] = {}
+        self.admin: AdminHttp | None = None
+        self.is_ready = False
+        self.warms_codecs = False
+        """Loads every codec in idle moments after ready; for a process that stays."""
+        self.components: Components
+        self._admin_address = admin
+        self._root: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._failure: str | None = None
+
+    def __repr__(self) -> str:
+        state = "ready" if self.is_ready else "not ready"
+        ports = ", ".join(f"{name}={each.host}:{each.port}" for name, each in self.listeners.items())
+        return f"<Broker {self.config.node_id} {state} {ports}>"
+
+    # ------------------------------------------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Returns when clients may connect; raises what kept the broker from it."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._root = asyncio.get_running_loop().create_task(self._run(ready), name="broker")
+        await asyncio.wait((ready, self._root), return_when=asyncio.FIRST_COMPLETED)
+        if self._root.done():
+            await self._root
+        ready.result()
+
+    async def run_until_stopped(self) -> None:
+        """Returns after a clean stop; raises what ended the broker otherwise."""
+        assert self._root is not None, "start() comes first"
+        await asyncio.shield(self._root)
+        if self._failure is not None:
+            raise StartupError(self._failure)
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Answers what was asked, closes every log and leaves the clean-shutdown marker."""
+        self.request_stop()
+        if self._root is not None:
+            await self._root
+
+    def fail(self, reason: str) -> None:
+        """This broker may not go on (its node id is taken over): stop, and say why."""
+        self._failure = reason
+        self.request_stop()
+
+    async def _run(self, ready: asyncio.Future[None]) -> None:
+        self._build()
+        logs = self.components.logs
+        logs.lock_and_open()
+        is_clean = False
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self._open()
+                self.is_ready = True
+                ready.set_result(None)
+                await self._after_ready()
+                await self._stopping.wait()
+                self.is_ready = False
+                await self._close()
+            is_clean = True
+        except BaseExceptionGroup as failures:
+            raise _first_cause(failures) from failures
+        finally:
+            self.is_ready = False
+            self.components.network.stop_listening()
+            logs.close(clean=is_clean, broker_epoch=self.components.cluster.broker_epoch)
+
+    def _build(self) -> None:
+        """Every component, once."""
+        config, world = self.config, self.world
+        loop = asyncio.get_running_loop()
+        purgatory = Purgatory(loop)
+        logs = LogManager(
+            files=world.files,
+            dirs=config.log_dirs,
+            now_ms=world.now_ms,
+            random=world.random,
+            defaults=log_config(config, {}),
+            on_dir_failure=lambda path, error: replicas.directory_failed(path, error),
+            background=lambda job, done: self.spawn(_offloaded(world, job, done)),
+            intervals=_intervals(config),
+            cleaner=CleanerSettings(
+                enabled=config.log_cleaner_enable,
+                dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
+                io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+            ),
+            producer_expiration_ms=config.producer_id_expiration_ms,
+        )
+        cluster = Cluster(config, world, on_fenced=self.fail)
+        replicas = ReplicaManager(
+            node_id=config.node_id,
+            world=world,
+            logs=logs,
+            purgatory=purgatory,
+            log_config=cluster.log_config,
+            spawn=self.spawn,
+            flush_single=config.log_flush_single_replica,
+        )
+        cluster.subscribe(replicas.apply)
+        sessions = FetchSessions(
+            max_sessions=config.max_incremental_fetch_session_cache_slots, random=world.random
+        )
+        self.components = components = Components(
+            config=config,
+            world=world,
+            logs=logs,
+            cluster=cluster,
+            purgatory=purgatory,
+            replicas=replicas,
+            groups=GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas),
+            fetch_sessions=sessions,
+            metrics=Metrics(),
+        )
+        dispatcher = Dispatcher(
+            components=components,
+            handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
+            produce=Produce(replicas=replicas, cluster=cluster, purgatory=purgatory, now_ms=world.now_ms),
+            fetch=Fetch(
+                replicas=replicas,
+                cluster=cluster,
+                sessions=sessions,
+                purgatory=purgatory,
+                now_ms=world.now_ms,
+                max_bytes=config.fetch_max_bytes,
+            ),
+            spawn=self.spawn,
+        )
+        components.network = NetworkServer(
+            loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
+        )
+
+    async def _open(self) -> None:
+        """Ports first, because the registration names them; whoever connects early waits unread."""
+        components = self.components
+        for listener in self.config.listeners:
+            try:
+                self.listeners[listener.name] = await components.network.listen(
+                    listener.name, listener.host, listener.port
+                )
+            except OSError as error:
+                where = f"{listener.host}:{listener.port}"
+                raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from error
+        ports = {name: listening.port for name, listening in self.listeners.items()}
+        await components.cluster.start(
+            ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
+        )
+        components.logs.load(components.cluster.log_config)
+        components.replicas.load(components.cluster.image)
+        await components.groups.start(self._tasks)
+        components.network.open()
+
+    async def _after_ready(self) -> None:
+        if self._admin_address is not None:
+            from broker.admin_http import AdminHttp
+
+            self.admin = AdminHttp(self.components, is_ready=lambda: self.is_ready)
+            await self.admin.start(*self._admin_address)
+        self.spawn(self._maintain())
+        self.spawn(self._clean())
+        if self.warms_codecs:
+            self.spawn(self._warm())
+
+    async def _close(self) -> None:
+        components = self.components
+        components.network.stop_listening()
+        await components.groups.stop()
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await components.network.close()
+        await components.cluster.stop()
+        if self.admin is not None:
+            await self.admin.stop()
+
+    # ------------------------------------------------------------------------------------------- background
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs in the root TaskGroup, until it ends or the broker stops."""
+        task = self._tasks.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _maintain(self) -> None:
+        """Retention, delayed deletes, flushes by time, checkpoints."""
+        while True:
+            await asyncio.sleep(MAINTAIN_EVERY_S)
+            for _ in self.components.logs.maintain(self.world.now_ms()):
+                await asyncio.sleep(0)
+
+    async def _clean(self) -> None:
+        """Compaction, at the pace its slices ask for."""
+        pause_s = max(self.config.log_cleaner_backoff_ms / 1000, MAINTAIN_EVERY_S)
+        while self.config.log_cleaner_enable:
+            await asyncio.sleep(pause_s)
+            for wait_ms in self.components.logs.clean(self.world.now_ms()):
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _warm(self) -> None:
+        """Codecs load on first use; doing all of it at once would cost 0.7 s of start-up."""
+        for key, row in SERVED.items():
+            for version in range(row.max_version, row.served_from - 1, -1):
+                await asyncio.sleep(WARM_PAUSE_S)
+                load(key, version)
+        gc.freeze()
+
+
+async def _offloaded(world: World, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
+    try:
+        await world.offload(job)
+    except OSError as error:
+        done(error)
+    else:
+        done(None)
+
+
+def _intervals(config: BrokerConfig) -> Intervals:
+    return Intervals(
+        retention_ms=config.log_retention_check_interval_ms,
+        recovery_points_ms=config.log_flush_offset_checkpoint_interval_ms,
+        log_starts_ms=config.log_flush_start_offset_checkpoint_interval_ms,
+        high_watermarks_ms=config.replica_high_watermark_checkpoint_interval_ms,
+    )
+
+
+def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+def _limits(config: BrokerConfig) -> Limits:
+    return Limits(
+        request_bytes=config.socket_request_max_bytes,
+        connections=config.max_connections,
+        connections_per_ip=config.max_connections_per_ip,
+        connections_per_ip_overrides=config.max_connections_per_ip_overrides,
+        creation_rate=config.max_connection_creation_rate,
+        idle_ms=config.connections_max_idle_ms,
+        queued_bytes=config.queued_max_request_bytes,
+        backlog=config.socket_listen_backlog_size,
+    )
+
+
+# --------------------------------------------------------------------------------------- a process of its own
+
+
+def run(
+    config: BrokerConfig,
+    store_url: str | None,
+    admin: str | None,
+    print_ready: Callable[[str], None],
+) -> int:
+    """Runs one broker on the real world until a signal; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if config.ignored:
+        log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+    admin_address = _address(admin) if admin is not None else None
+    world = real_world(config, store_url)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            runner.run(_serve(config, world, admin_address, _store_name(config, store_url), print_ready))
+        except (StartupError, LogDirError, ConfigError) as error:
+            log.error("%s", error)
+            return 1
+    return 0
+
+
+async def _serve(
+    config: BrokerConfig,
+    world: World,
+    admin: tuple[str, int] | None,
+    store: str,
+    print_ready: Callable[[str], None],
+) -> None:
+    broker = Broker(config, world, admin=admin)
+    broker.warms_codecs = True
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # signal.signal would raise inside a transport's callback, where uvloop swallows it
+        loop.add_signal_handler(number, broker.request_stop)
+    await broker.start()
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()
+    first = next(iter(broker.listeners.values()))
+    host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+    print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+    await broker.run_until_stopped()
+
+
+def real_world(config: BrokerConfig, store_url: str | None) -> World:
+    files = DiskFiles()
+    root = _store_root(config, store_url)
+    files.makedirs(root)
+    return World(
+        files=files,
+        network=TcpNetwork(),
+        store=LocalStore(root, files=files, offload=offload),
+        now_ms=lambda: time.time_ns() // 1_000_000,  # noqa: TID251
+        random=random.Random(),
+        offload=offload,
+        host_name=socket.gethostname(),
+    )
+
+
+async def offload(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _store_root(config: BrokerConfig, store_url: str | None) -> str:
+    if store_url is None:
+        return os.path.join(config.log_dirs[0], "store")
+    parts = urlsplit(store_url)
+    if parts.scheme != "file" or not parts.path or parts.netloc:
+        raise ConfigError(f"--store {store_url}: give a directory as file:///DIR")
+    return parts.path
+
+
+def _store_name(config: BrokerConfig, store_url: str | None) -> str:
+    return store_url or "file://" + os.path.abspath(_store_root(config, None))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--admin {text}: give HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
