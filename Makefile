@@ -1,0 +1,74 @@
+# Every target sets up what it needs by itself; a fresh machine needs Python 3.11 or newer and nothing else.
+# `make kafka` also needs Java 17 and Maven, `make minio` a Go toolchain: they fetch the real peers that tests
+# compare with, and tests that need an absent peer skip and say so.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PEERS  := .peers
+DATA   ?= .tidewal
+LISTEN ?= 127.0.0.1:9092
+ARGS   ?=
+SEEDS  ?= 1000
+FROM   ?= 0
+
+MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+
+.PHONY: help setup run test sim bench kafka minio conformance clean
+
+help: ## what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.stamp ## the virtual environment, with everything the project needs
+
+$(VENV)/.stamp: pyproject.toml
+	@if [ ! -x $(BIN)/python ]; then \
+	  for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$${found:-}" ]; then echo "no Python 3.11 or newer on PATH" >&2; exit 1; fi; \
+	  $$found -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: setup ## a broker on 127.0.0.1:9092; its logs and its object store live in ./.tidewal (ARGS="--set …" adds options)
+	@exec $(BIN)/tidewal broker --listen $(LISTEN) --data $(DATA) $(ARGS)
+
+test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
+
+sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
+	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
+
+bench: setup ## start a broker of its own, then produce, consume and latency against it
+	@$(BIN)/python -m tools.bench $(ARGS)
+
+conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
+	@$(BIN)/python -m tools.conformance --write
+
+kafka: $(PEERS)/kafka/.stamp ## Apache Kafka as a peer for the tests, in .peers/kafka (Java 17, Maven)
+
+$(PEERS)/kafka/.stamp: tests/peers/pom.xml tests/peers/log4j2.xml
+	@command -v java >/dev/null && command -v mvn >/dev/null || { echo "make kafka needs Java 17 and Maven" >&2; exit 1; }
+	@rm -rf $(PEERS)/kafka && mkdir -p $(PEERS)/kafka/libs $(PEERS)/kafka/config
+	mvn --batch-mode --quiet -f tests/peers/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+	  -DoutputDirectory="$$PWD/$(PEERS)/kafka/libs"
+	@cp tests/peers/log4j2.xml $(PEERS)/kafka/config/
+	@touch $@
+
+minio: $(PEERS)/minio/$(MINIO_VERSION) ## MinIO as a peer for the tests, in .peers/minio (Go; three minutes the first time)
+
+$(PEERS)/minio/$(MINIO_VERSION):
+	@command -v go >/dev/null || { echo "make minio needs a Go toolchain" >&2; exit 1; }
+	@rm -rf $(PEERS)/minio && mkdir -p $(PEERS)/minio
+	GOBIN="$$PWD/$(PEERS)/minio" CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
+	@touch $@
+
+clean: ## what builds and tests leave behind (not the environment, peers or data)
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,150 @@
+"""What every test may ask for: a broker in this process, a broker in its own, real peers, hypothesis
+profiles.
+
+Owns fixtures and the collection of requirement marks. A fixture that needs a peer which is not there skips
+and names the command that brings it.
+Invariant: whatever a fixture starts is stopped when its test ends, whether the test passed or not.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.processes import BrokerProcess
+
+if TYPE_CHECKING:
+    from broker.server import Broker
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".peers"
+
+# Examples are the same on every CI run; at home each run explores others, and a failure prints the blob
+# that replays it.
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("home", settings.get_profile("ci"), derandomize=False)
+settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+# --- brokers ------------------------------------------------------------------------------------------------
+
+
+class MakeBroker(Protocol):
+    def __call__(self, /, **properties: str) -> Awaitable["Broker"]: ...
+
+
+@pytest.fixture
+async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable["Broker"]]]:
+    """Starts in-process brokers with real files and sockets on free ports.
+
+    Properties are Kafka's, with `_` for `.`. All brokers of one test share one data directory, so a second
+    one is a restart of the first: stop that before.
+    """
+    from broker import config, server
+
+    started: list[Broker] = []
+
+    async def make(**properties: str) -> "Broker":
+        properties = {
+            "node.id": "1",
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": str(tmp_path / "data"),
+            **{name.replace("_", "."): value for name, value in properties.items()},
+        }
+        parsed = config.from_properties(properties, standalone=True)
+        broker = server.Broker(parsed, server.real_world(parsed, None))
+        await broker.start()
+        started.append(broker)
+        return broker
+
+    yield make
+    for broker in reversed(started):
+        await broker.stop()
+
+
+@pytest.fixture
+async def broker(make_broker: MakeBroker) -> "Broker":
+    """One broker in this process, started."""
+    return await make_broker()
+
+
+@pytest.fixture
+def bootstrap(broker: "Broker") -> str:
+    """host:port of `broker`."""
+    listener = next(iter(broker.listeners.values()))
+    return f"{listener.host}:{listener.port}"
+
+
+@pytest.fixture
+def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """Starts real broker processes; without `data` they share one data directory, one after the other."""
+    started: list[BrokerProcess] = []
+
+    def start(data: Path | None = None, **options: object) -> BrokerProcess:
+        process = BrokerProcess(data or tmp_path / "data", **options)  # type: ignore[arg-type]
+        started.append(process)
+        return process
+
+    yield start
+    for process in reversed(started):
+        process.close()
+
+
+@pytest.fixture
+def broker_process(start_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    """One real broker process, ready."""
+    return start_broker()
+
+
+# --- peers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kafka_home() -> Path:
+    """Apache Kafka's home: the class path is `HOME/config:HOME/libs/*` (the first holds log4j2.xml)."""
+    home = PEERS / "kafka"
+    if not (home / ".stamp").exists():
+        pytest.skip("Apache Kafka is not here: make kafka")
+    if shutil.which("java") is None:
+        pytest.skip("Apache Kafka needs Java 17 on PATH")
+    return home
+
+
+@pytest.fixture(scope="session")
+def minio() -> Path:
+    """The MinIO server's executable."""
+    executable = PEERS / "minio" / "minio"
+    if not executable.exists():
+        pytest.skip("MinIO is not here: make minio")
+    return executable
+
+
+# --- requirement marks --------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--requirements-to",
+        metavar="FILE",
+        help="write {requirement id: [test, …]} of what was collected, as JSON",
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    target = session.config.getoption("--requirements-to")
+    if target is None:
+        return
+    marked: dict[str, set[str]] = {}
+    for item in session.items:
+        test = item.nodeid.split("[", 1)[0]
+        for mark in item.iter_markers("requirement"):
+            for requirement in mark.args:
+                marked.setdefault(requirement, set()).add(test)
+    Path(target).write_text(json.dumps({key: sorted(tests) for key, tests in sorted(marked.items())}))

@@ -1,0 +1,102 @@
+"""The rules that hold for every file: ruff, mypy --strict, import-linter, file heads, words, the conformance
+page.
+
+Owns what a reviewer should never have to say twice. Does not own behaviour.
+Invariant: what is checked here is checked nowhere else, so `make test` is the only command.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools import conformance
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("protocol", "storage", "remote", "broker", "tools")
+BIN = Path(sys.executable).parent
+
+# Marks of unfinished work, paths of one machine, and notes that are not part of the project. The brackets
+# keep this file from matching itself.
+FORBIDDEN = re.compile(
+    r"\b(?:T[O]DO|F[I]XME|X[X]X|H[A]CK)\b"
+    r"|/(?:work|root|home)/\w"
+    r"|\b(?:design|hotpath|style|reliability|requirements|spark|contract)\.[m]d\b"
+    r"|\b[i]ssue #?\d"
+)
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".tsv", ".xml", ".yml", ".yaml", ""}
+HEAD_CHARACTERS_MIN = 80
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+def test_ruff_finds_nothing() -> None:
+    run(str(BIN / "ruff"), "check", "--quiet", "--output-format", "concise", ".")
+
+
+def test_types_are_strict() -> None:
+    run(sys.executable, "-m", "mypy", "--no-error-summary")
+
+
+def test_imports_go_one_way_and_pure_modules_are_pure() -> None:
+    run(str(BIN / "lint-imports"))
+
+
+def test_every_file_says_what_it_owns() -> None:
+    """A module starts with its docstring: what it owns, what it does not, the invariant it keeps."""
+    headless = []
+    for path in python_files(*PACKAGES, "tests"):
+        tree = ast.parse(path.read_text(), filename=str(path))
+        if not tree.body and path.name == "__init__.py":
+            continue
+        head = ast.get_docstring(tree) or ""
+        wanted = HEAD_CHARACTERS_MIN if path.name != "__init__.py" and "tests" not in path.parts else 20
+        if len(head) < wanted:
+            headless.append(str(path.relative_to(ROOT)))
+    assert not headless, f"no head that says what the file owns: {', '.join(headless)}"
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks or would track; without git, whatever lies in the source folders."""
+    names: list[str] = []
+    if shutil.which("git") is not None:
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        names = done.stdout.splitlines() if done.returncode == 0 else []
+    found = [ROOT / name for name in names] or list(python_files(*PACKAGES, "tests"))
+    return [path for path in found if path.is_file() and path.suffix in TEXT_SUFFIXES]
+
+
+def test_no_forbidden_words() -> None:
+    found = []
+    for path in tracked_files():
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if match := FORBIDDEN.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "words", [("TO", "DO: later"), ("/wo", "rk/x"), ("see design.", "md"), ("iss", "ue 3")]
+)
+def test_forbidden_words_are_found(words: tuple[str, str]) -> None:
+    assert FORBIDDEN.search(f"a line with {''.join(words)} in it")
+
+
+def test_conformance_page_is_current() -> None:
+    demands, marks = conformance.read_demands(), conformance.collect_marks()
+    assert not conformance.unknown_marks(demands, marks)
+    assert conformance.PAGE.read_text() == conformance.render(demands, marks), "stale: make conformance"

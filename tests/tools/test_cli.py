@@ -1,0 +1,203 @@
+"""The command line: help for each command, and one clear line for each mistake."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, BrokerProcess, DidNotStart
+from tools import cli
+
+COMMANDS = (
+    (),
+    ("broker",),
+    ("topics",),
+    ("topics", "create"),
+    ("topics", "delete"),
+    ("topics", "list"),
+    ("topics", "describe"),
+    ("topics", "alter"),
+    ("offsets",),
+    ("bench",),
+    ("bench", "produce"),
+    ("bench", "consume"),
+    ("bench", "latency"),
+    ("dump-log",),
+)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code and the one line on stderr."""
+    code = cli.run(list(arguments))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("tidewal: ")
+    return code, lines[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    assert cli.run([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Usage: " in text
+    assert "--help" in text
+
+
+def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("broker", "topics", "offsets", "bench", "dump-log"))
+    assert not any(command in text for command in ("cluster", "verify", "recover", "cost", "demo"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["brokr"], "No such command 'brokr'"),
+        (["broker", "--prot", "9092"], "No such option"),
+        (["broker", "--listen", "9092"], "--listen 9092: not HOST:PORT"),
+        (["broker", "--node-id", "one"], "--node-id"),
+        (["broker", "--set", "num.partitions"], "--set num.partitions: not KEY=VALUE"),
+        (["broker", "--set", "num.partition=3"], "num.partitions"),
+        (["broker", "--set", "num.partitions=three"], "num.partitions"),
+        (["broker", "--config", "/nowhere/server.properties"], "No such file"),
+        (["topics", "list", "--bootstrap", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["topics", "alter", "t", "--partitions", "0"], "--partitions"),
+        (["topics", "create"], "Missing argument"),
+        (["topics", "create", "t", "--config", "a"], "--config a: not KEY=VALUE"),
+        (["offsets"], "Missing argument"),
+        (["bench", "produce", "--acks", "2"], "--acks"),
+        (["bench", "produce", "--bootstrap", "nowhere"], "--bootstrap nowhere: not HOST:PORT"),
+        (["bench", "latency", "--records", "0"], "--records"),
+        (["dump-log", "/nowhere/0.log"], "no such file"),
+        (["dump-log"], "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+    code, line = complaint(capsys, *arguments)
+    assert code != 0
+    assert says in line
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("command", [("topics", "list"), ("topics", "create", "t"), ("offsets", "t")])
+def test_nobody_at_the_bootstrap_address(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    code, line = complaint(capsys, *command, "--bootstrap", f"127.0.0.1:{free_port()}")
+    assert code == 1
+    assert "connection refused" in line
+
+
+def test_no_trace_from_the_real_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", "broker", "--set", "num.partition=3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode != 0
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
+
+
+def test_broken_pipe_is_no_complaint(tmp_path: Path) -> None:
+    (tmp_path / "leader-epoch-checkpoint").write_text(
+        "0\n20000\n" + "".join(f"{n} {n}\n" for n in range(20000))
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "tools.cli", "dump-log", str(tmp_path / "leader-epoch-checkpoint")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        reader.stdout.readline()
+        reader.stdout.close()
+        assert reader.stderr.read() == b""
+    assert reader.returncode not in (0, None)
+
+
+# ---- tidewal broker ----------------------------------------------------------------------------------------
+
+
+def test_ready_line_and_clean_stop(broker_process: BrokerProcess) -> None:
+    words = broker_process.ready_line.split()
+    assert [word.split("=")[0] for word in words] == ["ready", "node", "listen", "store"]
+    assert words[1] == "node=1"
+    assert broker_process.port > 0
+    assert words[3].startswith("store=file://")
+    assert broker_process.terminate() == 0
+    markers = list(broker_process.data.rglob(".kafka_cleanshutdown"))
+    assert len(markers) == 1
+
+
+def test_a_second_process_on_the_same_data_is_refused(broker_process: BrokerProcess) -> None:
+    with pytest.raises(DidNotStart) as caught:
+        BrokerProcess(broker_process.data)
+    assert caught.value.returncode not in (None, 0)
+    assert len(caught.value.stderr.splitlines()) == 1, caught.value.stderr
+    assert "lock" in caught.value.stderr.lower()
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(DidNotStart) as caught:
+            BrokerProcess(tmp_path / "data", listen=f"127.0.0.1:{other.getsockname()[1]}")
+    assert caught.value.returncode not in (None, 0)
+    assert "in use" in caught.value.stderr
+    assert len(caught.value.stderr.splitlines()) == 1, caught.value.stderr
+
+
+def test_the_properties_file_and_what_wins_over_it(tmp_path: Path) -> None:
+    """A stock KRaft file starts unchanged; options win over it and --set wins over both."""
+    config = tmp_path / "server.properties"
+    config.write_text(
+        "process.roles=broker,controller\n"
+        "node.id=7\n"
+        "controller.quorum.bootstrap.servers=localhost:9093\n"
+        "listeners=PLAINTEXT://:9092,CONTROLLER://:9093\n"
+        "inter.broker.listener.name=PLAINTEXT\n"
+        "advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093\n"
+        "controller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL\n"
+        "num.network.threads=3\n"
+        "num.partitions=2\n"
+        "log.dirs=/nowhere/at/all\n"
+    )
+    arguments = ("--config", str(config))
+    with BrokerProcess(tmp_path / "data", arguments=arguments, settings={"num.partitions": "5"}) as process:
+        assert process.ready_line.split()[1] == "node=7"
+        assert cli_json("topics", "create", "t", "--bootstrap", process.bootstrap) is None
+        described = cli_json("topics", "describe", "t", "--json", "--bootstrap", process.bootstrap)
+        assert len(described[0]["partitions"]) == 5
+
+
+def cli_json(*arguments: str) -> object:
+    """Run a command in a process of its own; its JSON when it printed any."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if "--json" in arguments else None

@@ -1,0 +1,70 @@
+"""The entry point of `tidewal`: which command, and how every command ends.
+
+Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`,
+plainly spelt, gets by without loading them.
+Invariant: bad input ends with one clear line on stderr and a non-zero exit code, never with a trace.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from tools.broker_command import read_plainly, run_broker
+from tools.console import Failure, complain
+
+if TYPE_CHECKING:
+    from typer import TyperException
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main() -> NoReturn:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code; nothing but a bug leaves as an exception."""
+    try:
+        options = read_plainly(arguments[1:]) if arguments[:1] == ["broker"] else None
+        code = run_broker(options) if options is not None else _run_any(arguments)
+        sys.stdout.flush()
+    except Failure as failure:
+        complain(f"tidewal: {failure}")
+        return failure.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at its exit
+        return BROKEN_PIPE
+    return code
+
+
+def _run_any(arguments: list[str]) -> int:
+    import typer
+
+    from tools import commands
+
+    command = typer.main.get_command(commands.app)
+    try:
+        result = command.main(args=arguments, prog_name="tidewal", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except typer.TyperException as error:
+        return _complain_of_usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _complain_of_usage(error: "TyperException") -> int:
+    context = getattr(error, "ctx", None)
+    message = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
+    if message:
+        command = context.command_path if context is not None else "tidewal"
+        complain(f"tidewal: {message.removesuffix('.')} ({command} --help tells more)")
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,460 @@
+"""Every command's options and help, with typer.
+
+Owns how a command line is spelt. Each command's work is in the module it imports when it runs.
+Invariant: what a command prints on its way is its answer; what is wrong with it is raised as a `Failure`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.broker_command import LISTEN, BrokerOptions, run_broker
+from tools.console import Failure, check_address, read_pairs
+
+if TYPE_CHECKING:
+    from tools.bench import Load
+    from tools.client import Client
+
+app = typer.Typer(
+    name="tidewal",
+    help="A Kafka broker that needs nothing but a place to put objects, and what goes with it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+topics_app = typer.Typer(help="Create, delete, list, describe and alter topics.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Measure any Kafka-compatible broker with confluent-kafka.", no_args_is_help=True
+)
+app.add_typer(topics_app, name="topics")
+app.add_typer(bench_app, name="bench")
+
+Bootstrap = Annotated[
+    str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,…]", help="Brokers to ask first.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Deadline of each request.")
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", metavar="KEY=VALUE", help="Set this topic configuration; may be repeated."
+    ),
+]
+
+
+# ---- broker ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def broker(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A server.properties file, in Kafka's property names.", show_default=False
+        ),
+    ] = None,
+    node_id: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="This broker's id (node.id).  [default: 1]", show_default=False
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where clients connect; port 0 picks a free one.  [default: 127.0.0.1:9092]",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where the logs are kept (log.dirs).  [default: .tidewal]", show_default=False
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The object store, as file:///DIR.  [default: a folder under --data]",
+            show_default=False,
+        ),
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz here.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a property, in Kafka's names; may be repeated and wins over --config.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Run a broker until SIGTERM or SIGINT.
+
+    Prints one line when clients may connect: ready node=1 listen=HOST:PORT store=URL
+    """
+    return run_broker(
+        BrokerOptions(
+            config=config,
+            node_id=node_id,
+            listen=listen,
+            data=data,
+            store=store,
+            admin=admin,
+            settings=settings or [],
+        )
+    )
+
+
+# ---- topics and offsets ------------------------------------------------------------------------------------
+
+
+@topics_app.command("create")
+def topics_create(
+    topic: Topic,
+    bootstrap: Bootstrap = LISTEN,
+    partitions: Annotated[
+        int,
+        typer.Option("--partitions", "-p", min=-1, help="How many; -1 takes the broker's num.partitions."),
+    ] = -1,
+    replication: Annotated[
+        int,
+        typer.Option("--replication", "-r", min=-1, help="Replicas of each; -1 takes the broker's default."),
+    ] = -1,
+    config: Configs = None,
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="It is no error when it is there.")] = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Create a topic."""
+    from tools import topics
+
+    configs = read_pairs(config or [], "--config")
+    _ask(
+        bootstrap,
+        timeout,
+        lambda client: topics.create(
+            client,
+            topic,
+            partitions=partitions,
+            replication=replication,
+            configs=configs,
+            if_absent=if_absent,
+        ),
+    )
+
+
+@topics_app.command("delete")
+def topics_delete(
+    topic: Annotated[list[str], typer.Argument(metavar="TOPIC…", show_default=False)],
+    bootstrap: Bootstrap = LISTEN,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Delete topics with all their records."""
+    from tools import topics
+
+    _ask(bootstrap, timeout, lambda client: topics.delete(client, topic))
+
+
+@topics_app.command("list")
+def topics_list(
+    bootstrap: Bootstrap = LISTEN,
+    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """List topics."""
+    from tools import topics
+
+    _ask(bootstrap, timeout, lambda client: topics.list_topics(client, internal=internal, as_json=as_json))
+
+
+@topics_app.command("describe")
+def topics_describe(
+    topic: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC…]", help="Default: every topic that is not internal."),
+    ] = None,
+    bootstrap: Bootstrap = LISTEN,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Show leaders, replicas and the topic's own configurations."""
+    from tools import topics
+
+    _ask(bootstrap, timeout, lambda client: topics.describe(client, topic or [], as_json=as_json))
+
+
+@topics_app.command("alter")
+def topics_alter(
+    topic: Topic,
+    bootstrap: Bootstrap = LISTEN,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="Grow to this many.", show_default=False)
+    ] = None,
+    config: Configs = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--remove", metavar="KEY", help="Back to the default; may be repeated.", show_default=False
+        ),
+    ] = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Change a topic's configurations, or add partitions to it."""
+    from tools import topics
+
+    configs = read_pairs(config or [], "--config")
+    _ask(
+        bootstrap,
+        timeout,
+        lambda client: topics.alter(
+            client, topic, partitions=partitions, configs=configs, remove=remove or []
+        ),
+    )
+
+
+@app.command()
+def offsets(
+    topic: Annotated[list[str], typer.Argument(metavar="TOPIC…", show_default=False)],
+    bootstrap: Bootstrap = LISTEN,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Show each partition's offsets: log start, local start, last tiered, pending upload, high watermark,
+    last stable, log end.
+
+    `-` stands for an offset that does not exist, as the tiered ones of a topic without tiering.
+    """
+    from tools import topics
+
+    _ask(bootstrap, timeout, lambda client: topics.offsets(client, topic, as_json=as_json))
+
+
+def _ask(bootstrap: str, timeout_s: float, work: Callable[["Client"], Awaitable[None]]) -> None:
+    from protocol.errors import KafkaError
+    from tools.client import Address, Client, RequestFailed
+
+    try:
+        addresses = [Address.parse(text) for text in bootstrap.split(",")]
+    except ValueError as error:
+        raise Failure(f"--bootstrap: {error}", exit_code=2) from None
+
+    async def asked() -> None:
+        async with Client(addresses, deadline_s=timeout_s) as client:
+            await work(client)
+
+    try:
+        asyncio.run(asked())
+    except RequestFailed as error:
+        raise Failure(str(error)) from None
+    except KafkaError as error:
+        reason = error.code.name.upper()
+        raise Failure(f"{error.message} ({reason})" if error.message else reason) from None
+
+
+# ---- bench -------------------------------------------------------------------------------------------------
+
+
+class Compression(StrEnum):
+    none = "none"
+    gzip = "gzip"
+    snappy = "snappy"
+    lz4 = "lz4"
+    zstd = "zstd"
+
+
+class Acks(StrEnum):
+    none = "0"
+    leader = "1"
+    all = "all"
+
+
+BenchTopic = Annotated[
+    str,
+    typer.Option(
+        "--topic", "-t", help="Written to and read from; produce and latency create it when it is absent."
+    ),
+]
+RecordSize = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Bytes of each record's value.")]
+Partitions = Annotated[int, typer.Option(min=1, help="Partitions of a topic that is created.")]
+LingerMs = Annotated[float, typer.Option(min=0, help="How long a batch waits for more records.")]
+AcksOption = Annotated[Acks, typer.Option(help="Who must have a record before it counts.")]
+CompressionOption = Annotated[Compression, typer.Option(help="Codec of the batches.")]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the result as JSON too; - is stdout.", show_default=False
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+@bench_app.command("produce")
+def bench_produce(
+    bootstrap: Bootstrap = LISTEN,
+    topic: BenchTopic = "bench",
+    records: Annotated[int, typer.Option(min=1, help="How many records.")] = 1_000_000,
+    record_size: RecordSize = 1000,
+    batch_size: Annotated[int, typer.Option(metavar="BYTES", min=1, help="Largest batch.")] = 1_000_000,
+    linger_ms: LingerMs = 5.0,
+    acks: AcksOption = Acks.leader,
+    compression: CompressionOption = Compression.none,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests in flight to one broker.")] = 5,
+    partitions: Partitions = 1,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write records as fast as the broker takes them; every one is waited for."""
+    from tools import bench
+
+    load = _load(bootstrap, topic, records, record_size)
+    _measure(
+        lambda progress: bench.produce(
+            load,
+            bench.Batching(
+                batch_size_bytes=batch_size,
+                linger_ms=linger_ms,
+                acks=acks.value,
+                compression=compression.value,
+                in_flight=in_flight,
+            ),
+            partitions=partitions,
+            progress=progress,
+        ),
+        json_file,
+        quiet,
+        records,
+    )
+
+
+@bench_app.command("consume")
+def bench_consume(
+    bootstrap: Bootstrap = LISTEN,
+    topic: BenchTopic = "bench",
+    records: Annotated[
+        int | None, typer.Option(min=1, help="How many records; default: all there are.", show_default=False)
+    ] = None,
+    fetch_size: Annotated[
+        int, typer.Option(metavar="BYTES", min=1, help="Largest fetch of one partition.")
+    ] = 1 << 20,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read a topic from its start, outside any group."""
+    from tools import bench
+
+    load = _load(bootstrap, topic, records or 0, 0)
+    _measure(
+        lambda progress: bench.consume(load, fetch_size_bytes=fetch_size, progress=progress),
+        json_file,
+        quiet,
+        records,
+    )
+
+
+@bench_app.command("latency")
+def bench_latency(
+    bootstrap: Bootstrap = LISTEN,
+    topic: BenchTopic = "bench-latency",
+    records: Annotated[int, typer.Option(min=1, help="How many records, one after the other.")] = 10_000,
+    record_size: RecordSize = 1000,
+    acks: AcksOption = Acks.leader,
+    compression: CompressionOption = Compression.none,
+    partitions: Partitions = 1,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """One record at a time: time to its acknowledgement, and until a waiting consumer has it."""
+    from tools import bench
+
+    load = _load(bootstrap, topic, records, record_size)
+    _measure(
+        lambda progress: bench.latency(
+            load, acks=acks.value, compression=compression.value, partitions=partitions, progress=progress
+        ),
+        json_file,
+        quiet,
+        records,
+    )
+
+
+def _load(bootstrap: str, topic: str, records: int, record_size: int) -> "Load":
+    from tools.bench import Load
+
+    for address in bootstrap.split(","):
+        check_address(address, "--bootstrap", port_min=1)
+    return Load(bootstrap=bootstrap, topic=topic, records=records, record_size_bytes=record_size)
+
+
+def _measure(
+    measure: Callable[[Callable[[int], None]], dict[str, object]],
+    json_file: str | None,
+    quiet: bool,
+    total: int | None,
+) -> None:
+    from tools import bench
+
+    if json_file not in (None, "-"):
+        _check_writable(Path(str(json_file)))
+    with bench.progress_bar(total, quiet=quiet) as progress:
+        result = measure(progress)
+    if json_file != "-":
+        bench.emit_result(result)
+    if json_file is not None:
+        bench.write_json(result, json_file)
+
+
+def _check_writable(path: Path) -> None:
+    """Before the run, not after it."""
+    if not path.parent.is_dir():
+        raise Failure(f"--json {path}: no such directory")
+
+
+# ---- dump-log ----------------------------------------------------------------------------------------------
+
+
+class Decode(StrEnum):
+    offsets = "offsets"
+
+
+@app.command("dump-log")
+def dump_log(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE…",
+            help="*.log, *.index, *.timeindex, *.txnindex, *.snapshot or a checkpoint file.",
+            show_default=False,
+        ),
+    ],
+    records: Annotated[bool, typer.Option("--records", help="Every record of every batch.")] = False,
+    decode: Annotated[
+        Decode | None,
+        typer.Option(help="Read the records as what __consumer_offsets holds.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> int:
+    """Show what a partition's files hold, and check them.
+
+    A corrupt file is reported with position, offset and reason, and the exit code is 1.
+    """
+    from tools import dump_log
+
+    wanted = dump_log.Wanted(records=records, decode=decode.value if decode is not None else None)
+    return dump_log.dump_files(files, wanted=wanted, as_json=as_json)

@@ -1,0 +1,72 @@
+"""How every command talks: lines on stdout, one clear line on stderr when it cannot go on.
+
+Owns the error a command ends with, plain output, and tables. Does not own progress bars (bench) or help
+(typer).
+Invariant: what goes to stdout is the answer and nothing else, so that it may be piped.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+class Failure(Exception):
+    """The command cannot do what was asked; the message is the one line the user sees."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def emit(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def emit_json(value: object) -> None:
+    emit(json.dumps(value, ensure_ascii=False))
+
+
+def complain(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Aligned columns under upper-case heads; numbers to the right, an absent value as `-`."""
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    heads = [column.replace("_", " ").upper() for column in columns]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    numeric = [
+        bool(rows) and all(isinstance(row.get(column), int | None) for row in rows) for column in columns
+    ]
+    for line in (heads, *cells):
+        padded = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        emit("  ".join(padded).rstrip())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def read_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise Failure(f"{option} {text}: not KEY=VALUE", exit_code=2)
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def check_address(text: str, option: str, *, port_min: int) -> str:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isdigit() or not port_min <= int(port) < 65536:
+        raise Failure(f"{option} {text}: not HOST:PORT", exit_code=2)
+    return f"{host}:{port}"
