@@ -1,0 +1,71 @@
+"""The broker under test: a Tidewal of its own, or whichever broker TIDEWAL_TEST_BOOTSTRAP names.
+
+`TIDEWAL_TEST_BOOTSTRAP=HOST:PORT` points every client test at a running broker; the value `kafka` starts
+Apache Kafka from its jars. That is how these tests are checked: what passes there is a sound oracle.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.compat.peers import ApacheKafka, Java, unique, until
+from tests.processes import BrokerProcess
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas through an importlib function that newer Pythons deprecate.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka  # noqa: F401
+
+MakeTopic = Callable[..., str]
+
+
+def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Kafka answers CreateTopics before every reader of Metadata sees the topic."""
+    seen = admin.list_topics(timeout=10).topics.get(topic)
+    return seen is not None and [p.leader >= 0 for p in seen.partitions.values()] == [True] * partitions
+
+
+@pytest.fixture(scope="session")
+def java(kafka_home: Path) -> Java:
+    return Java(kafka_home)
+
+
+@pytest.fixture(scope="module")
+def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    given = os.environ.get("TIDEWAL_TEST_BOOTSTRAP")
+    if given == "kafka":
+        with ApacheKafka(tmp_path_factory.mktemp("kafka"), request.getfixturevalue("java")) as kafka:
+            yield kafka.start().bootstrap
+    elif given:
+        yield given
+    else:
+        with BrokerProcess(tmp_path_factory.mktemp("tidewal")) as broker:
+            yield broker.bootstrap
+
+
+@pytest.fixture(scope="module")
+def admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+@pytest.fixture
+def make_topic(admin: AdminClient) -> MakeTopic:
+    def make(partitions: int = 1, config: Mapping[str, str] | None = None, prefix: str = "topic") -> str:
+        name = unique(prefix)
+        created = admin.create_topics([NewTopic(name, num_partitions=partitions, config=dict(config or {}))])
+        created[name].result(timeout=20)
+        until(lambda: has_leaders(admin, name, partitions), "the new topic's leaders")
+        return name
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> str:
+    return make_topic()

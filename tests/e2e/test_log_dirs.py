@@ -1,0 +1,85 @@
+"""Several log directories, one of which runs full for real: it answers 56, the broker lives on elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from protocol.apis import Api
+from tests.compat.peers import unique, until
+from tests.compat.raw import RawClient
+from tests.e2e.load import batch_of, values_at
+from tests.processes import BrokerProcess
+
+KAFKA_STORAGE_ERROR = 56
+SMALL_BYTES = 16 << 20
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that can be filled without harm to anyone else."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as filler:
+        for piece in (1 << 20, 4096, 1):
+            try:
+                while filler.write(bytes(piece)):
+                    pass
+            except OSError:
+                continue
+
+
+def test_a_full_disk_takes_its_own_partitions_offline_and_no_others(
+    start_broker: Callable[..., BrokerProcess], small: Path, tmp_path: Path
+) -> None:
+    roomy = tmp_path / "roomy"
+    dirs = {small / "logs", roomy}
+    broker = start_broker(settings={"log.dirs": ",".join(map(str, sorted(dirs)))})
+    topics = [unique("topic") for _ in range(8)]
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_topics([NewTopic(topic, 1) for topic in topics]).values():
+        future.result(timeout=20)
+    on_small = [topic for topic in topics if (small / "logs" / f"{topic}-0").exists()]
+    on_roomy = [topic for topic in topics if (roomy / f"{topic}-0").exists()]
+    assert on_small
+    assert on_roomy
+    assert sorted(on_small + on_roomy) == sorted(topics)
+
+    with RawClient(broker.bootstrap) as client:
+        for topic in topics:
+            assert client.produce(topic, 0, bytes(batch_of(b"before"))).error_code == 0
+        fill(small)
+        large = bytes(batch_of(b"x" * 500_000))
+        until(
+            lambda: client.produce(on_small[0], 0, large).error_code == KAFKA_STORAGE_ERROR, "the full disk"
+        )
+        for topic in on_small:
+            assert client.produce(topic, 0, bytes(batch_of(b"after"))).error_code == KAFKA_STORAGE_ERROR
+            assert client.fetch(topic, 0, 0).error_code == KAFKA_STORAGE_ERROR
+        for topic in on_roomy:
+            assert client.produce(topic, 0, bytes(batch_of(b"after"))).error_code == 0
+            assert values_at(client.read_bytes(topic, 0)) == {0: b"before", 1: b"after"}
+        described: Any = client.call(Api.DESCRIBE_LOG_DIRS, 4, topics=None)
+        errors = {Path(entry.log_dir): entry.error_code for entry in described.results}
+        assert errors == {small / "logs": KAFKA_STORAGE_ERROR, roomy: 0}
+    assert broker.process.poll() is None
+    assert "Traceback" not in broker.stderr

@@ -1,0 +1,177 @@
+"""Starting and stopping a real `tidewal broker`: ready line, exit code, addresses, data directory."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.apis import Api
+from tests.compat.peers import stable_port, unique
+from tests.compat.raw import RawClient
+from tests.e2e.load import batch_of, values_at
+from tests.processes import BrokerProcess, DidNotStart
+
+StartBroker = Callable[..., BrokerProcess]
+
+STOCK = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+
+
+def metadata(bootstrap: str, *topics: str) -> Any:
+    with RawClient(bootstrap) as client:
+        return client.call(
+            Api.METADATA,
+            12,
+            topics=[{"topic_id": None, "name": topic} for topic in topics],
+            allow_auto_topic_creation=True,
+            include_topic_authorized_operations=False,
+        )
+
+
+def advertised(bootstrap: str) -> list[tuple[str, int]]:
+    return [(broker.host, broker.port) for broker in metadata(bootstrap).brokers]
+
+
+def test_it_is_ready_serves_and_stops_cleanly(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker()
+    assert broker.ready_line.startswith(f"ready node=1 listen={broker.bootstrap} store=")
+    assert broker.port != 0
+    assert advertised(broker.bootstrap) == [("127.0.0.1", broker.port)]
+    print(f"ready in {broker.ready_s:.3f} s")  # noqa: T201
+    assert broker.terminate() == 0
+    assert list(tmp_path.rglob(".kafka_cleanshutdown"))
+    assert "Traceback" not in broker.stderr
+
+
+def test_a_stop_waits_for_no_client(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with RawClient(broker.bootstrap) as idle, RawClient(broker.bootstrap) as halfway:
+        halfway.socket.sendall((1000).to_bytes(4, "big") + b"half a frame")
+        assert broker.terminate(timeout_s=10) == 0
+        with pytest.raises(ConnectionError):
+            idle.frame()
+
+
+def test_everything_is_there_after_a_clean_restart(start_broker: StartBroker) -> None:
+    topic = unique("topic")
+    first = start_broker()
+    before = metadata(first.bootstrap, topic)
+    with RawClient(first.bootstrap) as client:
+        assert client.produce(topic, 0, bytes(batch_of(b"a", b"b"))).base_offset == 0
+    assert first.terminate() == 0
+    second = start_broker()
+    after = metadata(second.bootstrap, topic)
+    assert after.cluster_id == before.cluster_id
+    assert after.topics[0].topic_id == before.topics[0].topic_id
+    with RawClient(second.bootstrap) as client:
+        assert client.produce(topic, 0, bytes(batch_of(b"c"))).base_offset == 2
+        assert values_at(client.read_bytes(topic, 0)) == {0: b"a", 1: b"b", 2: b"c"}
+
+
+def test_a_second_process_on_the_same_data_is_refused_with_one_line(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    first = start_broker()
+    with pytest.raises(DidNotStart) as refused:
+        start_broker()
+    assert refused.value.returncode not in (None, 0)
+    (line,) = refused.value.stderr.strip().splitlines()
+    assert str(tmp_path / "data") in line
+    assert advertised(first.bootstrap) == [("127.0.0.1", first.port)]
+    first.kill()
+    assert advertised(start_broker().bootstrap)
+
+
+def test_a_port_that_is_taken_is_refused_with_one_line(start_broker: StartBroker) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        with pytest.raises(DidNotStart) as refused:
+            start_broker(listen=address)
+        assert refused.value.returncode not in (None, 0)
+        (line,) = refused.value.stderr.strip().splitlines()
+        assert address in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [(("log.retention.hour", "1"), "log.retention.hours"), (("num.partitions", "many"), "num.partitions")],
+    ids=["unknown", "not-a-number"],
+)
+def test_a_wrong_property_is_refused_with_one_line(
+    start_broker: StartBroker, setting: tuple[str, str], told: str
+) -> None:
+    with pytest.raises(DidNotStart) as refused:
+        start_broker(settings=dict([setting]))
+    assert refused.value.returncode not in (None, 0)
+    (line,) = refused.value.stderr.strip().splitlines()
+    assert told in line
+
+
+def test_a_stock_server_properties_starts_unchanged(start_broker: StartBroker, tmp_path: Path) -> None:
+    # Its ports and its log directory belong to the whole machine: only those are other ones here.
+    port, controller_port, logs = stable_port(), stable_port(), tmp_path / "kraft-combined-logs"
+    text = STOCK.replace("9092", str(port)).replace("9093", str(controller_port))
+    config = tmp_path / "server.properties"
+    config.write_text(text.replace("/tmp/kraft-combined-logs", str(logs)))
+    start_broker(tmp_path / "data", listen=None, arguments=("--config", str(config)))
+    assert advertised(f"127.0.0.1:{port}") == [("localhost", port)]
+    with pytest.raises(ConnectionRefusedError), RawClient(f"127.0.0.1:{controller_port}"):
+        pass
+
+
+def test_each_listener_advertises_its_own_address(start_broker: StartBroker, tmp_path: Path) -> None:
+    inside, outside = stable_port(), stable_port()
+    start_broker(
+        listen=None,
+        settings={
+            "listeners": f"INSIDE://127.0.0.1:{inside},OUTSIDE://0.0.0.0:{outside}",
+            "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
+            "inter.broker.listener.name": "INSIDE",
+        },
+    )
+    assert advertised(f"127.0.0.1:{inside}") == [("127.0.0.1", inside)]
+    ((host, port),) = advertised(f"127.0.0.1:{outside}")
+    assert port == outside
+    assert host not in ("", "0.0.0.0", "127.0.0.1", "::")
+
+
+def test_advertised_listeners_are_what_clients_are_told(start_broker: StartBroker) -> None:
+    port = stable_port()
+    start_broker(
+        listen=None,
+        settings={
+            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "advertised.listeners": "PLAINTEXT://broker.example:19092",
+        },
+    )
+    assert advertised(f"127.0.0.1:{port}") == [("broker.example", 19092)]

@@ -1,0 +1,513 @@
+"""Owns the verdict: each rule is a pure function from a history to the ways in which it was broken.
+
+The rules carry the numbers of the project's list of invariants. Those that speak of several replicas, tiers and transactions join with
+the parts they speak of. Does not own how a history came to be.
+
+Invariant: a rule looks only at values; the same history gives the same verdict, and each broken promise has one rule that names it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tests.sim.history import Fetch, History, Send, TopicPartition
+
+ALL = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    violations: tuple[Violation, ...]
+    lost_to_power: int  # acked values that power cuts took beyond the last sync, as configured
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations
+
+    def rules(self) -> set[str]:
+        return {violation.rule for violation in self.violations}
+
+
+def judge(history: History) -> Verdict:
+    violations = [
+        Violation(rule=name, what=what) for name, rule in RULES.items() for what in rule(history)
+    ]
+    return Verdict(violations=tuple(violations), lost_to_power=sum(1 for _ in _lost_to_power(history)))
+
+
+# 1 ----------------------------------------------------------------------------------------------------------
+
+
+def acked_is_kept(history: History) -> Iterator[str]:
+    """1 No acked loss: an acked value is at its offset in the final log, unless its deletion was asked for."""
+    deletable = _deletable(history)
+    for send, offset, value in _missing(history):
+        log = history.logs.get(send.tp)
+        if log is not None and offset < log.log_start_offset <= deletable.get(send.tp, 0):
+            continue
+        if not _may_lose(history, send, offset):
+            yield f"{send.tp} {value} acked at {offset} (acks={send.acks}, life {send.life}) is not there"
+
+
+def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
+    found = {tp: _values_at(history, tp) for tp in history.logs}
+    for send in history.sends:
+        if send.result != "ok" or send.acks == 0:
+            continue
+        values = found.get(send.tp, {})
+        for offset, value in enumerate(send.values, send.base_offset):
+            if values.get(offset) != value:
+                yield send, offset, value
+
+
+def _may_lose(history: History, send: Send, offset: int) -> bool:
+    """Only a power cut may take an ack back, only beyond what was synced, and never where a sync came before the ack."""
+    for crash in history.crashes:
+        if not crash.power or crash.life < send.life or offset < crash.kept_end.get(send.tp, 0):
+            continue
+        guaranteed = history.single_replica_flush and send.acks == ALL
+        if not guaranteed and offset >= crash.synced_end.get(send.tp, 0):
+            return True
+    return False
+
+
+def _lost_to_power(history: History) -> Iterator[int]:
+    for send, offset, value in _missing(history):
+        if _may_lose(history, send, offset):
+            yield value
+
+
+def sync_is_kept(history: History) -> Iterator[str]:
+    """1 (disk) What recovery can read after a crash reaches at least as far as the last sync."""
+    for crash in history.crashes:
+        for tp, end in crash.synced_end.items():
+            if crash.kept_end.get(tp, 0) < end:
+                yield f"{tp} life {crash.life}: synced to {end}, readable to {crash.kept_end.get(tp, 0)}"
+
+
+def no_holes(history: History) -> Iterator[str]:
+    """1 (suffix) Whatever a crash takes, it takes from the end: offsets of the final log follow each other."""
+    for tp, log in history.logs.items():
+        for before, after in pairwise(log.batches):
+            if after.base_offset != before.next_offset:
+                yield f"{tp} offsets {before.next_offset} to {after.base_offset - 1} are missing in the middle"
+
+
+# 2 ----------------------------------------------------------------------------------------------------------
+
+
+def batches_are_whole(history: History) -> Iterator[str]:
+    """2 Unknown is consistent: of one send, all records are there, in one row, or none."""
+    offsets = _offsets_of_values(history)
+    for send in history.sends:
+        places = [sorted(offsets.get((send.tp, value), ())) for value in send.values]
+        present = [place[0] for place in places if place]
+        if not present or len(present) == len(send.values):
+            if present and present != list(range(present[0], present[0] + len(present))):
+                yield f"{send.tp} {send.values} is spread over {present}"
+            continue
+        log = history.logs[send.tp]
+        if present == list(range(log.log_start_offset, log.log_start_offset + len(present))):
+            continue  # the log begins inside this batch
+        yield f"{send.tp} of {send.values} only {len(present)} records are there"
+
+
+# 3 ----------------------------------------------------------------------------------------------------------
+
+
+def one_value_per_offset(history: History) -> Iterator[str]:
+    """3 Whoever saw an offset saw the same value there."""
+    seen: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
+    for tp, offset, value in _observations(history):
+        seen[tp, offset].add(value)
+    for (tp, offset), values in seen.items():
+        if len(values) > 1:
+            yield f"{tp} offset {offset} was seen as {sorted(values)}"
+
+
+# 4 ----------------------------------------------------------------------------------------------------------
+
+
+def no_duplicates(history: History) -> Iterator[str]:
+    """4 A value has at most one offset: raw clients send once, retrying clients are idempotent."""
+    for (tp, value), offsets in _offsets_of_values(history).items():
+        if len(offsets) > 1:
+            yield f"{tp} {value} is at {sorted(offsets)}"
+
+
+# 5 ----------------------------------------------------------------------------------------------------------
+
+
+def no_phantoms(history: History) -> Iterator[str]:
+    """5 Every value was sent there, and not refused for certain."""
+    results: dict[tuple[TopicPartition, int], str] = {}
+    for send in history.sends:
+        for value in send.values:
+            results[send.tp, value] = send.result
+    for tp, offset, value in _read(history):
+        result = results.get((tp, value))
+        if result is None:
+            yield f"{tp} {value} at {offset} was never sent there"
+        elif result == "fail":
+            yield f"{tp} {value} at {offset} had been refused"
+
+
+# 6 ----------------------------------------------------------------------------------------------------------
+
+
+def order_is_kept(history: History) -> Iterator[str]:
+    """6 Send order is offset order: on one connection, for one producer epoch, and in real time after an ack."""
+    final = {
+        (tp, value): offset
+        for tp, log in history.logs.items()
+        for batch in log.batches
+        for offset, value in batch.pairs()
+    }
+    placed = [
+        (send, final[send.tp, send.values[0]]) for send in history.sends if (send.tp, send.values[0]) in final
+    ]
+    placed.sort(key=lambda pair: (pair[0].invoked, pair[0].values))
+    last: dict[tuple[object, ...], int] = {}
+    acked: dict[TopicPartition, list[tuple[float, int]]] = defaultdict(list)
+    for send, offset in placed:
+        key = (send.tp, send.client, send.producer if send.producer is not None else send.connection)
+        if offset <= last.get(key, -1):
+            yield f"{send.tp} {send.client} sent {send.values[0]} later, yet it is at {offset} <= {last[key]}"
+        last[key] = max(offset, last.get(key, -1))
+        before = max((at for done, at in acked[send.tp] if done < send.invoked), default=-1)
+        if offset <= before:
+            yield f"{send.tp} {send.values[0]} at {offset} was sent after {before} was acked"
+        if send.result == "ok" and send.acks != 0:
+            acked[send.tp].append((send.done, offset))
+
+
+# 7 ----------------------------------------------------------------------------------------------------------
+
+
+def fetches_are_contiguous(history: History) -> Iterator[str]:
+    """7 A consumer gets the record it asked for, then the next, and never goes back without a seek."""
+    expected: dict[tuple[str, TopicPartition], int] = {}
+    for fetch in history.fetches:
+        if fetch.result != "ok":
+            continue
+        key = (fetch.client, fetch.tp)
+        if not fetch.seek and key in expected and fetch.offset != expected[key]:
+            yield f"{fetch.tp} {fetch.client} fetched {fetch.offset}, not {expected[key]}"
+        at = fetch.offset
+        for batch in fetch.batches:
+            if batch.base_offset > at or batch.next_offset <= at:
+                yield f"{fetch.tp} {fetch.client} at {at} got the batch {batch.base_offset}-{batch.next_offset - 1}"
+            at = batch.next_offset
+        expected[key] = at
+
+
+# 8 ----------------------------------------------------------------------------------------------------------
+
+
+def read_stays_read(history: History) -> Iterator[str]:
+    """8 What a consumer was given is in the final log, and no further than the log's end."""
+    for fetch in history.fetches:
+        log = history.logs.get(fetch.tp)
+        end = log.log_end_offset if log is not None else 0
+        for batch in fetch.batches:
+            if batch.next_offset > end and not history.is_forgotten(fetch.tp, batch.next_offset - 1, fetch.life):
+                yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
+
+
+# 9 ----------------------------------------------------------------------------------------------------------
+
+
+def watermarks_are_ordered(history: History) -> Iterator[str]:
+    """9 log start <= LSO <= HW <= LEO at every sample, and none goes back within a leader epoch."""
+    for tp, log in history.logs.items():
+        marks = (log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset)
+        if list(marks) != sorted(marks):
+            yield f"{tp} ends with log start, LSO, HW, LEO = {marks}"
+    by_epoch: dict[tuple[TopicPartition, int], list[Fetch]] = defaultdict(list)
+    for fetch in history.fetches:
+        if fetch.result != "ok":
+            continue
+        if not fetch.log_start_offset <= fetch.last_stable_offset <= fetch.high_watermark:
+            yield (
+                f"{fetch.tp} showed log start {fetch.log_start_offset}, LSO {fetch.last_stable_offset},"
+                f" HW {fetch.high_watermark}"
+            )
+        if fetch.batches and fetch.batches[-1].next_offset > fetch.high_watermark:
+            yield f"{fetch.tp} served up to {fetch.batches[-1].next_offset}, past HW {fetch.high_watermark}"
+        by_epoch[fetch.tp, fetch.leader_epoch].append(fetch)
+    for (tp, epoch), fetches in by_epoch.items():
+        yield from _never_back(tp, epoch, fetches)
+
+
+def _never_back(tp: TopicPartition, epoch: int, fetches: list[Fetch]) -> Iterator[str]:
+    answered = sorted(fetches, key=lambda fetch: fetch.done)
+    asked = sorted(fetches, key=lambda fetch: fetch.invoked)
+    highest = (-1, -1, -1)
+    position = 0
+    for fetch in asked:
+        while position < len(answered) and answered[position].done < fetch.invoked:
+            highest = tuple(map(max, highest, _marks(answered[position])))  # type: ignore[assignment]
+            position += 1
+        for name, before, now in zip(("HW", "LSO", "log start"), highest, _marks(fetch), strict=True):
+            if now < before:
+                yield f"{tp} epoch {epoch}: {name} went back from {before} to {now}"
+
+
+def _marks(fetch: Fetch) -> tuple[int, int, int]:
+    return fetch.high_watermark, fetch.last_stable_offset, fetch.log_start_offset
+
+
+# 11 ---------------------------------------------------------------------------------------------------------
+
+
+def bytes_are_equal(history: History) -> Iterator[str]:
+    """11 A batch has the same bytes wherever it is seen."""
+    stored = {
+        (tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.batches
+    }
+    for fetch in history.fetches:
+        for batch in fetch.batches:
+            final = stored.get((fetch.tp, batch.base_offset))
+            if final is None or final.values != batch.values:
+                continue  # another rule's matter
+            if final.digest != batch.digest and not history.is_forgotten(fetch.tp, batch.base_offset, fetch.life):
+                yield f"{fetch.tp} the batch at {batch.base_offset} was read with other bytes than are stored"
+
+
+def served_is_stored(history: History) -> Iterator[str]:
+    """11 (serving) What the healed broker serves is what its files hold."""
+    for tp, log in history.logs.items():
+        stored = tuple(
+            pair for batch in log.batches for pair in batch.pairs() if pair[0] >= log.log_start_offset
+        )
+        if stored != log.served:
+            odd = sorted(set(stored) ^ set(log.served))[:4]
+            yield f"{tp} files and answers differ, first at {odd}"
+
+
+# 12 ---------------------------------------------------------------------------------------------------------
+
+
+def epochs_only_grow(history: History) -> Iterator[str]:
+    """12 Leader epochs never fall along the log, the cache says where each began, and no epoch outlives a crash."""
+    for tp, log in history.logs.items():
+        epoch = -1
+        for batch in log.batches:
+            if batch.leader_epoch < epoch:
+                yield f"{tp} epoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}"
+            epoch = max(epoch, batch.leader_epoch)
+        yield from _epoch_cache_matches(history, tp)
+    yield from _one_life_per_epoch(history)
+
+
+def _epoch_cache_matches(history: History, tp: TopicPartition) -> Iterator[str]:
+    log = history.logs[tp]
+    cache = dict(log.epochs)
+    if list(log.epochs) != sorted(log.epochs) or len({start for _, start in log.epochs}) != len(log.epochs):
+        yield f"{tp} epoch cache is not strictly increasing: {log.epochs}"
+    starts: dict[int, int] = {}
+    for batch in log.batches:
+        if batch.next_offset <= log.log_start_offset:
+            continue  # below the start, only the segment's end has not gone yet
+        starts.setdefault(batch.leader_epoch, max(batch.base_offset, log.log_start_offset))
+    for epoch, start in starts.items():
+        if cache.get(epoch) != start and not (start == log.log_start_offset and cache.get(epoch, start) <= start):
+            yield f"{tp} epoch {epoch} begins at {start}, the cache says {cache.get(epoch)}"
+
+
+def _one_life_per_epoch(history: History) -> Iterator[str]:
+    epoch_at = {
+        (tp, offset): batch.leader_epoch
+        for tp, log in history.logs.items()
+        for batch in log.batches
+        for offset, _ in batch.pairs()
+    }
+    lives: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
+    for send in history.sends:
+        if send.result == "ok" and send.attempts == 1 and (send.tp, send.base_offset) in epoch_at:
+            lives[send.tp, epoch_at[send.tp, send.base_offset]].add(send.life)
+    crashed = {crash.life for crash in history.crashes}
+    for (tp, epoch), who in lives.items():
+        # After a clean stop nothing can be written a second time, so the next life may go on in the same epoch.
+        if crashed & set(range(min(who), max(who))):
+            yield f"{tp} epoch {epoch} was appended to in lives {sorted(who)}, with a crash between"
+
+
+# 16 ---------------------------------------------------------------------------------------------------------
+
+
+def one_owner(history: History) -> Iterator[str]:
+    """16 In one generation a partition has at most one owner."""
+    owners: dict[tuple[str, int, TopicPartition], set[str]] = defaultdict(set)
+    for sync in history.syncs:
+        for tp in sync.assignment:
+            owners[sync.group, sync.generation, tp].add(sync.member)
+    for (group, generation, tp), members in owners.items():
+        if len(members) > 1 and not _group_was_forgotten(history):
+            yield f"{group} generation {generation}: {tp} is owned by {sorted(members)}"
+
+
+def stale_is_rejected(history: History) -> Iterator[str]:
+    """16 After a newer generation was handed out, nothing of an older one is accepted."""
+    if _group_was_forgotten(history):
+        return
+    for group in sorted({sync.group for sync in history.syncs}):
+        handed_out = sorted((sync.done, sync.generation) for sync in history.syncs if sync.group == group)
+        claims: list[tuple[float, int, str]] = [
+            (commit.invoked, commit.generation, f"commit {commit.tag}")
+            for commit in history.commits
+            if commit.group == group and commit.result == "ok" and commit.generation >= 0
+        ]
+        claims += [
+            (beat.invoked, beat.generation, f"heartbeat of {beat.member}")
+            for beat in history.heartbeats
+            if beat.group == group and beat.result == "ok"
+        ]
+        for invoked, generation, what in claims:
+            newest = max((known for done, known in handed_out if done < invoked), default=-1)
+            if generation < newest:
+                yield f"{group}: {what} of generation {generation} was accepted after {newest} was handed out"
+
+
+def commits_move_offsets(history: History) -> Iterator[str]:
+    """16 A committed offset is that of the last accepted commit, or of one whose fate was open."""
+    commits = {commit.tag: commit for commit in history.commits}
+    for read in history.commit_reads:
+        earlier = [
+            commit
+            for commit in history.commits
+            if (commit.group, commit.tp) == (read.group, read.tp)
+            and commit.result == "ok"
+            and commit.done < read.invoked
+            and not _commit_may_be_forgotten(history, commit.life)
+        ]
+        seen = commits.get(read.tag) if read.tag else None
+        if seen is None:
+            if read.offset >= 0:
+                yield f"{read.group} {read.tp}: read {read.offset} ({read.tag!r}), which nobody committed"
+            elif earlier:
+                yield f"{read.group} {read.tp}: the commit {earlier[-1].tag} is gone"
+            continue
+        if seen.result == "fail":
+            yield f"{read.group} {read.tp}: read {seen.tag}, which was refused"
+        if seen.offset != read.offset:
+            yield f"{read.group} {read.tp}: read {read.offset}, {seen.tag} had committed {seen.offset}"
+        if seen.result == "ok" and any(commit.invoked > seen.done for commit in earlier):
+            yield f"{read.group} {read.tp}: read {seen.tag}, which a later accepted commit had replaced"
+
+
+def _group_was_forgotten(history: History) -> bool:
+    return any(crash.power and not history.single_replica_flush for crash in history.crashes)
+
+
+def _commit_may_be_forgotten(history: History, life: int) -> bool:
+    return not history.single_replica_flush and any(
+        crash.power and crash.life >= life for crash in history.crashes
+    )
+
+
+# 18, 19 -----------------------------------------------------------------------------------------------------
+
+
+def recovery_is_exact(history: History) -> Iterator[str]:
+    """18 Indexes, producer state and epochs equal those recomputed from the log; a second restart changes nothing."""
+    for recovery in history.recoveries:
+        yield from recovery.differences
+
+
+def topics_stay(history: History) -> Iterator[str]:
+    """19 (one part) A topic whose creation was acknowledged exists."""
+    for create in history.creates:
+        if create.result == "ok" and create.topic not in history.topics:
+            yield f"{create.topic} was created and is not there"
+
+
+RULES: dict[str, Callable[[History], Iterable[str]]] = {
+    "1 acked is kept": acked_is_kept,
+    "1 sync is kept": sync_is_kept,
+    "1 no holes": no_holes,
+    "2 batches are whole": batches_are_whole,
+    "3 one value per offset": one_value_per_offset,
+    "4 no duplicates": no_duplicates,
+    "5 no phantoms": no_phantoms,
+    "6 order": order_is_kept,
+    "7 contiguity": fetches_are_contiguous,
+    "8 read stays read": read_stays_read,
+    "9 watermarks": watermarks_are_ordered,
+    "11 bytes": bytes_are_equal,
+    "11 served is stored": served_is_stored,
+    "12 epochs": epochs_only_grow,
+    "16 one owner": one_owner,
+    "16 stale is rejected": stale_is_rejected,
+    "16 commits": commits_move_offsets,
+    "18 recovery": recovery_is_exact,
+    "19 topics stay": topics_stay,
+}
+
+
+# what several rules look at ---------------------------------------------------------------------------------
+
+
+def _values_at(history: History, tp: TopicPartition) -> dict[int, int]:
+    log = history.logs.get(tp)
+    return {offset: value for batch in log.batches for offset, value in batch.pairs()} if log is not None else {}
+
+
+def _read(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
+    """(partition, offset, value) of everything read, by consumers and at the end."""
+    for tp, log in history.logs.items():
+        for batch in log.batches:
+            for offset, value in batch.pairs():
+                yield tp, offset, value
+    for fetch in history.fetches:
+        for batch in fetch.batches:
+            for offset, value in batch.pairs():
+                yield fetch.tp, offset, value
+
+
+def _observations(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
+    """Everything that claims a value for an offset and that no power cut took back."""
+    for tp, log in history.logs.items():
+        for batch in log.batches:
+            for offset, value in batch.pairs():
+                yield tp, offset, value
+        for offset, value in log.served:
+            yield tp, offset, value
+    for fetch in history.fetches:
+        for batch in fetch.batches:
+            for offset, value in batch.pairs():
+                if not history.is_forgotten(fetch.tp, offset, fetch.life):
+                    yield fetch.tp, offset, value
+    for send in history.sends:
+        if send.result == "ok" and send.acks != 0:
+            for offset, value in enumerate(send.values, send.base_offset):
+                if not history.is_forgotten(send.tp, offset, send.life):
+                    yield send.tp, offset, value
+
+
+def _offsets_of_values(history: History) -> dict[tuple[TopicPartition, int], set[int]]:
+    found: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
+    for tp, offset, value in _observations(history):
+        found[tp, value].add(offset)
+    return found
+
+
+def _deletable(history: History) -> dict[TopicPartition, int]:
+    """How far clients asked each log to begin."""
+    asked: dict[TopicPartition, int] = defaultdict(int)
+    for delete in history.deletes:
+        if delete.result != "fail":
+            asked[delete.tp] = max(asked[delete.tp], delete.before)
+    return asked

@@ -1,0 +1,247 @@
+"""Owns what a run leaves behind: every client operation, every crash, and the final state, as plain values.
+
+Results are classified the only way that is safe: ok (answered well), fail (answered with an error that is decided before anything is
+appended), unknown (everything else: time-outs, lost connections, and errors that may come after the append). Does not own judging them.
+
+Invariant: an operation is recorded once, when its fate for the client is sealed, with the times the client saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.errors import ErrorCode
+
+Result = Literal["ok", "fail", "unknown"]
+TopicPartition = tuple[str, int]
+
+UNKNOWN_CODES = frozenset(
+    {
+        ErrorCode.request_timed_out,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.network_exception,
+        ErrorCode.unknown_server_error,
+    }
+)
+
+VALUE_BYTES = 8
+
+
+def classify(code: ErrorCode) -> Result:
+    if code == ErrorCode.none:
+        return "ok"
+    return "unknown" if code in UNKNOWN_CODES else "fail"
+
+
+def digest(data: bytes | memoryview | bytearray) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def payload(value: int) -> bytes:
+    """The record value that carries `value`, and enough of its own to notice a changed byte."""
+    head = value.to_bytes(VALUE_BYTES, "big")
+    return head + head * (value % 5) + b"."
+
+
+def value_of(data: bytes | None) -> int:
+    """The carried value, or -1 for bytes nobody sent."""
+    if data is None or len(data) < VALUE_BYTES + 1:
+        return -1
+    value = int.from_bytes(data[:VALUE_BYTES], "big")
+    return value if payload(value) == data else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """One batch of one producer; `life` is the broker's life that answered."""
+
+    client: str
+    connection: int
+    tp: TopicPartition
+    values: tuple[int, ...]
+    acks: int
+    invoked: float
+    done: float
+    result: Result
+    error: str = ""
+    base_offset: int = -1
+    life: int = 0
+    producer: tuple[int, int] | None = None
+    sequence: int = -1
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    digest: str
+    values: tuple[int, ...]
+
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(enumerate(self.values, self.base_offset))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """One fetch of an assigned consumer; `seek` says that its offset does not follow from its fetch before."""
+
+    client: str
+    tp: TopicPartition
+    offset: int
+    invoked: float
+    done: float
+    result: Result
+    error: str = ""
+    seek: bool = False
+    leader_epoch: int = -1
+    batches: tuple[Batch, ...] = ()
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRecords:
+    tp: TopicPartition
+    before: int
+    invoked: float
+    done: float
+    result: Result
+    low_watermark: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    topic: str
+    partitions: int
+    invoked: float
+    done: float
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A member learned what it owns in one generation."""
+
+    group: str
+    member: str
+    generation: int
+    assignment: tuple[TopicPartition, ...]
+    invoked: float
+    done: float
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    group: str
+    member: str
+    generation: int
+    invoked: float
+    done: float
+    result: Result
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """`tag` is unique and travels as the commit's metadata, so a read names the commit it saw."""
+
+    group: str
+    member: str
+    generation: int
+    tp: TopicPartition
+    offset: int
+    tag: str
+    invoked: float
+    done: float
+    result: Result
+    error: str = ""
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRead:
+    group: str
+    tp: TopicPartition
+    offset: int
+    tag: str
+    invoked: float
+    done: float
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A life of the broker that ended without a clean stop, and what the disk kept of each log."""
+
+    life: int
+    at: float
+    power: bool
+    synced_end: Mapping[TopicPartition, int] = field(default_factory=dict)
+    kept_end: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalLog:
+    """One partition after healing: read from the files, and as the broker served it."""
+
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    batches: tuple[Batch, ...]
+    served: tuple[tuple[int, int], ...]
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What one restart found in files against what the log itself says, by name; empty when they agree."""
+
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class History:
+    """One run. `single_replica_flush` is the broker's log.flush.single.replica."""
+
+    single_replica_flush: bool = False
+    sends: list[Send] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    deletes: list[DeleteRecords] = field(default_factory=list)
+    creates: list[CreateTopic] = field(default_factory=list)
+    syncs: list[Sync] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    commit_reads: list[CommitRead] = field(default_factory=list)
+    crashes: list[Crash] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+    logs: dict[TopicPartition, FinalLog] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
+
+    def operations(self) -> int:
+        return (
+            len(self.sends)
+            + len(self.fetches)
+            + len(self.deletes)
+            + len(self.creates)
+            + len(self.syncs)
+            + len(self.heartbeats)
+            + len(self.commits)
+            + len(self.commit_reads)
+        )
+
+    def is_forgotten(self, tp: TopicPartition, offset: int, life: int) -> bool:
+        """Whether a power cut took this offset, seen in that life, away."""
+        return any(
+            crash.power and crash.life >= life and offset >= crash.kept_end.get(tp, 0) for crash in self.crashes
+        )

@@ -1,0 +1,161 @@
+"""Owns the look at the files of a broker that is gone: what its logs hold, and whether recovery is exact.
+
+Works on a copy of the disk, as if the process had been killed now: opens every log through storage, compares indexes, producer state and
+epochs with what a plain walk over the bytes gives, then kills and opens again, which must change nothing. Does not own the rules.
+
+Invariant: the disk that is looked at is not changed by looking.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.config import BrokerConfig, log_config
+from protocol import records
+from storage.log_manager import LogManager
+from storage.segment import Segment
+from storage.unified_log import UnifiedLog
+from tests.sim.client import read_batch
+from tests.sim.disk import Disk
+from tests.sim.history import Batch, Recovery, TopicPartition
+
+OFFSETS_TOPIC = ("__consumer_offsets", 0)
+REMEMBERED_BATCHES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLog:
+    log_end_offset: int
+    batches: tuple[Batch, ...]
+    epochs: tuple[tuple[int, int], ...]
+
+
+def inspect(
+    disk: Disk, config: BrokerConfig, partitions: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, FoundLog], Recovery]:
+    """What the logs hold after a kill at this moment, and every way in which recovery was not exact."""
+    differences: list[str] = []
+    first_disk = disk.clone()
+    first = _open(first_disk, config, differences)
+    found = {tp: _contents(first.logs[tp]) for tp in partitions if tp in first.logs}
+    for tp, log in sorted(first.logs.items()):
+        differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log)]
+    before = {tp: _state(log) for tp, log in sorted(first.logs.items())}
+    second_disk = first_disk.clone()
+    second = _open(second_disk, config, differences)
+    after = {tp: _state(log) for tp, log in sorted(second.logs.items())}
+    differences += [
+        f"{tp[0]}-{tp[1]}: a second restart changed {before.get(tp)} to {after.get(tp)}"
+        for tp in sorted(before.keys() | after.keys())
+        if before.get(tp) != after.get(tp)
+    ]
+    differences += _changed_logs(first_disk, second_disk)
+    return found, Recovery(differences=tuple(differences))
+
+
+def _open(disk: Disk, config: BrokerConfig, differences: list[str]) -> LogManager:
+    logs = LogManager(
+        files=disk.mount(),
+        dirs=config.log_dirs,
+        now_ms=disk.now_ms,
+        random=random.Random(0),
+        defaults=log_config(config, {}),
+        on_dir_failure=lambda path, error: differences.append(f"{path} failed: {error}"),
+    )
+    logs.lock_and_open()
+    logs.load()
+    return logs
+
+
+def _changed_logs(first: Disk, second: Disk) -> list[str]:
+    """Segment bytes are data: no restart may change one after the first has cut what was broken."""
+    before, after = ({p: d for p, d in disk.snapshot().items() if p.endswith(".log")} for disk in (first, second))
+    return [f"a second restart changed {path}" for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+
+
+def _state(log: UnifiedLog) -> tuple[object, ...]:
+    producers = sorted(
+        (entry.producer_id, entry.epoch, [batch[:4] for batch in entry.batches])
+        for entry in log.producer_table.entries.values()
+    )
+    return (
+        log.log_start_offset,
+        log.log_end_offset,
+        tuple(log.epochs.entries()),
+        tuple(map(str, producers)),
+        tuple((segment.base_offset, segment.size) for segment in log.segments),
+    )
+
+
+def _walk(segment: Segment) -> list[tuple[int, records.BatchHeader, bytes]]:
+    data = segment.file.pread(segment.size, 0)
+    return [(at, header, data[at : at + header.size]) for at, header in records.iter_batches(data)]
+
+
+def _contents(log: UnifiedLog) -> FoundLog:
+    batches = [read_batch(memoryview(data), 0, header) for segment in log.segments for _, header, data in _walk(segment)]
+    return FoundLog(
+        log_end_offset=log.log_end_offset, batches=tuple(batches), epochs=tuple(log.epochs.entries())
+    )
+
+
+def _check_log(log: UnifiedLog) -> list[str]:
+    wrong: list[str] = []
+    producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
+    end = log.segments[0].base_offset
+    for segment in log.segments:
+        rows = _walk(segment)
+        wrong += _check_indexes(segment, rows)
+        for _, header, _ in rows:
+            end = header.next_offset
+            if header.producer_id >= 0 and not header.is_control:
+                _remember(producers, header)
+    end = max(end, log.segments[-1].base_offset)
+    if log.log_end_offset != end:
+        wrong.append(f"the log ends at {end}, it says {log.log_end_offset}")
+    for producer_id, (epoch, batches) in producers.items():
+        entry = log.producer_table.entries.get(producer_id)
+        known = [tuple(batch[:4]) for batch in entry.batches] if entry is not None else []
+        # Batches that retention or DeleteRecords took may still be known; those in the log must be.
+        if entry is None or entry.epoch != epoch or known[-len(batches) :] != list(batches):
+            wrong.append(f"producer {producer_id}: the log says {epoch} {list(batches)}, the table {entry} {known}")
+    return wrong
+
+
+def _remember(
+    producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]], header: records.BatchHeader
+) -> None:
+    epoch, batches = producers.get(header.producer_id, (-1, deque(maxlen=REMEMBERED_BATCHES)))
+    if header.producer_epoch != epoch:
+        batches = deque(maxlen=REMEMBERED_BATCHES)
+    batches.append((header.base_sequence, header.last_sequence, header.base_offset, header.last_offset))
+    producers[header.producer_id] = (header.producer_epoch, batches)
+
+
+def _check_indexes(segment: Segment, rows: list[tuple[int, records.BatchHeader, bytes]]) -> list[str]:
+    wrong: list[str] = []
+    at_position = {at: header for at, header, _ in rows}
+    for entry in segment.offsets.entries:
+        relative, position = entry >> 32, entry & 0xFFFFFFFF
+        header = at_position.get(position)
+        if header is None or header.last_offset - segment.base_offset != relative:
+            wrong.append(f"segment {segment.base_offset}: the offset index says {relative} is at {position}")
+    largest: dict[int, int] = {}
+    running = -1
+    for _, header, _ in rows:
+        running = max(running, header.max_timestamp)
+        for offset in range(header.base_offset, header.next_offset):
+            largest[offset - segment.base_offset] = running
+    times = list(zip(segment.times.timestamps, segment.times.offsets, strict=True))
+    for timestamp, relative in times:
+        if largest.get(relative) != timestamp:
+            wrong.append(
+                f"segment {segment.base_offset}: the time index says {timestamp} by {relative},"
+                f" the log {largest.get(relative)}"
+            )
+    if segment.largest_timestamp != running:
+        wrong.append(f"segment {segment.base_offset}: largest timestamp {segment.largest_timestamp}, not {running}")
+    return wrong

@@ -1,0 +1,269 @@
+"""Owns virtual time: an asyncio loop that never waits, reads no clock and touches no descriptor.
+
+When nothing is ready the loop jumps to the next timer, so hours pass in milliseconds and one seed gives one run. Work belongs to a
+`Process` (one life of a node or client) through a context variable that every task, timer and callback inherits; a dead process is
+never run again, not even its `finally` blocks, which is what SIGKILL means. Does not own the network, the disk or the store.
+
+Invariant: the order of everything that runs is a function of the seed alone. Tasks and futures hash by serial number, because asyncio
+keeps them in sets; nothing in the trace comes from `hash()`, `id()` or the real clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import heapq
+import warnings
+from asyncio import base_events
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+STEP_SECONDS = 1e-6  # so that code which works "for a millisecond" makes progress
+CLOCK_READ_SECONDS = 1e-7  # so that a loop around time() inside one step ends
+
+
+class Killed(BaseException):
+    """The process this code belongs to is dead; not an Exception, so that no handler mistakes it for a failure."""
+
+
+class SimFailure(Exception):
+    """The run itself went wrong: an escaped exception, a deadlock or a livelock."""
+
+
+class Process:
+    """One life of a node or client: everything that a kill ends at once."""
+
+    def __init__(self, loop: SimLoop, name: str, life: int = 0) -> None:
+        self.loop = loop
+        self.name = name
+        self.life = life
+        self.alive = True
+        self.power_lost = False
+        self.steps = 0
+        self.die_at_step: int | None = None
+        self.power_at_step = False
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.on_death: list[Callable[[bool], None]] = []
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        return self.loop.create_task(coro, name=name, context=self.context.copy())
+
+    def die_in_steps(self, steps: int, *, power: bool) -> None:
+        self.die_at_step = self.steps + max(1, steps)
+        self.power_at_step = power
+
+    def die(self, *, power: bool = False) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self.power_lost = power
+        self.loop.trace("die", self.name, power)
+        for hook in self.on_death:
+            hook(power)
+
+    def check_alive(self) -> None:
+        if not self.alive:
+            raise Killed(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name} {'alive' if self.alive else 'dead'} steps={self.steps}>"
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class SimFuture(asyncio.Future[Any]):
+    def __init__(self, *, loop: SimLoop) -> None:
+        super().__init__(loop=loop)
+        self.serial = loop.next_serial()
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class SimTask(asyncio.Task[Any]):
+    def __init__(self, coro: Any, *, loop: SimLoop, **kwargs: Any) -> None:
+        self.serial = loop.next_serial()
+        super().__init__(coro, loop=loop, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class SimLoop(base_events.BaseEventLoop):
+    def __init__(self, *, max_steps: int = 400_000, keep_trace: bool = False) -> None:
+        super().__init__()
+        self.set_debug(False)
+        self._clock_resolution = 1e-9
+        self._virtual_now = 1_000.0
+        self._serial = 0
+        self.steps = 0
+        self.max_steps = max_steps
+        self.failures: list[str] = []
+        self.first_error: BaseException | None = None
+        self.trace_lines: list[str] | None = [] if keep_trace else None
+        self._trace_hash = hashlib.blake2b(digest_size=8)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(self._on_error)
+
+    # time ---------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        self._virtual_now += CLOCK_READ_SECONDS
+        return self._virtual_now
+
+    @property
+    def now(self) -> float:
+        """Virtual time without moving it, for observers."""
+        return self._virtual_now
+
+    def stall(self, seconds: float) -> None:
+        """Time passes and nothing runs: a collector pause, a suspended machine, a blocking call."""
+        self._virtual_now += seconds
+
+    # trace --------------------------------------------------------------------------------------------------
+
+    def trace(self, kind: str, *fields: object) -> None:
+        line = f"{self._virtual_now:.6f} {self.steps} {kind} {' '.join(map(str, fields))}"
+        self._trace_hash.update(line.encode())
+        if self.trace_lines is not None:
+            self.trace_lines.append(line)
+
+    def trace_digest(self) -> str:
+        return self._trace_hash.hexdigest()
+
+    # running ------------------------------------------------------------------------------------------------
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run to the end; any exception that escaped a task or callback of a living process fails the run."""
+        main = self.create_task(coro, name="main", context=contextvars.Context())
+        main.add_done_callback(lambda _: self.stop())
+        try:
+            self.run_forever()
+            if not main.done() or not main.cancelled():
+                self._collect_unretrieved(main)
+            if self.failures:
+                raise SimFailure("; ".join(self.failures)) from self.first_error
+            return main.result()
+        finally:
+            self._close_leftovers()
+            self.close()
+
+    def _run_once(self) -> None:
+        ready = self._ready
+        scheduled = self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:
+            if not scheduled:
+                self.fail("deadlock: nothing is ready and no timer is set", None)
+                return
+            self._virtual_now = max(self._virtual_now, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self._virtual_now:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            ready.append(handle)
+        for _ in range(len(ready)):
+            self._step(ready.popleft())
+
+    def _step(self, handle: asyncio.Handle) -> None:
+        if handle._cancelled:
+            return
+        process = handle._context.get(PROCESS)
+        if process is not None:
+            if not process.alive:
+                return
+            process.steps += 1
+            if process.steps == process.die_at_step:
+                process.die(power=process.power_at_step)
+                return
+        self.steps += 1
+        self._virtual_now += STEP_SECONDS
+        if self.steps > self.max_steps:
+            self.fail(f"livelock: more than {self.max_steps} steps", None)
+            return
+        handle._run()
+
+    # failures -----------------------------------------------------------------------------------------------
+
+    def _on_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Killed):
+            return
+        process = PROCESS.get()
+        where = process.name if process is not None else "-"
+        self.fail(f"[{where}] {context.get('message')}: {error!r}", error)
+
+    def fail(self, message: str, error: BaseException | None) -> None:
+        self.failures.append(message)
+        if self.first_error is None:
+            self.first_error = error
+        self.stop()
+
+    def _collect_unretrieved(self, main: asyncio.Task[Any]) -> None:
+        """A task that died unseen has lost an error; asyncio would only log it, and only when it is collected."""
+        for task in self._tasks:
+            if task is main or not task.done() or task.cancelled() or not task._log_traceback:
+                continue
+            error = task.exception()
+            if error is not None and not isinstance(error, Killed):
+                self.fail(f"task {task.get_name()} died unseen: {error!r}", error)
+
+    def _close_leftovers(self) -> None:
+        """End the frames of the dead and the unfinished here, in order, instead of at the collector's whim."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a coroutine that a kill kept from being awaited is no mistake
+            for task in self._tasks:
+                if task.done():
+                    task._log_traceback = False
+                    continue
+                task._log_destroy_pending = False
+                try:
+                    task.get_coro().close()
+                except BaseException:  # whatever a dead process does in its finally blocks is void
+                    continue
+            self._tasks.clear()
+
+    # asyncio's own hooks ------------------------------------------------------------------------------------
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def create_future(self) -> SimFuture:
+        return SimFuture(loop=self)
+
+    def _make_task(self, _loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> SimTask:
+        task = SimTask(coro, loop=self, **kwargs)
+        context = kwargs.get("context")
+        process = context.get(PROCESS) if context is not None else PROCESS.get()
+        self._tasks.append(task)
+        if process is not None:
+            process.tasks.append(task)
+        return task
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _process_events(self, event_list: Any) -> None:
+        raise AssertionError("there is no real I/O in a simulation")
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        raise AssertionError("no thread in a simulation: use World.offload")
+
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("no resolver in a simulation: use World.network")
+
+    def __del__(self, _warn: object = None) -> None:
+        """Nothing to release: there is no descriptor, so an unused loop is no leak."""
+
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
+        raise AssertionError("no signals in a simulation")
+

@@ -1,0 +1,171 @@
+"""Owns one broker's machine: its disk, its place in the network, and the lives of the broker on it.
+
+A life begins with `start` and ends by a clean stop, a kill or a power cut. What the disk kept of each log is worked out here from the
+bytes alone, without the broker's own recovery, so that the verdict does not depend on the code it judges. Does not own the faults.
+
+Invariant: at most one life is alive, and a life that ended otherwise than by a clean stop left exactly one Crash in the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from broker import config as broker_config
+from broker.ports import World
+from broker.server import Broker
+from remote.object_store import MemoryStore
+from tests.sim.disk import Disk, SimFiles
+from tests.sim.history import Crash, History
+from tests.sim.loop import Killed, Process, SimFailure, SimLoop
+from tests.sim.net import Fabric
+from tests.sim.salvage import readable_ends
+from tests.sim.store import SimStore, StoreProfile
+
+T = TypeVar("T")
+
+WALL_CLOCK_AT_ZERO_MS = 1_700_000_000_000
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+OFFLOAD_MAX_S = 0.003
+
+
+class Node:
+    def __init__(
+        self,
+        *,
+        loop: SimLoop,
+        fabric: Fabric,
+        history: History,
+        bucket: MemoryStore,
+        store_profile: StoreProfile,
+        name: str,
+        node_id: int,
+        seed: str,
+        properties: Mapping[str, str],
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.life = 0
+        self.process: Process | None = None
+        self.broker: Broker | None = None
+        self.files: SimFiles | None = None
+        self.may_break = False  # a disk error was armed: the broker may give up by itself
+        self.disk = Disk(random.Random(f"{seed}/{name}/disk"), self.now_ms, loop.trace)
+        self._fabric = fabric
+        self._history = history
+        self._bucket = bucket
+        self._store_profile = store_profile
+        self._seed = seed
+        self._stopped = False
+        given = {"node.id": str(node_id), "listeners": "PLAINTEXT://0.0.0.0:9092", **properties}
+        self.config = broker_config.from_properties(given)
+        self.log_dirs = [directory.strip() for directory in given["log.dirs"].split(",")]
+
+    def now_ms(self) -> int:
+        return WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    # lives --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> asyncio.Future[bool]:
+        """Switch the machine on; the future says whether this life got ready, or ended before."""
+        assert not self.is_alive
+        self.life += 1
+        self._stopped = False
+        process = Process(self.loop, self.name, self.life)
+        self.process = process
+        self.files = self.disk.mount(process)
+        self.loop.trace("begin", self.name, self.life)
+        ready: asyncio.Future[bool] = self.loop.create_future()
+        process.on_death.append(lambda power: self._died(process, ready, power=power))
+        process.spawn(self._live(process, self._world(process, self.files), ready), name=f"{self.name}#{self.life}")
+        return ready
+
+    def _world(self, process: Process, files: SimFiles) -> World:
+        rng = random.Random(f"{self._seed}/{self.name}/{self.life}")
+        store_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/store")
+
+        async def offload(call: Callable[[], T]) -> T:
+            await asyncio.sleep(rng.random() * OFFLOAD_MAX_S)
+            return call()
+
+        def start_offload(call: Callable[[], T], /) -> Awaitable[T]:
+            return offload(call)
+
+        return World(
+            files=files,
+            network=self._fabric.endpoint(self.name, process),
+            store=SimStore(self.loop, self._bucket, self._store_profile, store_rng, process),
+            now_ms=self.now_ms,
+            random=rng,
+            offload=start_offload,
+            host_name=self.name,
+        )
+
+    async def _live(self, process: Process, world: World, ready: asyncio.Future[bool]) -> None:
+        try:
+            broker = Broker(self.config, world)
+            self.broker = broker
+            await broker.start()
+            self.loop.trace("ready", self.name, self.life)
+            if not ready.done():
+                ready.set_result(True)
+            await broker.run_until_stopped()
+        except Exception as error:
+            if not self.may_break:
+                self.loop.fail(f"{self.name} ended by itself: {error!r}", error)
+            self.loop.trace("gave up", self.name, self.life, type(error).__name__)
+            process.die()
+
+    async def start(self) -> bool:
+        """Begin a life and wait until it is ready or over."""
+        ready = self.begin()
+        await asyncio.wait([ready], timeout=START_TIMEOUT_S)
+        if not ready.done():
+            raise SimFailure(f"{self.name} was not ready within {START_TIMEOUT_S} s")
+        return ready.result()
+
+    async def stop(self) -> None:
+        """A clean stop, as by SIGTERM."""
+        process, broker = self.process, self.broker
+        assert process is not None and broker is not None
+        self.loop.trace("stop", self.name)
+        stopping = process.spawn(broker.stop())
+        over: asyncio.Future[None] = self.loop.create_future()
+        process.on_death.append(lambda _: over.done() or over.set_result(None))
+        await asyncio.wait([stopping, over], timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not process.alive:
+            return
+        if not stopping.done():
+            raise SimFailure(f"{self.name} did not stop within {STOP_TIMEOUT_S} s")
+        error = stopping.exception()
+        if error is not None and not (self.may_break or isinstance(error, Killed)):
+            raise error
+        self._stopped = error is None
+        process.die()
+
+    def kill(self, *, power: bool = False) -> None:
+        if self.process is not None:
+            self.process.die(power=power)
+
+    def _died(self, process: Process, ready: asyncio.Future[bool], *, power: bool) -> None:
+        if not ready.done():
+            ready.set_result(False)
+        if self._stopped:
+            return
+        synced = {}
+        if power:
+            self._fabric.power_off(self.name)
+            synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs)
+            self.disk.power_cut()
+        kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))
+        self._history.crashes.append(
+            Crash(life=process.life, at=self.loop.now, power=power, synced_end=synced, kept_end=kept)
+        )

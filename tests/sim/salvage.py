@@ -1,0 +1,59 @@
+"""Owns the second opinion on a disk: how far each log can be read, worked out from the bytes alone.
+
+A careful reader that shares nothing with the broker's own recovery but the batch format, so that the verdict on what a crash may take
+does not depend on the code it judges.
+
+Invariant: every offset below a log's readable end was in a whole, valid batch, in order and without a gap between segments.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+
+from protocol import records
+from tests.sim.history import TopicPartition
+
+_LOG_DIRECTORY = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<index>\d+)")
+
+
+def segments(snapshot: Mapping[str, bytes], log_dirs: Sequence[str]) -> dict[TopicPartition, list[tuple[str, int, bytes]]]:
+    """(path, base offset, bytes) of every segment of every log, in order."""
+    found: dict[TopicPartition, list[tuple[str, int, bytes]]] = {}
+    for path, data in sorted(snapshot.items()):
+        directory, name = posixpath.split(path)
+        above, log = posixpath.split(directory)
+        match = _LOG_DIRECTORY.fullmatch(log)
+        if above not in log_dirs or match is None or not name.endswith(".log"):
+            continue
+        tp = (match["topic"], int(match["index"]))
+        found.setdefault(tp, []).append((path, int(name.removesuffix(".log")), data))
+    return found
+
+
+def readable_ends(snapshot: Mapping[str, bytes], log_dirs: Sequence[str]) -> dict[TopicPartition, int]:
+    return {tp: _readable_end(parts) for tp, parts in segments(snapshot, log_dirs).items()}
+
+
+def _readable_end(parts: list[tuple[str, int, bytes]]) -> int:
+    """Where a careful reader stops: at the first byte that is not part of a valid batch, or at a gap."""
+    end = parts[0][1]
+    for _, base, data in parts:
+        if base > end:
+            return end
+        at = 0
+        while at < len(data):
+            if len(data) - at < records.HEADER_SIZE:
+                return end
+            try:
+                header = records.parse_header(data, at)
+            except records.CorruptBatch:
+                return end
+            if header.size < records.HEADER_SIZE or at + header.size > len(data) or header.base_offset < end:
+                return end
+            if not records.crc_ok(data, at, header):
+                return end
+            end = header.next_offset
+            at += header.size
+    return end

@@ -1,0 +1,137 @@
+"""Logs alone, without a broker: append, roll, sync, delete, crash at any write, open again. Fast enough for many seeds."""
+
+from __future__ import annotations
+
+import random
+from uuid import UUID
+
+import pytest
+
+from broker.config import from_properties
+from protocol import records
+from storage.log_manager import LogManager
+from storage.policy import LogConfig
+from tests.sim.disk import Disk
+from tests.sim.history import payload
+from tests.sim.inspection import inspect
+from tests.sim.loop import Killed, Process, SimLoop
+from tests.sim.salvage import readable_ends
+
+TP = ("t", 0)
+ROUNDS = 4
+SEEDS_PER_TEST = 25
+PRODUCER_ID = 5
+
+
+class Bench:
+    """One disk, many lives; `acked` is what each life was told of its appends, `synced` how far syncs were confirmed."""
+
+    def __init__(self, seed: int, *, power: bool) -> None:
+        self.rng = random.Random(seed)
+        self.clock_ms = 1_700_000_000_000
+        self.power = power
+        self.disk = Disk(random.Random(f"{seed}/disk"), lambda: self.clock_ms)
+        founder = self.disk.mount()
+        founder.makedirs("/data")
+        founder.fsync_dir("/")
+        self.values: dict[int, int] = {}  # offset -> value, as acknowledged and not taken back
+        self.next_value = 1
+        self.synced = 0
+        self.config = from_properties({"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://:9092"})
+        self.log_config = LogConfig(
+            segment_bytes=self.rng.choice((300, 1000, 100_000)),
+            index_interval_bytes=self.rng.choice((0, 150, 4096)),
+            flush_messages=self.rng.choice((1, 4, 1 << 62)),
+        )
+        self.sequence = 0
+
+    def live(self) -> None:
+        process = Process(SimLoop(), "p")
+        files = self.disk.mount(process)
+        files.die_in_changes(self.rng.randrange(1, 120), power=self.power)
+        try:
+            logs = LogManager(
+                files=files,
+                dirs=["/data"],
+                now_ms=lambda: self.clock_ms,
+                random=random.Random(1),
+                defaults=self.log_config,
+                on_dir_failure=lambda path, error: pytest.fail(f"{path}: {error}"),
+            )
+            logs.lock_and_open()
+            logs.load(lambda _: self.log_config)
+            log = logs.create("t", UUID(int=7), 0, self.log_config)
+            log.set_high_watermark(log.log_end_offset)
+            entry = log.producer_table.entries.get(PRODUCER_ID)
+            self.sequence = entry.next_sequence if entry is not None else 0
+            for _ in range(self.rng.randrange(5, 40)):
+                self._act(logs)
+            logs.close(clean=self.rng.random() < 0.3)
+        except Killed:
+            pass
+        process.die(power=self.power)
+        if self.power:
+            durable = readable_ends(self.disk.durable_snapshot(), ["/data"]).get(TP, 0)
+            assert durable >= self.synced, f"synced to {self.synced}, the disk holds {durable} for certain"
+            self.disk.power_cut()
+            kept = readable_ends(self.disk.snapshot(), ["/data"]).get(TP, 0)
+            self.values = {offset: value for offset, value in self.values.items() if offset < kept}
+
+    def _act(self, logs: LogManager) -> None:
+        log = logs.logs[TP]
+        self.clock_ms += self.rng.choice((0, 1, 50, 5000))
+        match self.rng.choice(("append",) * 8 + ("fsync", "maintain", "delete")):
+            case "append":
+                values = list(range(self.next_value, self.next_value + self.rng.choice((1, 1, 3))))
+                self.next_value += len(values)
+                batch = records.build_batch(
+                    [(None, payload(value), (), self.clock_ms) for value in values],
+                    producer_id=PRODUCER_ID,
+                    producer_epoch=0,
+                    base_sequence=self.sequence,
+                )
+                appended = log.append_records(batch, leader_epoch=1, now_ms=self.clock_ms, origin="client")
+                assert not appended.duplicate
+                log.set_high_watermark(log.log_end_offset)
+                self.sequence += len(values)
+                for offset, value in enumerate(values, appended.first_offset):
+                    self.values[offset] = value
+            case "fsync":
+                end = log.log_end_offset
+                log.fsync()
+                self.synced = max(self.synced, end)
+            case "maintain":
+                for _ in logs.maintain(self.clock_ms):
+                    pass
+            case "delete":
+                log.advance_log_start(self.rng.randrange(log.log_start_offset, log.high_watermark + 1))
+                for _ in logs.maintain(self.clock_ms):
+                    pass
+
+    def check(self) -> None:
+        found, recovery = inspect(self.disk, self.config, [TP])
+        assert not recovery.differences, recovery.differences
+        if TP not in found:
+            assert not self.values
+            return
+        log = found[TP]
+        stored = {offset: value for batch in log.batches for offset, value in batch.pairs()}
+        start = min(stored, default=log.log_end_offset)
+        for offset, value in self.values.items():
+            if offset >= start:
+                assert stored.get(offset) == value, f"{value} acked at {offset}, there is {stored.get(offset)}"
+        ends = [batch.next_offset for batch in log.batches[:-1]]
+        assert ends == [batch.base_offset for batch in log.batches[1:]], "a hole in the middle"
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+@pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))
+def test_a_log_survives_a_crash_at_any_write(first: int, power: bool) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        bench = Bench(seed, power=power)
+        for life in range(ROUNDS):
+            bench.live()
+            try:
+                bench.check()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, life {life}: {error}") from error
