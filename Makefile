@@ -40,7 +40,7 @@ run: setup ## a broker on 127.0.0.1:9092; its logs and its object store live in 
 	@exec $(BIN)/tidewal broker --listen $(LISTEN) --data $(DATA) $(ARGS)
 
 test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
-	@$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)

@@ -55,6 +55,9 @@ QUEUE_MAX_COMMANDS = 1_000
 SLOT_MAX_COMMANDS = 500
 SLOT_MAX_BYTES = 4 * 1024 * 1024
 FOLLOW_INTERVAL_S = 1.0
+# A follower whose next slot was collected finds nothing there: once a minute it asks how far the log was
+# trimmed.
+FOLLOW_BOUNDARY_EVERY = 60
 JOIN_ATTEMPTS = 100
 META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -360,13 +363,16 @@ class Cluster:
         if survey.slots and survey.slots[-1] > self.image.seq:
             raise BrokenLog(f"metadata slot {self.image.seq + 1} is missing")
 
-    async def _catch_up(self) -> list[Delta]:
+    async def _catch_up(self, *, is_routine: bool = False) -> list[Delta]:
         """Apply what others committed.
 
         The boundary is read after the slots: below it a slot may be one that a sleeper put where a collected
-        one had been. Whoever is behind it has missed slots for good.
+        one had been. Whoever is behind it has missed slots for good. A routine look that finds nothing costs
+        one GET.
         """
         slots = await self._log.read_on(self.image.seq)
+        if is_routine and not slots:
+            return []
         boundary = await self._log.boundary()
         if boundary > self.image.seq:
             raise BrokenLog(f"the log was trimmed to slot {boundary}, this node knows it to {self.image.seq}")
@@ -474,13 +480,15 @@ class Cluster:
             self._spawn(self._follow())
 
     async def _follow(self) -> None:
+        looks = 0
         while not self._stopping and self._is_member():
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-            await self._follow_once()
+            looks += 1
+            await self._follow_once(is_routine=looks % FOLLOW_BOUNDARY_EVERY != 0)
 
-    async def _follow_once(self) -> None:
+    async def _follow_once(self, *, is_routine: bool = False) -> None:
         try:
-            deltas = await self._catch_up()
+            deltas = await self._catch_up(is_routine=is_routine)
         except (BrokenLog, StoreError) as error:
             self._be_fenced(f"the metadata log cannot be read: {error}")
             return
@@ -598,12 +606,14 @@ class Cluster:
         if len(block) > 1:
             self._producer_ids.appendleft(block[1:])
         if sum(map(len, self._producer_ids)) <= PRODUCER_ID_BLOCK // 10 and self.is_controller:
-            self._fetch_producer_ids().add_done_callback(_ignore_failure)
+            self._fetch_producer_ids()
         return block[0]
 
     def _fetch_producer_ids(self) -> "asyncio.Task[None]":
         if self._fetching_ids is None or self._fetching_ids.done():
             self._fetching_ids = asyncio.get_running_loop().create_task(self._add_producer_ids())
+            # Nobody may be waiting for it: the next id that is missed asks again.
+            self._fetching_ids.add_done_callback(_retrieve)
         return self._fetching_ids
 
     async def _add_producer_ids(self) -> None:
@@ -652,7 +662,11 @@ class Cluster:
 
     @staticmethod
     def _new_id_from(world: World) -> UUID:
-        return UUID(bytes=world.random.randbytes(16), version=4)
+        """Like Kafka's, an id never begins with a dash: command lines would take it for an option."""
+        while True:
+            made = UUID(bytes=world.random.randbytes(16), version=4)
+            if not encode_uuid(made).startswith("-"):
+                return made
 
     def _spawn(self, work: Any) -> "asyncio.Task[None]":
         owner = self._task_group or asyncio.get_running_loop()
@@ -681,6 +695,6 @@ def _answer(future: "asyncio.Future[Any]", decided: _Decided) -> None:
         future.set_exception(decided)
 
 
-def _ignore_failure(task: "asyncio.Task[None]") -> None:
+def _retrieve(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
         task.exception()

@@ -10,10 +10,9 @@ knows is refused with the name that was probably meant.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.policy import LogConfig
 
@@ -111,10 +110,8 @@ def format_value(value: Any) -> str | None:
 def _java_double(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(value)
-    mantissa, _, exponent = f"{value!r}".partition("e")
-    if not exponent:
-        mantissa, _, exponent = f"{value:e}".partition("e")
-        mantissa = mantissa.rstrip("0")
+    shortest = next(text for digits in range(17) if float(text := f"{value:.{digits}e}") == value)
+    mantissa, _, exponent = shortest.partition("e")
     whole, _, fraction = mantissa.partition(".")
     return f"{whole}.{fraction or '0'}E{int(exponent)}"
 
@@ -155,11 +152,11 @@ def _one_of(*allowed: str) -> Check:
 
 def _each_of(*allowed: str) -> Check:
     def check(name: str, value: Any) -> None:
+        if "" in value:
+            raise ConfigError(f"Configuration '{name}' values must not be empty.")
         for item in value:
             if item not in allowed:
                 raise _invalid(name, item, f"String must be one of: {', '.join(allowed)}")
-        if len(set(value)) != len(value):
-            raise _invalid(name, ",".join(value), "Values must not be repeated")
 
     return check
 
@@ -177,7 +174,7 @@ def _throttled(name: str, value: Any) -> None:
     if text and _THROTTLED.fullmatch(text) is None:
         raise _invalid(
             name,
-            text,
+            f"[{', '.join(value)}]",
             f"{name} must be the literal '*' or a list of replicas in the following format: "
             "[partitionId]:[brokerId],[partitionId]:[brokerId],...",
         )
@@ -224,6 +221,7 @@ def _names(text: str) -> list[str]:
 
 
 _AT_LEAST_1 = _names("""
+    log.cleaner.threads
     background.threads controller.quota.window.num controller.quota.window.size.seconds
     group.consumer.heartbeat.interval.ms group.consumer.max.heartbeat.interval.ms
     group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.min.heartbeat.interval.ms
@@ -244,7 +242,7 @@ _AT_LEAST_1 = _names("""
 """)
 _AT_LEAST_0 = _names("""
     connection.failed.authentication.delay.ms log.cleaner.backoff.ms log.cleaner.delete.retention.ms
-    log.cleaner.io.buffer.size log.cleaner.min.compaction.lag.ms log.cleaner.threads
+    log.cleaner.io.buffer.size log.cleaner.min.compaction.lag.ms
     log.flush.offset.checkpoint.interval.ms log.flush.start.offset.checkpoint.interval.ms
     log.index.interval.bytes log.message.timestamp.after.max.ms log.message.timestamp.before.max.ms
     log.roll.jitter.hours log.roll.jitter.ms log.segment.delete.delay.ms max.connection.creation.rate
@@ -280,11 +278,27 @@ _BROKER_CHECKS: dict[str, Check] = {
 }
 
 
+def _offset_reset(name: str, value: Any) -> None:
+    if value not in ("earliest", "latest") and not str(value).startswith("by_duration:P"):
+        raise _invalid(
+            name,
+            value,
+            f"Invalid value `{value}` for configuration {name}. The value must be either 'earliest', "
+            "'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'.",
+        )
+
+
+_GROUP_CHECKS: dict[str, Check] = {
+    "share.auto.offset.reset": _offset_reset,
+    "share.isolation.level": _one_of("read_committed", "read_uncommitted"),
+    "streams.num.standby.replicas": _at_least(0),
+}
+
+
 # --- tables ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(NamedTuple):
     """One setting. `synonyms` are the broker settings a topic or group setting takes its default from."""
 
     name: str
@@ -414,7 +428,7 @@ def _load(table: str, checks: Mapping[str, Check], own: Iterable[Definition]) ->
         found[name] = Definition(
             name,
             ConfigType[kind.upper()],
-            _REAL_DEFAULTS[name] if name in _REAL_DEFAULTS else _default(kind, value, synonyms),
+            _REAL_DEFAULTS[name] if name in _REAL_DEFAULTS else _default(table, kind, value, synonyms),
             read_only == "true",
             names or tuple(dict.fromkeys(synonyms.split())),
             checks.get(name),
@@ -422,16 +436,16 @@ def _load(table: str, checks: Mapping[str, Check], own: Iterable[Definition]) ->
     return found | {definition.name: definition for definition in own}
 
 
-def _default(kind: str, value: str, synonyms: str) -> str | None:
+def _default(table: str, kind: str, value: str, synonyms: str) -> str | None:
     """An empty column is null or an empty value: only what is not null is described with a synonym."""
     if value:
         return value
-    return "" if synonyms or kind == "list" else None
+    return "" if synonyms or (table == "topic" and kind == "list") else None
 
 
 BROKER = _load("broker", _BROKER_CHECKS, _OWN_BROKER)
 TOPIC = _load("topic", _TOPIC_CHECKS, _OWN_TOPIC)
-GROUP = _load("group", {}, ())
+GROUP = _load("group", _GROUP_CHECKS, ())
 _BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()}
 
 
@@ -444,8 +458,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 # --- a broker's settings -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class Listener(NamedTuple):
     name: str
     protocol: str
     host: str
@@ -456,9 +469,11 @@ class Listener:
         return self.host in WILDCARD_HOSTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BrokerConfig:
-    """Kafka's broker settings as this broker uses them, dynamic ones included; `get` knows all the others."""
+    """Kafka's broker settings as this broker uses them, dynamic ones included; `get` knows all the others.
+
+    Immutable. A dataclass of so many fields would cost a start-up more than reading the whole table.
+    """
 
     # Given and derived
     static: Mapping[str, str]
@@ -546,6 +561,14 @@ class BrokerConfig:
     transactional_id_expiration_ms: int
     unclean_leader_election_enable: bool
 
+    def __init__(self, **values: Any) -> None:
+        missing = BrokerConfig.__annotations__.keys() ^ values.keys()
+        assert not missing, missing
+        self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a BrokerConfig does not change")
+
     def __repr__(self) -> str:
         return f"BrokerConfig(node_id={self.node_id}, {len(self.static)} set)"
 
@@ -593,7 +616,7 @@ _DERIVED = frozenset(
         "max_connections_per_ip_overrides",
     }
 )
-_FIELDS = {f.name: f.name.replace("_", ".") for f in fields(BrokerConfig) if f.name not in _DERIVED}
+_FIELDS = {name: name.replace("_", ".") for name in BrokerConfig.__annotations__ if name not in _DERIVED}
 _MEANINGFUL = frozenset(
     {
         *_FIELDS.values(),
@@ -924,14 +947,15 @@ def check_group_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
         if name not in GROUP:
             raise ConfigError(f"Unknown group config name: {name}")
     values = group_values(config, overrides)
+    for name, value in values.items():
+        kind, _, what = name.partition(".")
+        what = what.removeprefix("num.")
+        least, most = f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"
+        if least in BROKER and value < config.get(least):
+            raise ConfigError(f"{name} must be greater than or equal to {least}")
+        if most in BROKER and value > config.get(most):
+            raise ConfigError(f"{name} must be less than or equal to {most}")
     for kind in ("consumer", "share", "streams"):
-        for what in ("heartbeat.interval.ms", "session.timeout.ms"):
-            name = f"{kind}.{what}"
-            least, most = f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"
-            if values[name] < config.get(least):
-                raise ConfigError(f"{name} must be greater than or equal to {least}")
-            if values[name] > config.get(most):
-                raise ConfigError(f"{name} must be less than or equal to {most}")
         session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
         if values[session] <= values[heartbeat]:
             raise ConfigError(f"{session} must be greater than {heartbeat}")
@@ -951,12 +975,12 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
         name for name in dynamic if name in _NOT_WHILE_RUNNING or (name in BROKER and BROKER[name].read_only)
     )
     if fixed:
-        raise ConfigError(f"Cannot update these configs dynamically: Set({', '.join(fixed)})")
+        raise ConfigError(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
     secret = sorted(name for name in dynamic if name.startswith("ssl.") and not BROKER[name].read_only)
     if secret:
         raise ConfigError(
             "These security configs can be dynamically updated only per-listener using the listener prefix: "
-            f"Set({', '.join(secret)})"
+            f"[{', '.join(secret)}]"
         )
     for name, text in dynamic.items():
         definition = BROKER.get(_base_name(name))
@@ -966,7 +990,7 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
     if own and not per_broker:
         raise ConfigError(
             "Cannot update these configs at default cluster level, broker id must be specified: "
-            f"Set({', '.join(own)})"
+            f"[{', '.join(own)}]"
         )
     config.with_dynamic(
         default=config.dynamic_default if per_broker else dynamic,
@@ -977,15 +1001,13 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
 # --- DescribeConfigs ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synonym:
+class Synonym(NamedTuple):
     name: str
     value: str | None
     source: ConfigSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigRow:
+class ConfigRow(NamedTuple):
     name: str
     value: str | None
     source: ConfigSource
@@ -1009,7 +1031,7 @@ def describe_broker_defaults(config: BrokerConfig) -> list[ConfigRow]:
         row = _broker_row(config, name)
         synonyms = tuple(s for s in row.synonyms if s.source is ConfigSource.DYNAMIC_DEFAULT_BROKER)
         value = None if row.sensitive else config.dynamic_default[name]
-        rows.append(_with(row, value=value, source=ConfigSource.DYNAMIC_DEFAULT_BROKER, synonyms=synonyms))
+        rows.append(row._replace(value=value, source=ConfigSource.DYNAMIC_DEFAULT_BROKER, synonyms=synonyms))
     return rows
 
 
@@ -1097,18 +1119,3 @@ def _synonyms(config: BrokerConfig, name: str, *, sensitive: bool) -> list[Synon
     ]
     start = next((at for at, synonym in enumerate(found) if synonym.name == name), len(found))
     return found[start:]
-
-
-def _with(
-    row: ConfigRow, *, value: str | None, source: ConfigSource, synonyms: tuple[Synonym, ...]
-) -> ConfigRow:
-    return ConfigRow(
-        name=row.name,
-        value=value,
-        source=source,
-        kind=row.kind,
-        read_only=row.read_only,
-        sensitive=row.sensitive,
-        synonyms=synonyms,
-        documentation=row.documentation,
-    )

@@ -112,7 +112,7 @@ def place(
             ErrorCode.invalid_replication_factor,
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor "
             f"of {replication_factor} cannot be reached because only {len(brokers)} broker(s) are "
-            "registered.",
+            "registered or some brokers have all their log directories cordoned.",
         )
     if not live:
         raise KafkaError(
@@ -211,7 +211,7 @@ class CreateTopics:
 
 def _check_size(partitions: int) -> None:
     if partitions > PARTITIONS_MAX_PER_COMMAND:
-        raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
+        raise KafkaError(ErrorCode.policy_violation, "Excessively large number of partitions per request.")
 
 
 def _create(
@@ -398,7 +398,9 @@ def _referred(image: Image, ref: TopicRef, count: int) -> TopicImage:
                 raise KafkaError(ErrorCode.invalid_request, "Duplicate topic name.")
             topic = image.topics.get(name)
             if topic is None:
-                raise KafkaError(ErrorCode.unknown_topic_or_partition)
+                raise KafkaError(
+                    ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition."
+                )
             return topic
         case _:
             assert ref.id is not None
@@ -406,7 +408,7 @@ def _referred(image: Image, ref: TopicRef, count: int) -> TopicImage:
                 raise KafkaError(ErrorCode.invalid_request, "Duplicate topic id.")
             topic = image.topic_by_id(ref.id)
             if topic is None:
-                raise KafkaError(ErrorCode.unknown_topic_id)
+                raise KafkaError(ErrorCode.unknown_topic_id, "This server does not host this topic ID.")
             return topic
 
 
@@ -526,11 +528,8 @@ def apply_ops(resource_type: int, current: Mapping[str, str], ops: Iterable[Conf
 
 def _spliced(resource_type: int, values: Mapping[str, str], op: ConfigOp) -> str:
     definition = _TABLES.get(resource_type, {}).get(op.name)
-    what = Operation(op.operation).name
     if definition is None or definition.kind is not ConfigType.LIST:
-        raise KafkaError(
-            ErrorCode.invalid_config, f"Can't {what} to key {op.name} because its type is not LIST."
-        )
+        raise KafkaError(ErrorCode.invalid_config, _not_a_list(resource_type, op, definition))
     before = values.get(op.name, definition.default or "")
     parts = [part for part in before.split(",") if part]
     for item in (op.value or "").split(","):
@@ -539,6 +538,16 @@ def _spliced(resource_type: int, values: Mapping[str, str], op: ConfigOp) -> str
         if op.operation == Operation.SUBTRACT and item in parts:
             parts.remove(item)
     return ",".join(parts)
+
+
+def _not_a_list(resource_type: int, op: ConfigOp, definition: settings.Definition | None) -> str:
+    """In Kafka's words, which differ between its broker and its controller."""
+    what = Operation(op.operation).name
+    if resource_type != ResourceType.BROKER:
+        return f"Can't {what} to key {op.name} because its type is not LIST."
+    if definition is None:
+        return f"Unknown config name: {op.name}"
+    return f"Config value {what.lower()} is not allowed for config key: {op.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

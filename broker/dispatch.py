@@ -224,7 +224,7 @@ def _unsupported_api_versions(correlation_id: int) -> bytes:
 def error_reply(
     api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
 ) -> Fields | None:
-    """A response that says nothing but the error, where this API has a place for it; None when it has none."""
+    """A response that says nothing but the error, where this API has a place for it, else None."""
     shape = _SHAPES.get(api_key)
     if shape is not None:
         return shape(version, request, {"error_code": code, "error_message": message})
@@ -241,7 +241,7 @@ def _by_partition(topics: str, index: str, **rest: Any) -> Callable[[int, Any, _
         answered = []
         for topic in get(request, "topics", ()) or ():
             partitions = []
-            for asked in topic.partitions:
+            for asked in get(topic, "partitions", None) or get(topic, "partition_indexes", ()):
                 number = asked if isinstance(asked, int) else get(asked, index, None)
                 if number is None:
                     number = get(asked, "partition", 0)
@@ -277,7 +277,8 @@ def _delete_topics(version: int, request: Any, error: _Error) -> Fields:
 def _metadata(version: int, request: Any, error: _Error) -> Fields:
     topics = [
         {
-            "name": topic.name,
+            # the response takes null for a name two versions later than the request
+            "name": topic.name or ("" if version < 12 else None),
             "topic_id": get(topic, "topic_id"),
             "is_internal": False,
             "partitions": [],
@@ -285,7 +286,14 @@ def _metadata(version: int, request: Any, error: _Error) -> Fields:
         }
         for topic in get(request, "topics", ()) or ()
     ]
-    return {"brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics, "throttle_time": 0}
+    return {
+        "brokers": [],
+        "cluster_id": None,
+        "controller_id": -1,
+        "topics": topics,
+        "throttle_time": 0,
+        "error_code": error["error_code"],
+    }
 
 
 def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
@@ -303,7 +311,7 @@ _SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
     Api.METADATA: _metadata,
     Api.FIND_COORDINATOR: _find_coordinator,
     Api.DELETE_TOPICS: _delete_topics,
-    Api.CREATE_TOPICS: _by_item("topics", "topics", "name"),
+    Api.CREATE_TOPICS: _by_item("topics", "topics", "name", topic_id=None, configs=[]),
     Api.CREATE_PARTITIONS: _by_item("topics", "results", "name"),
     Api.DELETE_GROUPS: _by_item("groups_names", "results"),
     Api.DESCRIBE_GROUPS: _by_item(

@@ -5,9 +5,8 @@ packing. Invariant: at most `max_sessions` sessions; a session's epoch goes up b
 used it, so a request that was lost or repeated is told apart.
 """
 
-import random
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from protocol.hot import FetchItem, FetchRequest, TopicKey
@@ -102,9 +101,9 @@ class FetchTurn:
 
 
 class FetchSessions:
-    def __init__(self, *, max_sessions: int, random: random.Random) -> None:
+    def __init__(self, *, max_sessions: int, randrange: Callable[[int, int], int]) -> None:
         self._max_sessions = max_sessions
-        self._random = random
+        self._randrange = randrange
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         """Least recently used first."""
         self.evictions = 0
@@ -150,9 +149,9 @@ class FetchSessions:
         partitions = {(each.topic, each.index): each for each in wanted}
         if len(self._sessions) >= self._max_sessions and not self._evict(len(partitions), now_ms):
             return 0
-        session_id = self._random.randrange(1, 2**31 - 1)
+        session_id = self._randrange(1, 2**31 - 1)
         while session_id in self._sessions:
-            session_id = self._random.randrange(1, 2**31 - 1)
+            session_id = self._randrange(1, 2**31 - 1)
         self._sessions[session_id] = FetchSession(session_id, partitions, uses_ids=uses_ids, now_ms=now_ms)
         return session_id
 

@@ -9,31 +9,32 @@ only with the record that makes it durable; a member, generation or instance tha
 always refused.
 """
 
+import logging
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from broker.machine import Decision, Instant, Timers
+from broker.membership import CAME_FROM, Group, Member, Protocols, State
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import (
     CommittedOffset,
     CoordinatorRecord,
-    GroupMember,
     GroupMetadata,
     GroupRecord,
     OffsetRecord,
     decode_coordinator_record,
     encode_coordinator_record,
-    subscribed_topics,
 )
 
-CONSUMER_PROTOCOL = "consumer"
+log = logging.getLogger(__name__)
+
+INT64_MAX: Final = 2**63 - 1
+STRING_BYTES_MAX: Final = 2**15 - 1
 
 Record: TypeAlias = CoordinatorRecord
 Fields: TypeAlias = dict[str, Any]
-Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +46,8 @@ class GroupConfig:
     new_member_join_timeout_ms: int = 300_000
     """How long a new member may wait in its first join: it cannot send heartbeats yet."""
     offset_metadata_max_bytes: int = 4_096
+    record_max_bytes: int = 1_000_000
     offsets_retention_ms: int = 604_800_000
-
-
-class State(Enum):
-    """Of a group with an entry here. A group without one is Dead to whoever asks."""
-
-    EMPTY = "Empty"
-    PREPARING_REBALANCE = "PreparingRebalance"
-    COMPLETING_REBALANCE = "CompletingRebalance"
-    STABLE = "Stable"
-
-
-CAME_FROM: Mapping[State, frozenset[State]] = {
-    State.EMPTY: frozenset({State.PREPARING_REBALANCE}),
-    State.PREPARING_REBALANCE: frozenset({State.EMPTY, State.STABLE, State.COMPLETING_REBALANCE}),
-    State.COMPLETING_REBALANCE: frozenset({State.PREPARING_REBALANCE}),
-    State.STABLE: frozenset({State.COMPLETING_REBALANCE}),
-}
 
 
 # Commands. Each names its group, except those that concern all of a partition.
@@ -179,262 +164,6 @@ class Turn:
 
     def decision(self, *, soft: bool) -> Decision[Record]:
         return Decision(records=tuple(self.records), replies=tuple(self.replies), soft=soft)
-
-
-@dataclass(slots=True, kw_only=True)
-class Member:
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    rebalance_timeout_ms: int
-    session_timeout_ms: int
-    protocol_type: str
-    protocols: Protocols
-    assignment: bytes = b""
-    join_token: int | None = None
-    sync_token: int | None = None
-    is_new: bool = False
-
-    @property
-    def is_excused(self) -> bool:
-        """Waits for us, so its silence means nothing; a new member's wait is bounded all the same."""
-        return not self.is_new and (self.join_token is not None or self.sync_token is not None)
-
-    def metadata(self, protocol: str | None) -> bytes:
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
-
-    def vote(self, candidates: Collection[str]) -> str:
-        return next(name for name, _ in self.protocols if name in candidates)
-
-    def durable(self, protocol: str | None) -> GroupMember:
-        return GroupMember(
-            member_id=self.member_id,
-            instance_id=self.instance_id,
-            client_id=self.client_id,
-            client_host=self.client_host,
-            rebalance_timeout_ms=self.rebalance_timeout_ms,
-            session_timeout_ms=self.session_timeout_ms,
-            subscription=self.metadata(protocol),
-            assignment=self.assignment,
-        )
-
-
-class Group:
-    """The living half of a group: who is in it and how far its rebalance is. A restart keeps what was made
-    durable.
-    """
-
-    __slots__ = (
-        "generation",
-        "group_id",
-        "initial_remaining_ms",
-        "leader",
-        "members",
-        "new_member_added",
-        "pending_join",
-        "pending_sync",
-        "previous_state",
-        "protocol",
-        "protocol_type",
-        "state",
-        "state_since_ms",
-        "static_members",
-        "subscribed_topics",
-    )
-
-    def __init__(self, group_id: str, wall_ms: int) -> None:
-        self.group_id = group_id
-        self.state = State.EMPTY
-        self.previous_state: State | None = None
-        self.state_since_ms = wall_ms
-        self.generation = 0
-        self.protocol_type: str | None = None
-        self.protocol: str | None = None
-        self.leader: str | None = None
-        self.members: dict[str, Member] = {}
-        self.static_members: dict[str, str] = {}
-        self.pending_join: set[str] = set()
-        self.pending_sync: set[str] = set()
-        self.subscribed_topics: frozenset[str] | None = None
-        self.new_member_added = False
-        self.initial_remaining_ms: int | None = None
-
-    @classmethod
-    def from_durable(cls, group_id: str, metadata: GroupMetadata) -> "Group":
-        group = cls(group_id, metadata.state_timestamp_ms)
-        group.generation = metadata.generation
-        group.protocol_type = metadata.protocol_type or None
-        group.protocol = metadata.protocol
-        group.leader = metadata.leader
-        for member in metadata.members:
-            group.add(
-                Member(
-                    member_id=member.member_id,
-                    instance_id=member.instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    rebalance_timeout_ms=_rebalance_timeout_ms(member),
-                    session_timeout_ms=member.session_timeout_ms,
-                    protocol_type=metadata.protocol_type,
-                    protocols=((metadata.protocol or "", member.subscription),),
-                    assignment=member.assignment,
-                )
-            )
-        group.state = State.STABLE if group.members else State.EMPTY
-        group.subscribed_topics = group.topics_of_members()
-        return group
-
-    def __repr__(self) -> str:
-        return (
-            f"<Group {self.group_id!r} {self.state.value} generation={self.generation} "
-            f"{len(self.members)} members>"
-        )
-
-    def durable(self) -> GroupMetadata:
-        return GroupMetadata(
-            protocol_type=self.protocol_type or "",
-            generation=self.generation,
-            protocol=self.protocol,
-            leader=self.leader,
-            state_timestamp_ms=self.state_since_ms,
-            members=tuple(member.durable(self.protocol) for member in self.members.values()),
-        )
-
-    def move_to(self, state: State, wall_ms: int) -> None:
-        assert self.state in CAME_FROM[state], f"{self!r} cannot become {state.value}"
-        self.previous_state, self.state, self.state_since_ms = self.state, state, wall_ms
-
-    # Members
-
-    def add(self, member: Member) -> None:
-        assert member.member_id not in self.members
-        if member.instance_id is not None:
-            assert member.instance_id not in self.static_members
-            self.static_members[member.instance_id] = member.member_id
-        if not self.members:
-            self.protocol_type = member.protocol_type
-        if self.leader is None:
-            self.leader = member.member_id
-        self.members[member.member_id] = member
-        self.pending_join.discard(member.member_id)
-
-    def remove(self, member_id: str) -> None:
-        member = self.members.pop(member_id, None)
-        if member is not None and member.instance_id is not None:
-            del self.static_members[member.instance_id]
-        if self.leader == member_id:
-            self.leader = next(iter(self.members), None)
-        self.pending_join.discard(member_id)
-        self.pending_sync.discard(member_id)
-
-    def replace_static(self, instance_id: str, new_member_id: str) -> Member:
-        """The instance is back under a new id: it takes its own place, and its assignment with it."""
-        old = self.members.pop(self.static_members[instance_id])
-        old.join_token = old.sync_token = None
-        if self.leader == old.member_id:
-            self.leader = new_member_id
-        self.pending_sync.discard(old.member_id)
-        old.member_id = new_member_id
-        self.members[new_member_id] = old
-        self.static_members[instance_id] = new_member_id
-        return old
-
-    def check_member(self, member_id: str, instance_id: str | None) -> Member:
-        if instance_id is not None:
-            owner = self.static_members.get(instance_id)
-            if owner is None:
-                raise KafkaError(ErrorCode.unknown_member_id)
-            if owner != member_id:
-                raise KafkaError(ErrorCode.fenced_instance_id)
-        member = self.members.get(member_id)
-        if member is None:
-            raise KafkaError(ErrorCode.unknown_member_id)
-        return member
-
-    # Rebalance
-
-    @property
-    def rebalance_timeout_ms(self) -> int:
-        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
-
-    @property
-    def awaiting_join(self) -> int:
-        return sum(member.join_token is not None for member in self.members.values())
-
-    @property
-    def has_all_joined(self) -> bool:
-        return not self.pending_join and all(m.join_token is not None for m in self.members.values())
-
-    @property
-    def uses_consumer_protocol(self) -> bool:
-        return self.protocol_type == CONSUMER_PROTOCOL
-
-    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        if self.state is State.EMPTY:
-            return bool(protocol_type and protocols)
-        if protocol_type != self.protocol_type:
-            return False
-        common = self.common_protocols()
-        return any(name in common for name, _ in protocols)
-
-    def common_protocols(self) -> set[str]:
-        members = iter(self.members.values())
-        first = next(members, None)
-        common = {name for name, _ in first.protocols} if first is not None else set()
-        for member in members:
-            common &= {name for name, _ in member.protocols}
-        return common
-
-    def select_protocol(self) -> str:
-        """The one most members prefer among those all of them know; of equals the one voted for first."""
-        common = self.common_protocols()
-        votes: dict[str, int] = {}
-        for member in self.members.values():
-            choice = member.vote(common)
-            votes[choice] = votes.get(choice, 0) + 1
-        return max(votes, key=votes.__getitem__)
-
-    def elect_joined_leader(self) -> bool:
-        """Keep the leader if it is back, else take the first member that is; False when none is."""
-        leader = self.members.get(self.leader) if self.leader is not None else None
-        if leader is not None and leader.join_token is not None:
-            return True
-        joined = next((m.member_id for m in self.members.values() if m.join_token is not None), None)
-        if joined is None:
-            return False
-        self.leader = joined
-        return True
-
-    def begin_generation(self, wall_ms: int) -> None:
-        self.generation += 1
-        self.protocol = self.select_protocol() if self.members else None
-        self.subscribed_topics = self.topics_of_members()
-        self.pending_sync.clear()
-        self.move_to(State.COMPLETING_REBALANCE if self.members else State.EMPTY, wall_ms)
-
-    # Subscriptions
-
-    def topics_of_members(self) -> frozenset[str] | None:
-        """What the members subscribe to; None when only they know."""
-        if not self.uses_consumer_protocol:
-            return None
-        if not self.members:
-            return frozenset()
-        if self.protocol is None:
-            return None
-        topics: set[str] = set()
-        for member in self.members.values():
-            subscribed = subscribed_topics(member.metadata(self.protocol))
-            if subscribed is None:
-                return None
-            topics.update(subscribed)
-        return frozenset(topics)
-
-    def is_subscribed_to(self, topic: str) -> bool:
-        if self.subscribed_topics is None:
-            return self.uses_consumer_protocol
-        return topic in self.subscribed_topics
 
 
 Offsets: TypeAlias = dict[str, dict[str, dict[int, CommittedOffset]]]
@@ -561,14 +290,16 @@ class GroupMachine:
     def resume(self, now: Instant) -> None:
         for group in self.groups.values():
             for member in group.members.values():
-                if self.timers.at(_session_key(group, member.member_id)) is not None:
+                at_ms = self.timers.at(_session_key(group, member.member_id))
+                if at_ms is not None and at_ms < now.mono_ms + member.session_timeout_ms:
                     self._restart_session(group, member, now)
 
     def loaded(self, now: Instant) -> None:
         self._is_live = True
         for group_id, metadata in self.durable.groups.items():
             self.groups[group_id] = Group.from_durable(group_id, metadata)
-        for group_id in self.durable.offsets:
+        pending = (key[0] for keys in self.durable.pending.values() for key in keys)
+        for group_id in (*self.durable.offsets, *pending):
             self._ensure_simple_group(group_id, now.wall_ms)
         turn = Turn(now)
         for group in self.groups.values():
@@ -576,7 +307,7 @@ class GroupMachine:
                 self._restart_session(group, member, now)
             if len(group.members) > self.config.max_size:
                 # The bound was lowered: the members find out by rejoining, with time to commit before.
-                self._prepare_rebalance(group, turn)
+                self._prepare_rebalance(group, turn, "it is larger than it may be")
         assert not turn.records and not turn.replies
 
     def apply(self, record: Record, *, offset: int, producer_id: int) -> None:
@@ -594,6 +325,8 @@ class GroupMachine:
             # A plain commit after the transactional one is the newer of the two, whenever that one ends.
             if committed and (current is None or offset.record_offset > current.record_offset):
                 self.durable.put(group_id, topic, partition, offset)
+                if self._is_live:
+                    self._ensure_simple_group(group_id, offset.commit_timestamp_ms)
 
     def encode(self, record: Record) -> tuple[bytes, bytes | None]:
         return encode_coordinator_record(record)
@@ -666,6 +399,14 @@ class GroupMachine:
     # Joining
 
     def _join(self, command: Join, token: int, turn: Turn) -> None:
+        _check_storable(
+            command.group_id,
+            command.new_member_id,
+            command.instance_id or "",
+            command.client_id,
+            command.protocol_type,
+            *(name for name, _ in command.protocols),
+        )
         group = self.groups.get(command.group_id)
         if group is None:
             if command.member_id:
@@ -750,14 +491,16 @@ class GroupMachine:
         self._restart_session(group, member, turn.now)
         if group.state is State.STABLE:
             if group.select_protocol() != group.protocol:
-                self._rebalance_or_complete_join(group, turn)
+                self._prepare_rebalance(group, turn, f"{member.member_id!r} changes the protocol")
+                return
+            if not self._persist(group, turn):
+                self._prepare_rebalance(group, turn, "its metadata is too large to be stored")
                 return
             member.join_token = None
-            turn.records.append(GroupRecord(group_id=group.group_id, metadata=group.durable()))
             turn.reply(token, self._joined_in_place(group, member, command, old_leader))
         elif group.state is State.COMPLETING_REBALANCE:
             # The leader may be assigning to the old id right now.
-            self._prepare_rebalance(group, turn)
+            self._prepare_rebalance(group, turn, f"{member.member_id!r} is back")
         else:
             self._maybe_complete_join(group, turn)
 
@@ -780,11 +523,11 @@ class GroupMachine:
         self.timers.set(
             _session_key(group, member_id), turn.now.mono_ms + self.config.new_member_join_timeout_ms
         )
-        self._rebalance_or_complete_join(group, turn)
+        self._rebalance_or_complete_join(group, turn, f"{member_id!r} joined")
 
     def _rejoin(self, group: Group, member: Member, command: Join, token: int, turn: Turn) -> None:
         self._update(group, member, command, token, turn)
-        self._rebalance_or_complete_join(group, turn)
+        self._rebalance_or_complete_join(group, turn, f"{member.member_id!r} joined again")
 
     def _update(self, group: Group, member: Member, command: Join, token: int, turn: Turn) -> None:
         if member.join_token is not None:
@@ -823,13 +566,14 @@ class GroupMachine:
 
     # Rebalance
 
-    def _rebalance_or_complete_join(self, group: Group, turn: Turn) -> None:
+    def _rebalance_or_complete_join(self, group: Group, turn: Turn, reason: str) -> None:
         if group.state in CAME_FROM[State.PREPARING_REBALANCE]:
-            self._prepare_rebalance(group, turn)
+            self._prepare_rebalance(group, turn, reason)
         else:
             self._maybe_complete_join(group, turn)
 
-    def _prepare_rebalance(self, group: Group, turn: Turn) -> None:
+    def _prepare_rebalance(self, group: Group, turn: Turn, reason: str) -> None:
+        log.info("group %r: rebalance after generation %d, %s", group.group_id, group.generation, reason)
         if group.state is State.COMPLETING_REBALANCE:
             self._cancel_assignment(group, turn)
         group.pending_sync.clear()
@@ -876,7 +620,8 @@ class GroupMachine:
             return
         group.begin_generation(turn.now.wall_ms)
         if not group.members:
-            turn.records.append(GroupRecord(group_id=group.group_id, metadata=group.durable()))
+            self._persist(group, turn)
+            log.info("group %r: empty in generation %d", group.group_id, group.generation)
             return
         for member in group.members.values():
             if member.join_token is not None:
@@ -886,6 +631,15 @@ class GroupMachine:
             group.pending_sync.add(member.member_id)
             self._restart_session(group, member, turn.now)
         self.timers.set(_sync_key(group), turn.now.mono_ms + group.rebalance_timeout_ms)
+
+    def _persist(self, group: Group, turn: Turn) -> bool:
+        """False when no batch can hold the group: that is its own trouble, never the whole partition's."""
+        record = GroupRecord(group_id=group.group_id, metadata=group.durable())
+        _, value = self.encode(record)
+        if len(value or b"") > self.config.record_max_bytes:
+            return False
+        turn.records.append(record)
+        return True
 
     def _cancel_assignment(self, group: Group, turn: Turn) -> None:
         for member in group.members.values():
@@ -923,8 +677,11 @@ class GroupMachine:
     def _assign(self, group: Group, assignments: Mapping[str, bytes], turn: Turn) -> None:
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
-        turn.records.append(GroupRecord(group_id=group.group_id, metadata=group.durable()))
+        if not self._persist(group, turn):
+            self._prepare_rebalance(group, turn, "its metadata is too large to be stored")
+            return
         group.move_to(State.STABLE, turn.now.wall_ms)
+        log.info("group %r: generation %d is stable", group.group_id, group.generation)
         self._completed_rebalances += 1
         for member in group.members.values():
             if member.sync_token is not None:
@@ -937,7 +694,7 @@ class GroupMachine:
             return
         for member_id in sorted(group.pending_sync):
             self._discard(group, member_id)
-        self._prepare_rebalance(group, turn)
+        self._prepare_rebalance(group, turn, "members did not sync in time")
 
     # Staying and leaving
 
@@ -963,7 +720,8 @@ class GroupMachine:
         if group.state is State.PREPARING_REBALANCE:
             self._maybe_complete_join(group, turn)
         elif group.state is not State.EMPTY:
-            self._prepare_rebalance(group, turn)
+            self._prepare_rebalance(group, turn, "members left")
+        self._forget_if_idle(group)
 
     def _leave_one(self, group: Group, leaver: Leaver, turn: Turn) -> ErrorCode:
         member_id = leaver.member_id
@@ -993,10 +751,18 @@ class GroupMachine:
         else:
             self._dismiss(group, member, turn)
             if group.state in (State.COMPLETING_REBALANCE, State.STABLE):
-                self._prepare_rebalance(group, turn)
+                self._prepare_rebalance(group, turn, f"{member_id!r} was not heard of in time")
                 return
         if group.state is State.PREPARING_REBALANCE and group.has_all_joined:
             self._complete_join(group, turn)
+        self._forget_if_idle(group)
+
+    def _forget_if_idle(self, group: Group) -> None:
+        """A group that somebody only began to join was never made durable, so nothing needs to delete it."""
+        group_id = group.group_id
+        is_idle = group.state is State.EMPTY and not group.pending_join and group.generation == 0
+        if is_idle and group_id not in self.durable.groups and not self.durable.keys(group_id):
+            del self.groups[group_id]
 
     def _dismiss(self, group: Group, member: Member, turn: Turn) -> None:
         """Remove a member that may still wait for an answer; if it is alive it joins anew."""
@@ -1018,7 +784,7 @@ class GroupMachine:
     def _commit(self, command: Commit, token: int, turn: Turn) -> None:
         self._check_committer(command)
         now = turn.now
-        expire_ms = -1 if command.retention_ms < 0 else now.wall_ms + command.retention_ms
+        expire_ms = -1 if command.retention_ms < 0 else min(now.wall_ms + command.retention_ms, INT64_MAX)
         errors = []
         for offset in command.offsets:
             if _java_length(offset.metadata or "") > self.config.offset_metadata_max_bytes:
@@ -1034,6 +800,7 @@ class GroupMachine:
             self._restart_session(group, member, now)
 
     def _check_committer(self, command: Commit) -> None:
+        _check_storable(command.group_id)
         group = self.groups.get(command.group_id)
         if group is None:
             if command.generation < 0:
@@ -1228,9 +995,10 @@ def _differs(asked: str | None, actual: str | None) -> bool:
     return asked is not None and actual is not None and asked != actual
 
 
-def _rebalance_timeout_ms(member: GroupMember) -> int:
-    """The oldest records knew one timeout for both."""
-    return member.session_timeout_ms if member.rebalance_timeout_ms < 0 else member.rebalance_timeout_ms
+def _check_storable(*texts: str) -> None:
+    """The wire's newer strings may be longer than those of the records."""
+    if any(len(text) > STRING_BYTES_MAX // 4 and len(text.encode()) > STRING_BYTES_MAX for text in texts):
+        raise KafkaError(ErrorCode.invalid_request, "a name is too long to be stored")
 
 
 def _java_length(text: str) -> int:

@@ -19,7 +19,13 @@ from broker.config import BrokerConfig
 from broker.group import Command, ExpireOffsets, ForgetTopics, GroupConfig, GroupMachine, GroupStatistics
 from broker.image import Delta, Endpoint, Image
 from broker.ports import World
-from broker.replicated_state import CoordinatorLog, ReplicatedState, StateConfig, Status
+from broker.replicated_state import (
+    BATCH_OVERHEAD_BYTES,
+    CoordinatorLog,
+    ReplicatedState,
+    StateConfig,
+    Status,
+)
 from protocol.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
@@ -234,14 +240,15 @@ class GroupCoordinator:
             await self._ask_all(ExpireOffsets())
 
     async def _ask_all(self, command: Command) -> None:
-        for index in sorted(self._states):
-            state = self._states.get(index)
-            if state is None or state.status is not Status.ACTIVE:
-                continue
-            try:
-                await state.ask(command)
-            except KafkaError as error:
-                log.warning("%s-%d: %s not done: %s", OFFSETS_TOPIC, index, type(command).__name__, error)
+        await asyncio.gather(*(self._ask_one(self._states[index], command) for index in sorted(self._states)))
+
+    async def _ask_one(self, state: GroupState, command: Command) -> None:
+        """Also of a partition that still loads, since nobody will say it again."""
+        await state.wait_settled()
+        try:
+            await state.ask(command)
+        except KafkaError as error:
+            log.warning("%s-%d: %s not done: %s", OFFSETS_TOPIC, state.index, type(command).__name__, error)
 
 
 def partition_of(group_id: str, count: int) -> int:
@@ -263,4 +270,5 @@ def group_config(config: BrokerConfig) -> GroupConfig:
         initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
         offset_metadata_max_bytes=config.offset_metadata_max_bytes,
         offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+        record_max_bytes=config.message_max_bytes - BATCH_OVERHEAD_BYTES,
     )

@@ -80,6 +80,7 @@ class MetadataLog:
         self._store = store
         self._random = rng
         self._boundary = 0
+        self._unanswered = 0
 
     async def survey(self) -> Survey:
         keys = await self.patiently(lambda: self._store.list(ROOT))
@@ -163,7 +164,6 @@ class MetadataLog:
             if result is PutResult.LOST:
                 # Taken a moment ago and gone now: collected, and nothing written there can count.
                 return False
-            _log.warning("%s: no word from the store, trying again", key)
             delay_ms = await self._pause(delay_ms)
 
     async def _try(self, key: str, data: bytes) -> PutResult:
@@ -217,12 +217,26 @@ class MetadataLog:
         delay_ms = RETRY_FIRST_MS
         while True:
             try:
-                return await ask()
+                answer = await ask()
             except StoreError as error:
                 if error.permanent:
                     raise
-                _log.warning("the object store does not answer, trying again: %s", error)
+                self._note_outage(error)
                 delay_ms = await self._pause(delay_ms)
+            else:
+                self._note_answer()
+                return answer
+
+    def _note_outage(self, error: StoreError) -> None:
+        """One line when it begins and one when it ends, however often it is asked in between."""
+        if not self._unanswered:
+            _log.warning("the object store does not answer, trying until it does: %s", error)
+        self._unanswered += 1
+
+    def _note_answer(self) -> None:
+        if self._unanswered:
+            _log.warning("the object store answers again, after %d tries", self._unanswered)
+            self._unanswered = 0
 
     async def _get(self, key: str) -> bytes | None:
         try:

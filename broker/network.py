@@ -116,9 +116,8 @@ class Connection(asyncio.BufferedProtocol):
     """One client. `service` handlers may use: `slot`, `answer`, `stall`, `resume`, `waiter`, `close` and the
     Produce template fields."""
 
-    def __init__(self, server: NetworkServer, listener: str, host: str, port: int) -> None:
+    def __init__(self, server: NetworkServer, listener: str) -> None:
         self.listener = listener
-        self.local_host, self.local_port = host, port
         self.peer_host = ""
         self.peer_port = 0
         self.principal = "User:ANONYMOUS"
@@ -128,7 +127,6 @@ class Connection(asyncio.BufferedProtocol):
         self.produce_ends: list[int] = []
         self.produce_templates: dict[bytes, Any] = {}
         self.fetch_seen: Any = None
-        self.client_software: tuple[str, str] = ("unknown", "unknown")
         self.tick = server.tick
         self.unsent = 0
         """Bytes answered in this round and not yet sent; a round ends early when they are many."""
@@ -163,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         if refusal is not None:
             log.info("refused a connection from %s: %s", self.peer_host, refusal)
             self._stalled |= CLOSED
-            transport.abort()
+            self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stalled |= CLOSED
@@ -214,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._stalled &= ~WRITE
+        self.tick = self._server.tick
         if self._bulk is not None and self._socket is None:
             self._pump_chunks()
         self._go_on()
@@ -414,6 +413,8 @@ class Connection(asyncio.BufferedProtocol):
         except OSError as error:
             self._fail_bulk(error)
             return
+        if sent:
+            self.tick = self._server.tick
         if pieces:
             self._loop.add_writer(out.fileno(), self._pump_file)
             return
@@ -580,13 +581,10 @@ class NetworkServer:
         return Counter(connection.listener for connection in self._connections)
 
     async def listen(self, listener: str, host: str, port: int) -> Listening:
-        where = (host, port)
-
         def accept() -> Connection:
-            return Connection(self, listener, *where)
+            return Connection(self, listener)
 
         listening = await self._network.listen(host, port, accept, backlog=self.limits.backlog)
-        where = (listening.host, listening.port)
         self._listening.append(listening)
         if self._sweep_timer is None:
             self._schedule_sweep()

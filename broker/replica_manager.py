@@ -235,8 +235,8 @@ class ReplicaManager:
         """Takes over the whole image: opens or creates every log this broker is a replica of."""
         self._image = image
         for topic in image.topics.values():
-            self._follow_topic(topic)
-        for topic_name, index in self.logs.logs.keys() - self._partitions.keys():
+            self._follow_topic(topic, is_new=False)
+        for topic_name, index in sorted(self.logs.logs.keys() - self._partitions.keys()):
             log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
             self.logs.stray(topic_name, index)
         self.generation += 1
@@ -252,7 +252,7 @@ class ReplicaManager:
         for name in (*delta.topics_created, *delta.topics_changed):
             topic = image.topics.get(name)
             if topic is not None:
-                self._follow_topic(topic)
+                self._follow_topic(topic, is_new=True)
         if delta.configs_changed:
             self.reconfigure()
 
@@ -267,7 +267,7 @@ class ReplicaManager:
                 partition.log.set_config(config)
             partition.refresh()
 
-    def _follow_topic(self, topic: TopicImage) -> None:
+    def _follow_topic(self, topic: TopicImage, *, is_new: bool) -> None:
         config: LogConfig | None = None
         for wanted in topic.partitions:
             key = (topic.name, wanted.index)
@@ -281,13 +281,20 @@ class ReplicaManager:
                 known = None
             if known is None:
                 config = config or self._log_config(topic.name)
-                known = self._open(topic, wanted, config)
+                known = self._open(topic, wanted, config, is_new=is_new)
                 if known is None:
                     continue
             self._follow(known, wanted)
 
-    def _open(self, topic: TopicImage, wanted: PartitionImage, config: LogConfig) -> Partition | None:
+    def _open(
+        self, topic: TopicImage, wanted: PartitionImage, config: LogConfig, *, is_new: bool
+    ) -> Partition | None:
         held = self.logs.logs.get((topic.name, wanted.index))
+        if held is None and not is_new and self.logs.offline_dirs:
+            # Its log may be on the disk that failed: a second, empty one would hide it.
+            log.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
+            self._unopened.add((topic.name, wanted.index))
+            return None
         if held is not None and held.known_topic_id not in (None, topic.id):
             # left over from an earlier topic of this name
             self.logs.stray(topic.name, wanted.index)

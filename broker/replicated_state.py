@@ -116,6 +116,19 @@ class _Round(Generic[Record]):
     soft: bool = False
 
 
+class _Pace:
+    """Lets others run between slices of long work."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._slice_end = loop.time() + LOAD_SLICE_S
+
+    async def breathe(self) -> None:
+        if self._loop.time() > self._slice_end:
+            await asyncio.sleep(0)
+            self._slice_end = self._loop.time() + LOAD_SLICE_S
+
+
 class ReplicatedState(Generic[MachineT]):
     def __init__(
         self,
@@ -429,29 +442,51 @@ class ReplicatedState(Generic[MachineT]):
             return
 
     async def _replay(self) -> MachineT:
+        """What the log says. Of plain records only the last of each key is decoded, which is most of the
+        work: a compacted log may lack the others anyway.
+        """
         machine = self._make_machine()
-        slice_end = self._loop.time() + LOAD_SLICE_S
+        latest: dict[bytes, batches.Record] = {}
+        pace = _Pace(self._loop)
         for chunk in self._partitions.read_all(self.topic, self.index):
             for at, header in batches.iter_batches(chunk):
-                self._apply_batch(machine, chunk, at, header)
-                if self._loop.time() > slice_end:
-                    await asyncio.sleep(0)
-                    slice_end = self._loop.time() + LOAD_SLICE_S
+                rows = batches.iter_records(chunk, at, header)
+                if header.is_control or header.is_transactional:
+                    await self._apply_latest(machine, latest, pace)
+                    self._apply_in_order(machine, header, rows)
+                else:
+                    for row in rows:
+                        if row.key is not None:
+                            latest.pop(row.key, None)
+                            latest[row.key] = row
+                await pace.breathe()
+        await self._apply_latest(machine, latest, pace)
         return machine
 
-    def _apply_batch(self, machine: MachineT, chunk: bytes, at: int, header: batches.BatchHeader) -> None:
-        if header.is_control:
-            for marker in batches.iter_records(chunk, at, header):
-                kind, _, _ = batches.parse_control(marker)
-                if kind in (batches.ControlType.ABORT, batches.ControlType.COMMIT):
-                    committed = kind == batches.ControlType.COMMIT
-                    machine.apply_marker(producer_id=header.producer_id, committed=committed)
-            return
-        producer_id = header.producer_id if header.is_transactional else -1
-        for row in batches.iter_records(chunk, at, header):
-            record = self._decode(machine, row)
-            if record is not None:
-                machine.apply(record, offset=row.offset, producer_id=producer_id)
+    async def _apply_latest(
+        self, machine: MachineT, latest: dict[bytes, batches.Record], pace: _Pace
+    ) -> None:
+        for row in latest.values():
+            self._apply(machine, row, producer_id=-1)
+            await pace.breathe()
+        latest.clear()
+
+    def _apply_in_order(
+        self, machine: MachineT, header: batches.BatchHeader, rows: Iterator[batches.Record]
+    ) -> None:
+        for row in rows:
+            if not header.is_control:
+                self._apply(machine, row, producer_id=header.producer_id)
+                continue
+            kind, _, _ = batches.parse_control(row)
+            if kind in (batches.ControlType.ABORT, batches.ControlType.COMMIT):
+                committed = kind == batches.ControlType.COMMIT
+                machine.apply_marker(producer_id=header.producer_id, committed=committed)
+
+    def _apply(self, machine: MachineT, row: batches.Record, *, producer_id: int) -> None:
+        record = self._decode(machine, row)
+        if record is not None:
+            machine.apply(record, offset=row.offset, producer_id=producer_id)
 
     def _decode(self, machine: MachineT, row: batches.Record) -> Any:
         """None for what a newer or foreign writer left; one such record must not take its partition down."""

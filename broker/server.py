@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from broker.cluster import Cluster, StartupError
-from broker.config import BrokerConfig, ConfigError, log_config
+from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
 from broker.dispatch import Dispatcher
 from broker.fetch_sessions import FetchSessions
 from broker.groups import GroupCoordinator
@@ -32,6 +32,7 @@ from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.image import Delta
 from broker.metrics import Metrics
 from broker.network import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
@@ -184,8 +185,9 @@ class Broker:
             flush_single=config.log_flush_single_replica,
         )
         cluster.subscribe(replicas.apply)
+        cluster.subscribe(self._follow_configs)
         sessions = FetchSessions(
-            max_sessions=config.max_incremental_fetch_session_cache_slots, random=world.random
+            max_sessions=config.max_incremental_fetch_session_cache_slots, randrange=world.random.randrange
         )
         self.components = components = Components(
             config=config,
@@ -216,6 +218,11 @@ class Broker:
             loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
         )
 
+    def _follow_configs(self, delta: Delta) -> None:
+        """What of the broker's own dynamic configuration reaches the listening side."""
+        if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
+            self.components.network.limits = _limits(self.components.cluster.broker_config)
+
     async def _open(self) -> None:
         """Ports first, because the registration names them; whoever connects early waits unread."""
         components = self.components
@@ -241,7 +248,10 @@ class Broker:
             from broker.admin_http import AdminHttp
 
             self.admin = AdminHttp(self.components, is_ready=lambda: self.is_ready)
-            await self.admin.start(*self._admin_address)
+            try:
+                await self.admin.start(*self._admin_address)
+            except OSError as error:
+                raise StartupError(f"cannot serve the admin pages: {error.strerror or error}") from error
         self.spawn(self._maintain())
         self.spawn(self._clean())
         if self.warms_codecs:
@@ -283,10 +293,14 @@ class Broker:
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _warm(self) -> None:
-        """Codecs load on first use; doing all of it at once would cost 0.7 s of start-up."""
+        """Codecs load on first use; all of them take 0.7 s, so they come one by one while nobody asks."""
+        requests = self.components.metrics.requests
         for key, row in SERVED.items():
             for version in range(row.max_version, row.served_from - 1, -1):
-                await asyncio.sleep(WARM_PAUSE_S)
+                handled = -1
+                while handled != sum(requests):
+                    handled = sum(requests)
+                    await asyncio.sleep(WARM_PAUSE_S)
                 load(key, version)
         gc.freeze()
 
@@ -345,13 +359,14 @@ def run(
     if config.ignored:
         log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
     admin_address = _address(admin) if admin is not None else None
-    world = real_world(config, store_url)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        try:
-            runner.run(_serve(config, world, admin_address, _store_name(config, store_url), print_ready))
-        except (StartupError, LogDirError, ConfigError) as error:
-            log.error("%s", error)
-            return 1
+    store = _store_name(config, store_url)
+    try:
+        world = real_world(config, store_url)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config, world, admin_address, store, print_ready))
+    except (StartupError, LogDirError, OSError) as error:
+        log.error("%s", error)
+        return 1
     return 0
 
 

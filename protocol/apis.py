@@ -71,6 +71,7 @@ class Operation(Enum):
     DESCRIBE = "DESCRIBE"
     DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
     ALTER_CONFIGS = "ALTER_CONFIGS"
+    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
     NONE = "NONE"
 
 
@@ -123,7 +124,7 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.CREATE_TOPICS: (5, Resource.TOPIC, Operation.CREATE, Throttle.MUTATION),
     Api.DELETE_TOPICS: (4, Resource.TOPIC, Operation.DELETE, Throttle.MUTATION),
     Api.DELETE_RECORDS: (2, Resource.TOPIC, Operation.DELETE, Throttle.REQUEST),
-    Api.INIT_PRODUCER_ID: (2, Resource.CLUSTER, Operation.NONE, Throttle.REQUEST),
+    Api.INIT_PRODUCER_ID: (2, Resource.CLUSTER, Operation.IDEMPOTENT_WRITE, Throttle.REQUEST),
     Api.OFFSET_FOR_LEADER_EPOCH: (4, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
     Api.DESCRIBE_CONFIGS: (4, Resource.CONFIG, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
     Api.ALTER_CONFIGS: (2, Resource.CONFIG, Operation.ALTER_CONFIGS, Throttle.REQUEST),

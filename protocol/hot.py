@@ -345,10 +345,11 @@ class ProduceAnswer:
         numbers = "qqq" if self._with_start else "qq"
         self._pack = Struct(f">ii{len(self._prefix)}s{numbers}{len(self._suffix)}s").pack
 
-    def encode(self, correlation_id: int, base_offset: int, start: int) -> bytes:
+    def encode(self, correlation_id: int, base: int, append_time: int, start: int) -> bytes:
+        size, prefix, suffix = self._size, self._prefix, self._suffix
         if self._with_start:
-            return self._pack(self._size, correlation_id, self._prefix, base_offset, -1, start, self._suffix)
-        return self._pack(self._size, correlation_id, self._prefix, base_offset, -1, self._suffix)
+            return self._pack(size, correlation_id, prefix, base, append_time, start, suffix)
+        return self._pack(size, correlation_id, prefix, base, append_time, suffix)
 
 
 def single_records(frame: memoryview | bytearray, at: int, flexible: bool) -> int:

@@ -16,7 +16,7 @@ Reader and writer are compiled here from kio's schemas, on first use of a versio
 native reader allocates what an array's count field asks for before it looks at the bytes: five bytes from
 anybody abort the process. It also rejects tagged fields it does not know, which Kafka skips (KIP-482), and
 copies record sets, which here are views on the frame for the log to stamp in place. kio's writer takes
-three to ten times as long and needs the dataclasses built first.
+three times as long and needs the dataclasses built first.
 """
 
 from __future__ import annotations
@@ -59,12 +59,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Fields: TypeAlias = Mapping[str, Any]
 Kind: TypeAlias = Literal["request", "response"]
 
-# Above this our own reader decodes, which counts elements; below it 2 bytes an element and kio's
-# microsecond for each make 0.13 s and a few megabytes the worst a body can cost.
-_NATIVE_BYTES_MAX = 256 << 10
-# Structs (or eights of plain array items) in one message. Metadata for 100,000 partitions needs a third of
-# it.
-_ELEMENTS_MAX = 1 << 20
+# Structs, or eights of plain array items, in one message; each takes about 3 µs of the loop. Metadata for
+# 200,000 partitions passes; what a broker answers to our own questions may be larger.
+_ELEMENTS_MAX: dict[Kind, int] = {"request": 1 << 18, "response": 1 << 22}
 
 
 class MissingField(Exception):
@@ -106,7 +103,7 @@ def encode_request(
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
     """(correlation id, response) of a frame without its size. Record sets are views on the frame."""
-    cursor = _Cursor(memoryview(frame))
+    cursor = _Cursor(memoryview(frame), 0)
     try:
         correlation_id: int = _read_int32(cursor)
         if response_header_version(api_key, version) == 1:
@@ -144,16 +141,17 @@ def codec(api_key: int, version: int, kind: Kind) -> EntityCodec:
     module = importlib.import_module(f"kio.schema.{SERVED[api_key].kio_name}.v{version}.{kind}")
     wanted = EntityType[kind]
     cls = next(c for c in vars(module).values() if getattr(c, "__type__", None) is wanted)
-    return EntityCodec(cls)
+    return EntityCodec(cls, _ELEMENTS_MAX[kind])
 
 
 class EntityCodec:
     """Reader and writer of one kio dataclass, or of any with the same metadata (see formats.py)."""
 
-    __slots__ = ("_read", "schema", "write")
+    __slots__ = ("_elements_max", "_read", "schema", "write")
 
-    def __init__(self, cls: type[Entity]) -> None:
+    def __init__(self, cls: type[Entity], elements_max: int = _ELEMENTS_MAX["request"]) -> None:
         self.schema = _schema(cls)
+        self._elements_max = elements_max
         self._read = _entity_reader(cls)
         self.write = _entity_writer(cls)
 
@@ -162,7 +160,7 @@ class EntityCodec:
 
     def decode(self, body: Buffer) -> Any:
         """The value `body` starts with."""
-        cursor = _Cursor(memoryview(body))
+        cursor = _Cursor(memoryview(body), self._elements_max)
         try:
             return self._read(cursor)
         except (StructError, OverflowError) as error:
@@ -299,10 +297,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class _Cursor:
     __slots__ = ("at", "buffer", "elements_left")
 
-    def __init__(self, buffer: memoryview) -> None:
+    def __init__(self, buffer: memoryview, elements_max: int) -> None:
         self.buffer = buffer
         self.at = 0
-        self.elements_left = _ELEMENTS_MAX
+        self.elements_left = elements_max
 
 
 _Reader: TypeAlias = Callable[[_Cursor], Any]
@@ -454,7 +452,7 @@ def _array_reader(read_item: _Reader, field: _Field, is_flexible: bool) -> _Read
             raise MalformedRequest(f"array of {count} at {cursor.at} is larger than the message")
         cursor.elements_left -= count >> weight
         if cursor.elements_left < 0:
-            raise MalformedRequest(f"more than {_ELEMENTS_MAX} elements in a message")
+            raise MalformedRequest(f"array of {count} at {cursor.at} makes too many elements for a message")
         if layout is not None:
             at = cursor.at
             cursor.at = at + count * item_size_min

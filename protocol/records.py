@@ -190,7 +190,8 @@ def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
     """The header at `at`. Only that 61 bytes are there is checked; see `iter_batches` for more."""
     if len(buf) - at < HEADER_SIZE:
         raise CorruptBatch(at, f"{len(buf) - at} bytes are no batch header")
-    return BatchHeader._make(_HEADER.unpack_from(buf, at))
+    # `_make` takes half a microsecond more, at every batch of a scan
+    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buf, at))
 
 
 def crc_of(buf: Buffer, at: int, size: int) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from protocol.apis import SERVED, Api
+from protocol.apis import SERVED, Api, is_supported
 from protocol.errors import FrameTooLarge, MalformedRequest
 from protocol.messages import (
     Buffer,
@@ -256,7 +256,7 @@ class FrameReader:
 
 class Request(NamedTuple):
     head: RequestHead
-    body: Any
+    body: Any  # None for ApiVersions in a version we lack: it is answered in version 0, unread
 
 
 class Answer(NamedTuple):
@@ -359,4 +359,6 @@ def is_answered(api_key: int, request: Any) -> bool:
 
 def _request(frame: memoryview) -> Request:
     head = parse_head(frame)
+    if not is_supported(head.api_key, head.api_version):
+        return Request(head, None)
     return Request(head, decode_request(head.api_key, head.api_version, frame[head.body_at :]))

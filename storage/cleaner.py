@@ -1,18 +1,18 @@
 """Compaction: keep the last record of each key, drop aborted data, and let tombstones and markers go in time.
 
-Owns: choosing dirty logs, the map of keys, filtering batches, writing the cleaned segments. Does not own: swapping them
-in (UnifiedLog), retention, timers. Invariant: offsets never change, a batch keeps its base and last offset, sequences
-and epoch; every key keeps at least its last record below the cleaned end, and nothing at or past the first unstable
-offset or in the active segment is touched.
+Owns: choosing dirty logs, the map of keys, filtering batches, writing the cleaned segments. Does not own:
+swapping them in (UnifiedLog), retention, timers. Invariant: offsets never change, a batch keeps its base and
+last offset, sequences and epoch; every key keeps at least its last record below the cleaned end, and nothing
+at or past the first unstable offset or in the active segment is touched.
 
-Everything is a generator stepped on the loop, in slices of well under a millisecond; each step yields the milliseconds
-to wait before the next one, which is how `log.cleaner.io.max.bytes.per.second` is held.
+Everything is a generator stepped on the loop, in slices of well under a millisecond; each step yields the
+milliseconds to wait before the next one, which is how `log.cleaner.io.max.bytes.per.second` is held.
 """
 
 import hashlib
 import logging
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -84,13 +84,14 @@ def plan_cleaning(log: UnifiedLog, cleaned_upto: int, now_ms: int) -> CleaningPl
     end = min(active.base_offset, log.last_stable_offset)
     clean_bytes = dirty_bytes = 0
     earliest = LONG_MAX
+    lag_ms = log.config.min_compaction_lag_ms
     for at, segment in enumerate(segments[:-1]):
         if segments[at + 1].base_offset <= first_dirty:
             clean_bytes += segment.size
             continue
         if segment.base_offset >= end:
             break
-        if segment.largest_timestamp > now_ms - log.config.min_compaction_lag_ms > 0:
+        if lag_ms > 0 and segment.largest_timestamp > now_ms - lag_ms:
             end = min(end, segment.base_offset)
             break
         dirty_bytes += segment.size
@@ -126,7 +127,9 @@ def clean_logs(manager: "LogManager", now_ms: int) -> Iterator[int]:
     plans.sort(key=lambda entry: -entry[1].dirty_ratio)
     for key, plan in plans:
         try:
-            yield from _clean_log(manager, key, plan, now_ms)
+            settled = manager.settle_closed(plan.log)
+            if settled > plan.first_dirty:
+                yield from _clean_log(manager, key, replace(plan, end=min(plan.end, settled)), now_ms)
         except KafkaError as error:
             logger.warning("compaction of %s-%d stopped: %s", *key, error)
         except CorruptBatch as error:
@@ -141,8 +144,8 @@ def _give_up(manager: "LogManager", key: "TopicPartition", error: Exception) -> 
 
 
 def _clean_log(manager: "LogManager", key: "TopicPartition", plan: CleaningPlan, now_ms: int) -> Slices:
-    """Map the keys, then rewrite group by group. Whenever retention, a truncation or a deletion changes the closed
-    segments meanwhile, stop: the next round plans anew."""
+    """Map the keys, then rewrite group by group. Whenever retention, a truncation or a deletion changes
+    the closed segments meanwhile, stop: the next round plans anew."""
     log = plan.log
     generation = log.generation
     pace = Pace(manager.cleaner.io_max_bytes_per_second)
@@ -207,7 +210,8 @@ class Pace:
 
 
 class KeyMap:
-    """The last offset of each key in the dirty part, as far as memory goes. Long keys are represented by a digest."""
+    """The last offset of each key in the dirty part, as far as memory goes. Long keys are represented by a
+    digest."""
 
     __slots__ = ("_room", "end", "offsets")
 
@@ -281,7 +285,7 @@ class Transactions:
             self._aborted.setdefault(txn.producer_id, [txn, False])
 
 
-# ---- the key map -------------------------------------------------------------------------------------------------
+# ---- the key map -------------------------------------------------------------------------------------------
 
 
 def _map_keys(
@@ -334,7 +338,7 @@ def _marker_kind(batch: bytes, header: BatchHeader) -> int:
     return -1
 
 
-# ---- rewriting ---------------------------------------------------------------------------------------------------
+# ---- rewriting ---------------------------------------------------------------------------------------------
 
 
 def _clean_group(
@@ -346,7 +350,8 @@ def _clean_group(
     now_ms: int,
     pace: Pace,
 ) -> Generator[int, None, Segment | None]:
-    """One synced `.cleaned` segment with what remains of neighbouring ones; None if the log changed meanwhile."""
+    """One synced `.cleaned` segment with what remains of neighbouring ones; None if the log changed
+    meanwhile."""
     generation = log.generation
     cleaned = Segment.create(log.files, log.directory, group[0].base_offset, now_ms=now_ms, suffix=CLEANED)
     output = _Output(cleaned, log.config.index_interval_bytes)
@@ -494,7 +499,7 @@ def _keeps_producer(header: BatchHeader, producers: dict[int, ProducerEntry]) ->
     return header.is_control and header.producer_epoch == entry.epoch
 
 
-# ---- records as slices of their batch ----------------------------------------------------------------------------
+# ---- records as slices of their batch ----------------------------------------------------------------------
 
 
 class Walked:
@@ -579,8 +584,8 @@ def _encode_varint(value: int) -> bytes:
 def _rebuild(
     batch: bytes, header: BatchHeader, kept: list[Walked], new_horizon: int | None, level: int | None
 ) -> Generator[int, None, bytearray]:
-    """The batch with only `kept` in it. A delete horizon takes the place of the base timestamp (KIP-534), so the
-    timestamp deltas are then written anew; otherwise records are copied as they are."""
+    """The batch with only `kept` in it. A delete horizon takes the place of the base timestamp (KIP-534),
+    so the timestamp deltas are then written anew; otherwise records are copied as they are."""
     head = bytearray(batch[:HEADER_SIZE])
     section = bytearray()
     for at, record in enumerate(kept, 1):

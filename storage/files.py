@@ -1,8 +1,9 @@
 """The file seam: everything the log layer asks of a disk, and the real disk.
 
-Owns: opening, appending, reading, renaming, locking, syncing. Does not own: what the bytes mean, or when to sync.
-Invariant: a `File` stays readable until its last reference goes, even after its path was renamed or removed, so a
-reader in flight never sees a closed or recycled descriptor. `writev` either appends every byte or raises.
+Owns: opening, appending, reading, renaming, locking, syncing. Does not own: what the bytes mean, or when
+to sync. Invariant: a `File` stays readable until its last reference goes, even after its path was renamed
+or removed, so a reader in flight never sees a closed or recycled descriptor. `writev` either appends every
+byte or raises.
 """
 
 import fcntl
@@ -39,7 +40,8 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def fsync(self) -> None:
-        """Make the content durable. After an OSError the content's fate is unknown: never trust a later call."""
+        """Make the content durable. After an OSError the content's fate is unknown: never trust a later
+        call."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -104,7 +106,8 @@ def make_directory(files: Files, path: str) -> None:
 
 
 def write_replacing(files: Files, path: str, data: bytes) -> None:
-    """The file appears whole to every process, but a power cut may forget it: for what recovery can rebuild."""
+    """The file appears whole to every process, but a power cut may forget it: for what recovery can
+    rebuild."""
     _write_aside(files, path, data).close()
     files.rename(path + ".tmp", path)
 
@@ -118,7 +121,8 @@ def _write_aside(files: Files, path: str, data: bytes) -> File:
 
 
 class DiskFile:
-    """A file of this machine. Appends go through the descriptor's own position, kept at the end of the file."""
+    """A file of this machine. Appends go through the descriptor's own position, kept at the end of the
+    file."""
 
     __slots__ = ("_fd", "path")
 
@@ -214,7 +218,8 @@ class DiskFiles:
         return os.stat(path).st_size
 
     def listdir(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries)
 
     def makedirs(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)

@@ -1,10 +1,11 @@
 """The three indexes of a segment, in memory and in Kafka's file formats.
 
-Owns: offset → position, timestamp → offset, and the aborted transactions, each with encode and decode. Does not own:
-the files. Invariant: entries only grow (offsets and positions together; timestamps strictly), so every look-up is a
-binary search; what fails that on reading is no index and is rebuilt from the log.
+Owns: offset → position, timestamp → offset, and the aborted transactions, each with encode and decode. Does
+not own: the files. Invariant: entries only grow (offsets and positions together; timestamps strictly), so
+every look-up is a binary search; what fails that on reading is no index and is rebuilt from the log.
 
-Entries live in arrays, not in objects: 262,144 of them for a 1 GB segment cost 2 MB and nothing to the collector.
+Entries live in arrays, not in objects: 262,144 of them for a 1 GB segment cost 2 MB and nothing to the
+collector.
 """
 
 import sys
@@ -101,7 +102,8 @@ def _position(entry: int) -> int:
 
 
 class TimeIndex:
-    """Kafka's `.timeindex`: (timestamp int64, relative offset int32): no record before has a later timestamp."""
+    """Kafka's `.timeindex`: (timestamp int64, relative offset int32): no record before has a later
+    timestamp."""
 
     __slots__ = ("offsets", "timestamps")
 

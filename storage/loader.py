@@ -1,8 +1,9 @@
 """Opening a log directory: what an interrupted process left, and what the log therefore is.
 
-Owns: finishing or undoing interrupted swaps and deletes, recovery past the recovery point, rebuilding indexes, epochs
-and producers. Does not own: the running log, or which directories there are. Invariant: after loading, everything in
-the directory is a function of the good bytes of its segments, so loading it again changes nothing.
+Owns: finishing or undoing interrupted swaps and deletes, recovery past the recovery point, rebuilding
+indexes, epochs and producers. Does not own: the running log, or which directories there are. Invariant:
+after loading, everything in the directory is a function of the good bytes of its segments, so loading it
+again changes nothing.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -43,6 +44,7 @@ class CleanState:
     segments: list[tuple[int, int]]  # base offset, size
     log_end_offset: int
     mtime_ms: int  # of the last segment
+    newest_timestamp: int  # in the last segment
     epochs: list[tuple[int, int]]
     has_producers: bool
 
@@ -57,6 +59,7 @@ class Loaded:
     log_end_offset: int
     recovery_point: int
     dropped_bytes: int = 0
+    is_as_noted: bool = False  # nothing changed since the clean stop
     rewritten: list[str] = field(default_factory=list)  # files to sync with the next flush
 
 
@@ -67,11 +70,16 @@ def load(
     config: LogConfig,
     is_clean: bool,
     recovery_point: int,
+    gapless_from: int | None,
     log_start_offset: int,
     now_ms: int,
     state: CleanState | None = None,
 ) -> Loaded:
-    """Open the directory `path`. Raises OSError when the disk does."""
+    """Open the directory `path`. Raises OSError when the disk does.
+
+    Past `gapless_from` no segment was ever compacted, so one that ends before the next begins lost its
+    tail with the power. None: that cannot be said.
+    """
     names = _finish_interrupted(files, path)
     bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
     if is_clean and state is not None:
@@ -100,7 +108,9 @@ def load(
     if is_clean:
         _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
     else:
-        _recover(loaded, files, path, config, since=recovery_point if epochs is not None else 0)
+        since = recovery_point if epochs is not None else 0
+        _recover(loaded, files, path, config, since=since, gapless_from=gapless_from)
+        _complete_epochs(loaded)
     loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
     for offset in snapshot_offsets(files, path):
         if offset > loaded.log_end_offset:
@@ -109,14 +119,15 @@ def load(
 
 
 def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
-    """Apply the checkpointed log start. Past the log's end it means the log lost its tail: begin anew there, so that
-    no offset that was deleted is ever given out again."""
+    """Apply the checkpointed log start. Past the log's end it means the log lost its tail: begin anew
+    there, so that no offset that was deleted is ever given out again."""
     if log_start_offset > loaded.log_end_offset:
         for segment in loaded.segments:
             remove_segment_files(files, segment)
         for offset in snapshot_offsets(files, path):
             files.unlink(snapshot_path(path, offset))
         loaded.segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
+        loaded.rewritten = [loaded.segments[0].path(LOG)]
         loaded.log_end_offset = loaded.log_start_offset = log_start_offset
         loaded.recovery_point = min(loaded.recovery_point, log_start_offset)
         loaded.epochs.clear()
@@ -137,20 +148,20 @@ def _load_noted(
     last_log = join(path, segment_name(bases[-1]) + LOG)
     if files.size(last_log) != state.segments[-1][1] or files.mtime_ms(last_log) != state.mtime_ms:
         return None
+    segments = [Segment(files, path, base, size=size, created_ms=now_ms) for base, size in state.segments]
+    segments[-1].max_timestamp = state.newest_timestamp
     producers = ProducerTable()
     if state.has_producers:
-        try:
-            producers = decode_producers(files.read(snapshot_path(path, state.log_end_offset)))
-        except (CorruptSnapshot, FileNotFoundError):
-            return None
+        producers = producers_at(files, path, segments, state.log_end_offset)
     return Loaded(
         topic_id=state.topic_id,
-        segments=[Segment(files, path, base, size=size, created_ms=now_ms) for base, size in state.segments],
+        segments=segments,
         epochs=EpochCache(state.epochs),
         producers=producers,
         log_start_offset=bases[0],
         log_end_offset=state.log_end_offset,
         recovery_point=state.log_end_offset,
+        is_as_noted=True,
     )
 
 
@@ -172,12 +183,31 @@ def _rebuild_epochs(epochs: EpochCache, segments: Sequence[Segment]) -> None:
                 epochs.assign(found.header.leader_epoch, start_offset=found.header.base_offset)
 
 
-# ---- recovery ------------------------------------------------------------------------------------------------------
+def _complete_epochs(loaded: Loaded) -> None:
+    """The epochs may know of a log start that the checkpoint of log starts does not: find again what they
+    dropped."""
+    entries = loaded.epochs.entries()
+    known_from = entries[0][1] if entries else loaded.log_end_offset
+    if known_from <= loaded.log_start_offset:
+        return
+    found = EpochCache()
+    try:
+        _rebuild_epochs(found, loaded.segments)
+    except CorruptBatch:
+        return  # below the recovery point, where nothing is cut: the reader of those offsets will be told
+    earlier = [(epoch, start) for epoch, start in found.entries() if start < known_from]
+    named = {epoch for epoch, _ in earlier}
+    loaded.epochs = EpochCache(earlier + [entry for entry in entries if entry[0] not in named])
 
 
-def _recover(loaded: Loaded, files: Files, path: str, config: LogConfig, *, since: int) -> None:
-    """Read every batch of the segments from the one that holds `since` on; cut at the first bad one and drop every
-    later segment; rebuild what follows from the bytes."""
+# ---- recovery ----------------------------------------------------------------------------------------------
+
+
+def _recover(
+    loaded: Loaded, files: Files, path: str, config: LogConfig, *, since: int, gapless_from: int | None = None
+) -> None:
+    """Read every batch of the segments from the one that holds `since` on; cut at the first bad one, or
+    where one is missing, and drop every later segment; rebuild what follows from the bytes."""
     segments = loaded.segments
     first = max(0, bisect_right([segment.base_offset for segment in segments], since) - 1)
     start = segments[first].base_offset
@@ -198,7 +228,7 @@ def _recover(loaded: Loaded, files: Files, path: str, config: LogConfig, *, sinc
             _replay(loaded, segment, batch, header)
         loaded.dropped_bytes += size - segment.size
         loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
-        if segment.size < size:
+        if segment.size < size or _is_torn_off(segments, index, expected, gapless_from):
             for later in segments[index + 1 :]:
                 loaded.dropped_bytes += later.size
                 remove_segment_files(files, later)
@@ -208,6 +238,13 @@ def _recover(loaded: Loaded, files: Files, path: str, config: LogConfig, *, sinc
             segment.seal()
             expected = max(expected, segments[index + 1].base_offset)
     loaded.log_end_offset = max(expected, segments[-1].base_offset)
+
+
+def _is_torn_off(segments: Sequence[Segment], index: int, end_offset: int, gapless_from: int | None) -> bool:
+    """Whether a segment lost whole batches at its end, while the next one is still there."""
+    if gapless_from is None or index + 1 == len(segments):
+        return False
+    return max(end_offset, gapless_from) < segments[index + 1].base_offset
 
 
 def _replay(loaded: Loaded, segment: Segment, batch: bytes, header: BatchHeader) -> None:
@@ -262,12 +299,12 @@ def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTabl
     return ProducerTable(), 0
 
 
-# ---- what an interrupted process left ------------------------------------------------------------------------------
+# ---- what an interrupted process left ----------------------------------------------------------------------
 
 
 def _finish_interrupted(files: Files, path: str) -> list[str]:
-    """Remove temporary files, undo a compaction that was not yet decided, finish one that was (its `.swap` files are
-    all there once no `.cleaned` is left). The names that remain."""
+    """Remove temporary files, undo a compaction that was not yet decided, finish one that was (its `.swap`
+    files are all there once no `.cleaned` is left). The names that remain."""
     names = files.listdir(path)
     marked = [name for name in names if name.endswith((DELETED, CLEANED, SWAP, ".tmp"))]
     if not marked:
@@ -320,7 +357,7 @@ def _is_segment_file(name: str, kind: str) -> bool:
     return name.endswith(kind) and len(name) == NAME_DIGITS + len(kind) and name[:NAME_DIGITS].isdigit()
 
 
-# ---- the small files ------------------------------------------------------------------------------------------------
+# ---- the small files ---------------------------------------------------------------------------------------
 
 
 def snapshot_path(path: str, offset: int) -> str:

@@ -1,19 +1,21 @@
 """All logs of this broker over one or several log directories.
 
-Owns: the directory locks, Kafka's checkpoint files, opening and creating and deleting logs, when maintenance runs.
-Does not own: what a log holds, who leads it, `meta.properties`. Invariant: a log is in exactly one directory; a
-directory whose disk failed is never used again by this process, and the others go on.
+Owns: the directory locks, Kafka's checkpoint files, opening and creating and deleting logs, when maintenance
+runs. Does not own: what a log holds, who leads it, `meta.properties`. Invariant: a log is in exactly one
+directory; a directory whose disk failed is never used again by this process, and the others go on.
 
-A clean stop leaves `.kafka_cleanshutdown`, as Kafka does, with one field more: what each log looked like. Kafka ignores
-the field and removes the file when it starts, so what is noted there can only be as old as the last clean stop; it is
-believed for a log only while its last segment still has the noted size and time.
+A clean stop leaves `.kafka_cleanshutdown`, as Kafka does, with one field more: what each log looked like.
+Kafka ignores the field and removes the file when it starts, so what is noted there can only be as old as
+the last clean stop; it is believed for a log only while its last segment still has the noted size and
+time.
 """
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import basename, join
+from os.path import basename, dirname, join
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
@@ -33,7 +35,7 @@ CLEANER_POINTS = "cleaner-offset-checkpoint"
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
-NOTES_VERSION = 1
+NOTES_VERSION = 2
 
 TopicPartition = tuple[str, int]
 Done = Callable[[OSError | None], None]
@@ -68,6 +70,29 @@ class CleanerSettings:
     enabled: bool = True  # log.cleaner.enable
     dedupe_bytes: int = 134_217_728  # log.cleaner.dedupe.buffer.size
     io_max_bytes_per_second: float = float("inf")
+
+
+class PointsWrite:
+    """A checkpoint on its way to the disk, in whatever thread. Once revoked it no longer takes effect."""
+
+    __slots__ = ("_data", "_files", "_path", "is_revoked")
+
+    def __init__(self, files: Files, path: str, data: bytes) -> None:
+        self._files = files
+        self._path = path
+        self._data = data
+        self.is_revoked = False
+
+    def run(self) -> None:
+        aside = self._path + ".next"
+        self._files.unlink(aside)
+        file = self._files.open(aside, create=True)
+        file.writev([self._data])
+        file.fsync()
+        file.close()
+        if not self.is_revoked:
+            self._files.rename(aside, self._path)
+            self._files.fsync_dir(dirname(self._path))
 
 
 class LogDirError(Exception):
@@ -108,12 +133,13 @@ class LogManager:
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
+        self._vouched: set[str] = set()  # directories whose recovery points are our own
         self._doomed: list[tuple[int, str]] = []  # due, path of a directory
         self._flushing: set[TopicPartition] = set()
         self._due: dict[str, int] = {}
         self.cleaned_upto: dict[TopicPartition, int] = {}
         self.uncleanable: set[TopicPartition] = set()
-        self._writing: set[tuple[str, str]] = set()  # (directory, checkpoint) on its way to the disk
+        self._writing: dict[tuple[str, str], PointsWrite] = {}  # by (directory, checkpoint)
         self._write_again: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
@@ -124,11 +150,11 @@ class LogManager:
         """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
         return all(notes is not None for notes in self._notes.values())
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start ---------------------------------------------------------------------------------------------
 
     def lock_and_open(self) -> None:
-        """Take the directories for this process and read their checkpoints. LogDirLocked when another has one;
-        LogDirError when none is usable."""
+        """Take the directories for this process and read their checkpoints. LogDirLocked when another has
+        one; LogDirError when none is usable."""
         for path in self.dirs:
             try:
                 make_directory(self.files, path)
@@ -138,6 +164,8 @@ class LogManager:
                     for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
                 }
                 self._notes[path] = self._take_notes(path)
+                if self._has_own_recovery_points(path):
+                    self._vouched.add(path)
             except BlockingIOError:
                 raise LogDirLocked(
                     f"{path} is in use by another process (its {LOCK} file is locked): "
@@ -160,6 +188,21 @@ class LogManager:
         self.files.fsync_dir(path)
         return decode_notes(text)
 
+    def _has_own_recovery_points(self, path: str) -> bool:
+        """Whether the recovery points there are ours, neither Kafka's nor lost nor damaged: only beside
+        ours a gap between segments tells something. A directory without logs gets its first, so that from
+        then on a missing file is a lost one."""
+        file = join(path, RECOVERY_POINTS)
+        if not self.files.exists(file):
+            if any(parse_directory_name(name) for name in self.files.listdir(path)):
+                return False
+            write_whole(self.files, file, encode_recovery_points({}))
+        data = self.files.read(file)
+        try:
+            return encode_recovery_points(decode_points(data)) == data
+        except ValueError:
+            return False
+
     def _read_points(self, path: str, name: str) -> dict[TopicPartition, int]:
         """A damaged checkpoint counts as missing: recovery then starts earlier."""
         try:
@@ -168,8 +211,8 @@ class LogManager:
             return {}
 
     def load(self, config_of: Callable[[str], LogConfig] | None = None) -> None:
-        """Open every log; `config_of` a topic, by default the defaults. After an unclean stop each log is recovered
-        from its recovery point."""
+        """Open every log; `config_of` a topic, by default the defaults. After an unclean stop each log is
+        recovered from its recovery point."""
         for path in self.dirs:
             if path in self.offline_dirs:
                 continue
@@ -178,7 +221,20 @@ class LogManager:
                     self._load_directory(path, name, config_of)
             except OSError as error:
                 self._dir_failed(path, error)
+            if path not in self._vouched:
+                self._settle_all(path)
         self._notes = dict.fromkeys(self._notes)
+
+    def _settle_all(self, path: str) -> None:
+        """Logs whose recovery points were not ours may have been compacted past them: before ours appear,
+        which deny that, everything is synced."""
+        for log in list(self.logs.values()):
+            if log.log_dir == path and log.offline is None:
+                try:
+                    log.fsync()
+                except KafkaError:
+                    return  # the directory is offline now
+        self._write_points(path, RECOVERY_POINTS, run_inline)
 
     def _load_directory(self, path: str, name: str, config_of: Callable[[str], LogConfig] | None) -> None:
         if name.endswith(DELETE_SUFFIX):
@@ -203,6 +259,7 @@ class LogManager:
             on_truncated=self._truncation_of(path),
             is_clean=notes is not None,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
+            gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
             log_start_offset=points[LOG_STARTS].get(key, 0),
             state=notes.get(name) if notes else None,
             producer_expiration_ms=self.producer_expiration_ms,
@@ -213,7 +270,7 @@ class LogManager:
         if key in points[CLEANER_POINTS]:
             self.cleaned_upto[key] = points[CLEANER_POINTS][key]
 
-    # ---- logs --------------------------------------------------------------------------------------------------
+    # ---- logs ----------------------------------------------------------------------------------------------
 
     def create(self, topic: str, topic_id: UUID, partition: int, config: LogConfig) -> UnifiedLog:
         """The log of a partition, made if it is not there, in the directory with the fewest logs."""
@@ -249,13 +306,13 @@ class LogManager:
         return log
 
     def _emptiest(self) -> str:
-        counts = {path: 0 for path in self.dirs if path not in self.offline_dirs}
-        for log in self.logs.values():
-            if log.log_dir in counts:
-                counts[log.log_dir] += 1
-        if not counts:
+        usable = [path for path in self.dirs if path not in self.offline_dirs]
+        if not usable:
             raise KafkaError(ErrorCode.kafka_storage_error, "every log directory is offline")
-        return min(counts, key=lambda path: counts[path])
+        if len(usable) == 1:
+            return usable[0]
+        counts = Counter(log.log_dir for log in self.logs.values())
+        return min(usable, key=lambda path: counts[path])
 
     def delete(self, topic: str, partition: int) -> None:
         """Take the log away now; its files follow after `file.delete.delay.ms`."""
@@ -291,7 +348,7 @@ class LogManager:
             log.moved_to(target)
         return log
 
-    # ---- maintenance -------------------------------------------------------------------------------------------
+    # ---- maintenance ---------------------------------------------------------------------------------------
 
     def maintain(self, now_ms: int) -> Iterator[None]:
         """One round of whatever is due by now, in slices: call it every second or so and step through it."""
@@ -392,6 +449,30 @@ class LogManager:
     def checkpoint_high_watermarks(self) -> None:
         self._checkpoint(HIGH_WATERMARKS)
 
+    def settle_closed(self, log: UnifiedLog) -> int:
+        """Before compaction makes gaps the closed segments must be synced and the recovery point on disk say
+        so: past that point recovery takes a gap between segments for a tail that was lost with the power.
+        Answers the segment boundary up to which that holds by now; the rest is set on its way, so that the
+        next round finds more even if segments close faster than rounds come."""
+        key, end = (log.topic, log.partition), log.segments[-1].base_offset
+        settled = self._recovery_point_on_disk(log)
+        if log.recovery_point < end and key not in self._flushing:
+            self._flush(key, log, self._now_ms(), closed_only=True)
+        if settled < min(end, log.recovery_point):
+            self._write_points(log.log_dir, RECOVERY_POINTS, self._background)
+        settled = max(settled, self._recovery_point_on_disk(log))
+        if log.offline is not None:
+            return 0
+        return max(
+            (segment.base_offset for segment in log.segments if segment.base_offset <= settled), default=0
+        )
+
+    def _recovery_point_on_disk(self, log: UnifiedLog) -> int:
+        """0 while a checkpoint is being written: until that is done nobody knows which one is there."""
+        if (log.log_dir, RECOVERY_POINTS) in self._writing:
+            return 0
+        return self._points[log.log_dir][RECOVERY_POINTS].get((log.topic, log.partition), 0)
+
     def checkpoint_cleaner(self) -> None:
         self._checkpoint(CLEANER_POINTS)
 
@@ -411,22 +492,22 @@ class LogManager:
         if name == LOG_STARTS:
             for log in logs:
                 log.log_start_unsaved = False
-        if points == self._points[path][name]:
+        if points == self._points[path][name] and (path, name) not in self._write_again:
             return
-        self._writing.add((path, name))
+        self._write_again.discard((path, name))
+        encode = encode_recovery_points if name == RECOVERY_POINTS else encode_points
+        job = PointsWrite(self.files, join(path, name), encode(points))
+        self._writing[path, name] = job
         self._points[path][name] = points
-        target, data = join(path, name), encode_points(points)
-        background(
-            lambda: write_whole(self.files, target, data),
-            lambda error: self._points_written(path, name, error),
-        )
+        background(job.run, lambda error: self._points_written(path, name, job, error))
 
-    def _points_written(self, path: str, name: str, error: OSError | None) -> None:
-        self._writing.discard((path, name))
+    def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
+        if self._writing.get((path, name)) is not job:
+            return
+        del self._writing[path, name]
         if error is not None:
             self._dir_failed(path, error)
         elif (path, name) in self._write_again:
-            self._write_again.discard((path, name))
             self._write_points(path, name, run_inline)
 
     def _points_of(self, name: str, logs: Sequence[UnifiedLog]) -> dict[TopicPartition, int]:
@@ -446,13 +527,14 @@ class LogManager:
                 return {key: self.cleaned_upto[key] for key in keys if key in self.cleaned_upto}
 
     def clean(self, now_ms: int) -> Iterator[int]:
-        """One round of compaction in slices; each step yields how many ms to wait before the next (0: none)."""
+        """One round of compaction in slices; each step yields how many ms to wait before the next (0:
+        none)."""
         return clean_logs(self, now_ms)
 
     def run_in_background(self, job: Callable[[], None], done: Done) -> None:
         self._background(job, done)
 
-    # ---- failure and stop --------------------------------------------------------------------------------------
+    # ---- failure and stop ----------------------------------------------------------------------------------
 
     def _failure_of(self, path: str) -> Callable[[OSError], None]:
         return lambda error: self._dir_failed(path, error)
@@ -479,6 +561,7 @@ class LogManager:
                         log.close()
                     except KafkaError:
                         continue  # its directory is offline now and gets no marker
+            self._revoke_writes()
             for path in self._points:
                 for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS):
                     self._write_points(path, name, run_inline)
@@ -489,6 +572,13 @@ class LogManager:
             lock.close()
         self._locks.clear()
 
+    def _revoke_writes(self) -> None:
+        """Checkpoints whose background never reported back: what they held is written anew."""
+        for place, job in self._writing.items():
+            job.is_revoked = True
+            self._write_again.add(place)
+        self._writing.clear()
+
     def _mark_clean(self, path: str, broker_epoch: int) -> None:
         logs = [log for log in self.logs.values() if log.log_dir == path]
         try:
@@ -498,7 +588,7 @@ class LogManager:
             self._dir_failed(path, error)
 
 
-# ---- the small files ---------------------------------------------------------------------------------------------------
+# ---- the small files ---------------------------------------------------------------------------------------
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:
@@ -513,6 +603,13 @@ def encode_points(points: Mapping[TopicPartition, int]) -> bytes:
     lines = ["0", str(len(points))]
     lines += [f"{topic} {partition} {offset}" for (topic, partition), offset in points.items()]
     return ("\n".join(lines) + "\n").encode()
+
+
+def encode_recovery_points(points: Mapping[TopicPartition, int]) -> bytes:
+    """As Kafka writes them, but for a leading zero of the count: Kafka reads the same number, and we know
+    our own file from one Kafka wrote since."""
+    version, count, rest = encode_points(points).split(b"\n", 2)
+    return b"%b\n0%b\n%b" % (version, count, rest)
 
 
 def decode_points(data: bytes) -> dict[TopicPartition, int]:
@@ -537,6 +634,7 @@ def encode_notes(notes: Mapping[str, CleanState], broker_epoch: int) -> bytes:
             state.segments,
             state.log_end_offset,
             state.mtime_ms,
+            state.newest_timestamp,
             state.epochs,
             state.has_producers,
         ]
@@ -552,18 +650,26 @@ def decode_notes(data: bytes) -> dict[str, CleanState]:
         content = json.loads(data)
         if content.get("notesVersion") != NOTES_VERSION:
             return {}
-        return {
-            name: CleanState(
-                topic_id=UUID(hex=topic_id) if topic_id else None,
-                segments=[(base, size) for base, size in segments],
-                log_end_offset=log_end_offset,
-                mtime_ms=mtime_ms,
-                epochs=[(epoch, start) for epoch, start in epochs],
-                has_producers=has_producers,
-            )
-            for name, (topic_id, segments, log_end_offset, mtime_ms, epochs, has_producers) in content[
-                "logs"
-            ].items()
-        }
+        return {name: _decode_note(*row) for name, row in content["logs"].items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
+
+
+def _decode_note(
+    topic_id: str | None,
+    segments: list[tuple[int, int]],
+    log_end_offset: int,
+    mtime_ms: int,
+    newest_timestamp: int,
+    epochs: list[tuple[int, int]],
+    has_producers: bool,
+) -> CleanState:
+    return CleanState(
+        topic_id=UUID(hex=topic_id) if topic_id else None,
+        segments=[(base, size) for base, size in segments],
+        log_end_offset=log_end_offset,
+        mtime_ms=mtime_ms,
+        newest_timestamp=newest_timestamp,
+        epochs=[(epoch, start) for epoch, start in epochs],
+        has_producers=has_producers,
+    )

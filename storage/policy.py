@@ -1,8 +1,9 @@
 """What a topic's settings say about its log: when to roll, what to delete, what to compact.
 
-Owns: `LogConfig` (one frozen value per log, Kafka's names with underscores) and the pure decisions made from it.
-Does not own: parsing, defaults of the broker level, or carrying a decision out. Invariant: a decision depends on its
-arguments alone; the active segment is never deleted by retention of time while it is empty.
+Owns: `LogConfig` (one frozen value per log, Kafka's names with underscores) and the pure decisions made
+from it. Does not own: parsing, defaults of the broker level, or carrying a decision out. Invariant: a
+decision depends on its arguments alone; the active segment is never deleted by retention of time while it
+is empty.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +76,8 @@ class LogConfig:
 
     @property
     def roll_after_ms(self) -> int:
-        """`segment.ms`, shortened by `max.compaction.lag.ms`: a record is compacted only once its segment closed."""
+        """`segment.ms`, shortened by `max.compaction.lag.ms`: a record is compacted only once its segment
+        closed."""
         if self.is_compacted:
             return min(self.segment_ms, max(self.max_compaction_lag_ms, 1))
         return self.segment_ms
@@ -110,7 +112,8 @@ def plan_deletion(
     high_watermark: int,
     highest_tiered_offset: int = -1,
 ) -> tuple[int, bool]:
-    """How many of the oldest segments go, and whether that moves only the local start (their copies are tiered)."""
+    """How many of the oldest segments go, and whether that moves only the local start (their copies are
+    tiered)."""
     tiered = config.remote_storage_enable and highest_tiered_offset >= 0
     retention_ms, retention_bytes = config.retention_ms, config.retention_bytes
     if config.remote_storage_enable:
@@ -122,16 +125,14 @@ def plan_deletion(
     if config.remote_storage_enable and not config.remote_log_copy_disable:
         limit = min(limit, highest_tiered_offset + 1)
     candidates = _deletable(segments, limit)
-    by_start = _leading(candidates, lambda facts: facts.end_offset <= log_start_offset)
-    if len(segments) == by_start:
-        by_start -= 1  # only records deleted by request: the active segment stays
-    by_time = by_size = 0
-    if config.is_deleted:
-        if retention_ms >= 0:
-            by_time = _leading(candidates, lambda facts: now_ms - facts.timestamp > retention_ms)
-        if retention_bytes >= 0:
-            by_size = _beyond(candidates, sum(facts.size for facts in segments) - retention_bytes)
-    return max(by_start, by_time, by_size), tiered
+    count = _leading(candidates, lambda facts: facts.end_offset <= log_start_offset)
+    if count == len(segments):
+        count -= 1  # only records deleted by request: the active segment stays
+    if config.is_deleted and retention_bytes >= 0:
+        count += _beyond(candidates[count:], sum(facts.size for facts in segments[count:]) - retention_bytes)
+    if config.is_deleted and retention_ms >= 0:
+        count += _leading(candidates[count:], lambda facts: now_ms - facts.timestamp > retention_ms)
+    return count, tiered
 
 
 def _deletable(segments: Sequence[SegmentFacts], limit: int) -> Sequence[SegmentFacts]:
@@ -170,8 +171,8 @@ class SegmentExtent:
 def plan_groups(
     segments: Sequence[SegmentExtent], *, segment_bytes: int, index_bytes: int
 ) -> list[tuple[int, int]]:
-    """Runs [start, end) of neighbouring segments that compaction may merge into one: together they fit one segment's
-    size, index and relative offsets."""
+    """Runs [start, end) of neighbouring segments that compaction may merge into one: together they fit one
+    segment's size, index and relative offsets."""
     groups = []
     start = total = total_index = 0
     for at, extent in enumerate(segments):

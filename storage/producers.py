@@ -1,11 +1,13 @@
 """What a log remembers of its producers: sequences, epochs, and open transactions.
 
-Owns: one entry per producer id with its last five batches, the open and the decided-but-unreplicated transactions
-(from which the last stable offset follows), and Kafka's snapshot format of it. Does not own: the log, files, clocks.
-Invariant: the table equals what applying the log's batches in order yields, apart from what expiry dropped.
+Owns: one entry per producer id with its last five batches, the open and the decided-but-unreplicated
+transactions (from which the last stable offset follows), and Kafka's snapshot format of it. Does not own: the
+log, files, clocks. Invariant: the table equals what applying the log's batches in order yields, apart from
+what expiry dropped.
 
-A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before follow
-behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a clean restart too.
+A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before
+follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a
+clean restart too.
 """
 
 import struct
@@ -114,7 +116,7 @@ class ProducerTable:
     def __repr__(self) -> str:
         return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
 
-    # ---- appends of clients ------------------------------------------------------------------------------------
+    # ---- appends of clients --------------------------------------------------------------------------------
 
     def check(self, header: BatchHeader) -> SentBatch | None:
         """The remembered batch this one repeats, or None when it may be appended; KafkaError otherwise."""
@@ -154,7 +156,7 @@ class ProducerTable:
             f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
         )
 
-    # ---- what was appended -------------------------------------------------------------------------------------
+    # ---- what was appended ---------------------------------------------------------------------------------
 
     def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
         """Remember a data batch with a producer id."""
@@ -211,7 +213,8 @@ class ProducerTable:
         )
 
     def last_stable_after(self, completed: CompletedTxn) -> int:
-        """The first offset still undecided once `completed` is: what the transaction index stores beside it."""
+        """The first offset still undecided once `completed` is: what the transaction index stores beside
+        it."""
         for first_offset in self.ongoing:
             if first_offset != completed.first_offset:
                 return first_offset
@@ -221,7 +224,7 @@ class ProducerTable:
         if self.ongoing.pop(completed.first_offset, None) is not None:
             self.unreplicated[completed.first_offset] = completed.last_offset
 
-    # ---- watermarks --------------------------------------------------------------------------------------------
+    # ---- watermarks ----------------------------------------------------------------------------------------
 
     def first_unstable_offset(self) -> int:
         """The first offset a read_committed reader must not pass, or -1."""
@@ -270,7 +273,7 @@ class ProducerTable:
             for entry in self.entries.values()
         ]
 
-    # ---- snapshots ---------------------------------------------------------------------------------------------
+    # ---- snapshots -----------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
         body = bytearray(_COUNT.pack(len(self.entries)))

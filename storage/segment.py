@@ -1,9 +1,9 @@
 """One segment: a `.log` file, its indexes, and finding batches in it.
 
-Owns: positions, the sparse indexes, scanning headers, rebuilding the indexes from the log. Does not own: which
-segments there are, roll and retention, what the batches mean. Invariant: every index entry points at the start of a
-batch that is in the file or staged for it; index files are only ever behind the log, never ahead of it, and are
-rebuilt when they do not fit.
+Owns: positions, the sparse indexes, scanning headers, rebuilding the indexes from the log. Does not own:
+which segments there are, roll and retention, what the batches mean. Invariant: every index entry points at
+the start of a batch that is in the file or staged for it; index files are only ever behind the log, never
+ahead of it, and are rebuilt when they do not fit.
 """
 
 from collections.abc import Iterator
@@ -138,10 +138,12 @@ class Segment:
             file = self._file = self._files.open(self.path(LOG))
         return file
 
-    # ---- appending ---------------------------------------------------------------------------------------------
+    # ---- appending -----------------------------------------------------------------------------------------
 
     def appended(self, size: int, last_offset: int, max_timestamp: int, index_interval: int) -> None:
         """Account for a batch placed at the end."""
+        if self._offsets is None:
+            self._load_indexes()  # while `size` is what the file holds: the batch is written later
         position = self.size
         if position == 0:
             self.first_timestamp = max_timestamp
@@ -183,7 +185,7 @@ class Segment:
         self.is_index_full = False
         self.is_sealed = False
 
-    # ---- indexes -----------------------------------------------------------------------------------------------
+    # ---- indexes -------------------------------------------------------------------------------------------
 
     @property
     def offsets(self) -> OffsetIndex:
@@ -209,7 +211,8 @@ class Segment:
         return self._aborted
 
     def _load_indexes(self) -> None:
-        """Read the index files, or rebuild the indexes from the log when they are missing or cannot be right."""
+        """Read the index files, or rebuild the indexes from the log when they are missing or cannot be
+        right."""
         self.is_used = True
         try:
             self._offsets = OffsetIndex.decode(self._files.read(self.path(OFFSET_INDEX)), self.size)
@@ -218,17 +221,24 @@ class Segment:
         except (BadIndex, CorruptBatch, FileNotFoundError):
             self._rebuild_indexes()
             return
-        if self.max_timestamp is None:
-            self.max_timestamp = self._times.last_timestamp()
-            self.max_timestamp_offset = self.base_offset + self._times.last_offset()
+        self.max_timestamp = self._times.last_timestamp()
+        self.max_timestamp_offset = self.base_offset + self._times.last_offset()
 
     def _check_last_entry(self, offsets: OffsetIndex) -> None:
-        """A stale index shows where it should end: its last entry must point at the batch it names."""
+        """A stale index shows where it should end: its last entry must point at the batch it names.
+        Indexes that are empty beside records may be what a power cut left of them."""
+        if self.size and (not self._times or (not offsets.entries and self.size > 2 * SCAN_BYTES)):
+            raise BadIndex("no entries")
+        if self.max_timestamp is not None and self.max_timestamp != self._times_end():
+            raise BadIndex("a time index of another moment")
         if offsets.entries:
             position = offsets.last_position()
             found = next(self.scan(position, self.size))
             if found.header.last_offset - self.base_offset != offsets.entries[-1] >> 32:
                 raise BadIndex(f"offset index names another batch at {position}")
+
+    def _times_end(self) -> int:
+        return self._times.last_timestamp() if self._times is not None else -1
 
     def _rebuild_indexes(self, index_interval: int = SCAN_BYTES) -> None:
         size, aborted = self.size, self._aborted
@@ -260,7 +270,8 @@ class Segment:
         return self.first_timestamp
 
     def seal(self) -> None:
-        """Write the index files as they are now. Called when the segment is closed to appends, or the log is."""
+        """Write the index files as they are now. Called when the segment is closed to appends, or the log
+        is."""
         if self.is_sealed:
             return
         if self.largest_timestamp >= 0:
@@ -287,7 +298,7 @@ class Segment:
             path = self.path(kind)
             self._files.rename(path.removesuffix(suffix) + old if suffix else path + old, path)
 
-    # ---- finding -----------------------------------------------------------------------------------------------
+    # ---- finding -------------------------------------------------------------------------------------------
 
     def scan(self, position: int, stop: int) -> Iterator[Found]:
         """Batch headers from a batch boundary on; CorruptBatch where no whole batch is."""
@@ -312,8 +323,8 @@ class Segment:
         return self.file.pread(found.header.size, found.position)
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`, or of the first one after it; the size and
-        `offset` when there is none."""
+        """(position, base offset) of the batch that holds `offset`, or of the first one after it; the size
+        and `offset` when there is none."""
         position = self._hints.get(offset)
         if position is not None:
             return position, offset
@@ -325,8 +336,9 @@ class Segment:
     def read(
         self, offset: int, max_bytes: int, *, bound: int, end_offset: int, min_one: bool
     ) -> LogSlice | None:
-        """Batches from `offset` up to `bound`; `end_offset` is where the next segment begins. None when the first
-        batch is larger than `max_bytes`; a slice of size 0 when nothing of [offset, end_offset) is left here."""
+        """Batches from `offset` up to `bound`; `end_offset` is where the next segment begins. None when
+        the first batch is larger than `max_bytes`; a slice of size 0 when nothing of [offset, end_offset)
+        is left here."""
         position, first_offset = self.locate(offset)
         if bound >= end_offset:
             stop, next_offset = self.size, end_offset
@@ -358,7 +370,8 @@ class Segment:
         return stop, next_offset
 
     def find_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record from `start_offset` on at or after `timestamp`."""
+        """(timestamp, offset, leader epoch) of the first record from `start_offset` on at or after
+        `timestamp`."""
         if not self.size or self.largest_timestamp < timestamp:
             return None
         for found in self.scan(self.offsets.lookup(self.times.lookup(timestamp)), self.size):
@@ -384,13 +397,14 @@ class Segment:
         return None
 
     def end_offset(self) -> int:
-        """One past the last offset, found from the last index entry. CorruptBatch when the tail is no batch."""
+        """One past the last offset, found from the last index entry. CorruptBatch when the tail is no
+        batch."""
         end = self.base_offset
         for found in self.scan(self.offsets.last_position(), self.size):
             end = found.header.next_offset
         return end
 
-    # ---- cutting and recovering --------------------------------------------------------------------------------
+    # ---- cutting and recovering ----------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
         """Drop the batch that holds `offset` and everything after it."""
@@ -414,8 +428,8 @@ class Segment:
         self.is_sealed = False
 
     def recover(self, expected_offset: int, index_interval: int) -> Iterator[tuple[bytes, BatchHeader]]:
-        """Read every batch, rebuild the indexes, and cut the file at the first bad one. The caller must exhaust the
-        iterator; it then finds `size` at the end of what is good."""
+        """Read every batch, rebuild the indexes, and cut the file at the first bad one. The caller must
+        exhaust the iterator; it then finds `size` at the end of what is good."""
         file = self.file
         total = file.size()
         self.reset_indexes()
@@ -451,9 +465,9 @@ def _good_batches(
             return
         if header.base_offset < expected_offset or header.last_offset - base_offset > INT32_MAX:
             return
-        if 0 <= header.leader_epoch < epoch:
+        if header.leader_epoch < epoch:
             return
-        epoch = max(epoch, header.leader_epoch)
+        epoch = header.leader_epoch
         expected_offset = header.next_offset
         yield chunk[at : at + size], header
         position += size

@@ -1,9 +1,9 @@
 """The log on local disk: segments under one directory in Kafka's formats.
 
-Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, what must be synced.
-Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance runs (log_manager).
-Invariant: batches reach the file in the order of their offsets with one write per flush; the first OSError ends the
-log for good (`offline`), because what the disk then holds is unknown.
+Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, what must
+be synced. Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance
+runs (log_manager). Invariant: batches reach the file in the order of their offsets with one write per
+flush; the first OSError ends the log for good (`offline`), because what the disk then holds is unknown.
 """
 
 from bisect import bisect_right
@@ -35,6 +35,8 @@ from storage.segment import DELETED, LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, SWAP, 
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
+UNKNOWN = -2  # below every timestamp, so that the next append looks
+
 
 def _ignore() -> None:
     pass
@@ -43,7 +45,7 @@ def _ignore() -> None:
 class SegmentFlush:
     """Files to sync, detached from the log so that it may run in a thread."""
 
-    __slots__ = ("_directory", "_files", "_is_new", "_open", "_paths", "upto")
+    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "upto")
 
     def __init__(
         self,
@@ -52,15 +54,15 @@ class SegmentFlush:
         upto: int,
         open_files: Sequence[File],
         paths: Sequence[str],
-        directory: str,
-        is_new: bool,
+        directory: str | None,
+        parent: str | None,
     ) -> None:
         self.upto = upto
         self._files = files
         self._open = open_files
         self._paths = paths
         self._directory = directory
-        self._is_new = is_new
+        self._parent = parent
 
     def run(self) -> None:
         for file in self._open:
@@ -72,10 +74,10 @@ class SegmentFlush:
                 continue  # deleted or replaced since: its successor is on a later list
             file.fsync()
             file.close()
-        if self._paths:
+        if self._directory is not None:
             self._files.fsync_dir(self._directory)
-        if self._is_new:
-            self._files.fsync_dir(dirname(self._directory))
+        if self._parent is not None:
+            self._files.fsync_dir(self._parent)
 
 
 class UnifiedLog(AbstractLog):
@@ -101,6 +103,9 @@ class UnifiedLog(AbstractLog):
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
         self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
+        self._directory_unsynced = bool(loaded.rewritten)
+        self._names_changed_at = loaded.log_end_offset
+        self._snapshot_at = loaded.log_end_offset if loaded.is_as_noted else UNKNOWN
         self._epochs_dirty = False
         self._is_anchored = False  # its directory's own name may still be lost with the power
         self.log_start_unsaved = False
@@ -108,7 +113,7 @@ class UnifiedLog(AbstractLog):
         self._segments = loaded.segments
         self._bases = [segment.base_offset for segment in loaded.segments]
         self._active = loaded.segments[-1]
-        self._roll_at = -1
+        self._roll_at = UNKNOWN
         self._roll_by_clock = False
         self._flushable = 0
         self.generation = 0  # counts changes of closed segments, for whoever works on them in slices
@@ -142,6 +147,7 @@ class UnifiedLog(AbstractLog):
         on_truncated: Callable[[], None] = _ignore,
         is_clean: bool = False,
         recovery_point: int = 0,
+        gapless_from: int | None = None,
         log_start_offset: int = 0,
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
@@ -152,6 +158,7 @@ class UnifiedLog(AbstractLog):
             config=config,
             is_clean=is_clean,
             recovery_point=recovery_point,
+            gapless_from=gapless_from,
             log_start_offset=log_start_offset,
             now_ms=now_ms,
             state=state,
@@ -177,7 +184,7 @@ class UnifiedLog(AbstractLog):
         super().set_config(config)
         self._segment_bytes = config.segment_bytes
         self._flush_messages = config.flush_messages
-        self._roll_at = -1
+        self._roll_at = UNKNOWN
         self._active.index_bytes_max = config.segment_index_bytes
         self._index_interval = config.index_interval_bytes
 
@@ -189,7 +196,7 @@ class UnifiedLog(AbstractLog):
             with self._disk():
                 self._write_small(METADATA, encode_metadata(topic_id))
 
-    # ---- append ------------------------------------------------------------------------------------------------
+    # ---- append --------------------------------------------------------------------------------------------
 
     def _stage(self, view: memoryview, first: int, last: int, max_timestamp: int, now_ms: int) -> None:
         active = self._active
@@ -212,7 +219,8 @@ class UnifiedLog(AbstractLog):
             or last - active.base_offset > INT32_MAX
             or self._is_old(active, max_timestamp, now_ms)
         ):
-            self.roll(first, now_ms)
+            # Offsets that compaction took before a follower got them are no hole between its segments.
+            self.roll(self.log_end_offset if last - self.log_end_offset <= INT32_MAX else first, now_ms)
         elif not active.size and last - active.base_offset > INT32_MAX:
             self._replace_empty_active(first, now_ms)
         if not self._active.size:
@@ -220,7 +228,7 @@ class UnifiedLog(AbstractLog):
         return self._active
 
     def _is_old(self, active: Segment, max_timestamp: int, now_ms: int) -> bool:
-        if self._roll_at < 0:
+        if self._roll_at == UNKNOWN:
             first = active.first_batch_timestamp()
             self._set_roll_time(-1 if first is None else first, active.created_ms)
         return (now_ms if self._roll_by_clock else max_timestamp) > self._roll_at
@@ -274,8 +282,9 @@ class UnifiedLog(AbstractLog):
     def _create_segment(self, base: int, now_ms: int) -> Segment:
         segment = Segment.create(self.files, self.directory, base, now_ms=now_ms)
         segment.index_bytes_max = self.config.segment_index_bytes
-        self._sync_later([segment.path(LOG)])
-        self._roll_at = -1
+        self._directory_unsynced = True
+        self._names_changed_at = self.log_end_offset
+        self._roll_at = UNKNOWN
         return segment
 
     def _index_aborted(self, completed: CompletedTxn, last_stable_offset: int) -> None:
@@ -286,7 +295,7 @@ class UnifiedLog(AbstractLog):
             self._active.add_aborted(txn)
         self._sync_later([self._active.path(TXN_INDEX)])
 
-    # ---- read --------------------------------------------------------------------------------------------------
+    # ---- read ----------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -307,7 +316,7 @@ class UnifiedLog(AbstractLog):
         if self._staged:
             self.flush_staged()
         bases = self._bases
-        at = bisect_right(bases, offset) - 1
+        at = max(0, bisect_right(bases, offset) - 1)
         while offset < bound and at < len(bases):
             end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
             with self._reading():
@@ -354,7 +363,7 @@ class UnifiedLog(AbstractLog):
     def _local_segments(self) -> list[Segment]:
         return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
 
-    # ---- shortening --------------------------------------------------------------------------------------------
+    # ---- shortening ----------------------------------------------------------------------------------------
 
     def advance_log_start(self, offset: int) -> None:
         if self.offline is not None:
@@ -469,9 +478,10 @@ class UnifiedLog(AbstractLog):
 
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
+        self._snapshot_at = UNKNOWN
         self.recovery_point = min(self.recovery_point, log_end_offset)
         self._flushable = min(self._flushable, log_end_offset)
-        self._roll_at = -1
+        self._roll_at = UNKNOWN
         self.generation += 1
 
     def _remove_now(self, segment: Segment) -> None:
@@ -502,11 +512,11 @@ class UnifiedLog(AbstractLog):
                 self._doomed.append((due, path + DELETED))
         self._doomed.sort()
 
-    # ---- compaction --------------------------------------------------------------------------------------------
+    # ---- compaction ----------------------------------------------------------------------------------------
 
     def swap_in(self, cleaned: Segment, replaced: Sequence[Segment], now_ms: int) -> None:
-        """Put a synced segment with suffix `.cleaned` in the place of `replaced`. Until the last of its files is a
-        `.swap` file a crash undoes the swap; from then on a crash finishes it."""
+        """Put a synced segment with suffix `.cleaned` in the place of `replaced`. Until the last of its
+        files is a `.swap` file a crash undoes the swap; from then on a crash finishes it."""
         at = bisect_right(self._bases, cleaned.base_offset) - 1
         assert self._segments[at : at + len(replaced)] == list(replaced)
         with self._disk():
@@ -520,7 +530,7 @@ class UnifiedLog(AbstractLog):
         self._bases[at : at + len(replaced)] = [cleaned.base_offset]
         self.generation += 1
 
-    # ---- durability --------------------------------------------------------------------------------------------
+    # ---- durability ----------------------------------------------------------------------------------------
 
     def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
         """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
@@ -528,28 +538,37 @@ class UnifiedLog(AbstractLog):
             raise self.offline
         self.flush_staged()
         upto = self._active.base_offset if closed_only else self.log_end_offset
-        if self.recovery_point >= upto and not self._unsynced:
+        if self.recovery_point >= upto and not self._unsynced and not self._directory_unsynced:
             return None
         with self._disk():
             self._write_epochs()
-            first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
-            segments = self._segments[first : -1 if closed_only else None]
-            open_files = [segment.file for segment in segments]
-        paths = list(self._unsynced)
+        return self._flush_of(upto, list(self._unsynced))
+
+    def _flush_of(self, upto: int, paths: Sequence[str]) -> SegmentFlush:
+        """The segments with bytes between the recovery point and `upto`, the small files, and the
+        directory."""
+        first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
+        with self._disk():
+            open_files = [
+                segment.file
+                for segment in self._segments[first:]
+                if segment.base_offset < upto and self.recovery_point < upto
+            ]
+        directory = self.directory if paths or self._directory_unsynced else None
+        parent = None if self._is_anchored else self.log_dir
         self._unsynced.clear()
         self._flushable = max(self._flushable, upto)
-        is_new, self._is_anchored = not self._is_anchored, True
         return SegmentFlush(
-            self.files,
-            upto=upto,
-            open_files=open_files,
-            paths=paths,
-            directory=self.directory,
-            is_new=is_new,
+            self.files, upto=upto, open_files=open_files, paths=paths, directory=directory, parent=parent
         )
 
     def mark_flushed(self, upto: int) -> None:
+        """A flush up to `upto` is done. Flushes may overlap and end in any order, so each one syncs the names
+        that no finished one has: what this one vouches for must not hang on another that is under way."""
         self.recovery_point = max(self.recovery_point, min(upto, self._flushable))
+        self._is_anchored = True
+        if upto > self._names_changed_at:
+            self._directory_unsynced = False
 
     def flush_failed(self, error: OSError) -> None:
         self._fail(error)
@@ -558,7 +577,8 @@ class UnifiedLog(AbstractLog):
         self._epochs_dirty = True
 
     def save_epochs(self) -> None:
-        """Epochs with data are in the batches as well, so their file may lag; the owner calls this now and then."""
+        """Epochs with data are in the batches as well, so their file may lag; the owner calls this now and
+        then."""
         if self._epochs_dirty and self.offline is None:
             with self._disk():
                 self._write_epochs()
@@ -575,24 +595,33 @@ class UnifiedLog(AbstractLog):
 
     def _sync_later(self, paths: Iterator[str] | Sequence[str]) -> None:
         self._unsynced.update(dict.fromkeys(paths))
+        self._directory_unsynced = True
+        self._names_changed_at = self.log_end_offset
 
     def _save_snapshot(self, offset: int) -> None:
         write_snapshot(self.files, self.directory, offset, self.producer_table)
+        self._snapshot_at = offset
         self._sync_later([snapshot_path(self.directory, offset)])
 
     def close(self) -> None:
-        """A clean stop: everything written, synced and noted. A log that is offline is left as it is."""
+        """A clean stop: everything written, and synced but for what the next start can tell to be damaged and
+        rebuild (indexes, snapshots): that is 2 syncs instead of 7 for each log. A log that is offline is
+        left as it is."""
         if self.offline is not None:
             return
         self.flush_staged()
         with self._disk():
             for segment in self._segments:
-                if not segment.is_sealed:
-                    segment.seal()
-                    self._sync_later([segment.path(OFFSET_INDEX), segment.path(TIME_INDEX)])
-            if self.producer_table.entries or self.log_end_offset > self._bases[-1]:
+                segment.seal()
+            self._write_epochs()
+            if self._snapshot_at != self.log_end_offset and self.log_end_offset > self._bases[0]:
                 self._save_snapshot(self.log_end_offset)
-        self.fsync()
+        if self.recovery_point < self.log_end_offset or self._directory_unsynced:
+            lasting = [path for path in self._unsynced if path.endswith((METADATA, EPOCHS, TXN_INDEX))]
+            job = self._flush_of(self.log_end_offset, lasting)
+            with self._disk():
+                job.run()
+            self.mark_flushed(job.upto)
         for segment in self._segments:
             segment.close()
 
@@ -603,6 +632,7 @@ class UnifiedLog(AbstractLog):
             segments=[(segment.base_offset, segment.size) for segment in self._segments],
             log_end_offset=self.log_end_offset,
             mtime_ms=self.files.mtime_ms(self._active.path(LOG)),
+            newest_timestamp=self._active.largest_timestamp,
             epochs=self.epochs.entries(),
             has_producers=bool(self.producer_table.entries),
         )
@@ -634,7 +664,7 @@ class UnifiedLog(AbstractLog):
             is_offline=self.offline is not None,
         )
 
-    # ---- failure -----------------------------------------------------------------------------------------------
+    # ---- failure -------------------------------------------------------------------------------------------
 
     def take_offline(self, reason: str) -> KafkaError:
         """Nothing more is read from or written to this log."""

@@ -9,16 +9,19 @@ run.
 import contextlib
 import json
 import math
+import queue
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient
@@ -35,6 +38,9 @@ PAYLOAD_BYTES = 1 << 20
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
 PROGRESS_EVERY = 1000
 POLL_EVERY = 256
+QUEUE_KB_MAX = 32 << 10  # as the Java producer's buffer.memory: more only makes records wait in the client
+WARM_UP_RECORDS = 20
+"""Connections, metadata and the first long poll are not what a latency run is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,7 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
             "compression.type": batching.compression,
             "max.in.flight.requests.per.connection": batching.in_flight,
             "queue.buffering.max.messages": 1_000_000,
-            "queue.buffering.max.kbytes": 256 << 10,
+            "queue.buffering.max.kbytes": QUEUE_KB_MAX,
         }
     )
     payloads = _payloads(load.record_size_bytes)
@@ -139,34 +145,20 @@ def latency(load: Load, *, acks: str, compression: str, partitions: int, progres
             "message.max.bytes": load.record_size_bytes + 1000,
         }
     )
-    consumer = confluent_kafka.Consumer(
-        {
-            **_common(load),
-            "group.id": "tidewal-bench",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 500,
-            "message.max.bytes": max(1_000_000, load.record_size_bytes + 1000),
-        }
-    )
     acknowledged, received = array("d"), array("d")
     payloads = _payloads(load.record_size_bytes)
-    try:
-        consumer.assign(
-            [_end_of(consumer, load.topic, partition) for partition in _partitions(consumer, load)]
-        )
-        _warm_up(producer, consumer, load, payloads)
+    with _Receiver(load) as receiver:
+        for number in range(-WARM_UP_RECORDS, 0):
+            _one(producer, receiver, load, payloads[0], number)
         started_s = time.perf_counter()
         for number in range(load.records):
             acknowledged_s, received_s = _one(
-                producer, consumer, load, payloads[number % len(payloads)], number
+                producer, receiver, load, payloads[number % len(payloads)], number
             )
             acknowledged.append(acknowledged_s * 1000)
             received.append(received_s * 1000)
             progress(1)
         elapsed_s = time.perf_counter() - started_s
-    finally:
-        consumer.close()
     return {
         "run": "latency",
         **asdict(load),
@@ -194,14 +186,14 @@ class _Deliveries:
             return
         self.count += 1
         self.latencies_ms.append(message.latency() * 1000)
+        self._last_s = time.perf_counter()
         if self.count % PROGRESS_EVERY == 0:
-            self._last_s = time.perf_counter()
             self._progress(PROGRESS_EVERY)
 
     def check_silence(self) -> None:
         if self._failure is not None:
             raise Failure(f"a record was not delivered: {self._failure}")
-        if time.perf_counter() - self._last_s > SILENCE_S_MAX and self.count % PROGRESS_EVERY == 0:
+        if time.perf_counter() - self._last_s > SILENCE_S_MAX:
             raise Failure(f"no record was acknowledged for {SILENCE_S_MAX:.0f} s")
 
 
@@ -247,37 +239,72 @@ def _read(consumer: Any, wanted: int, progress: Progress) -> Result:
     }
 
 
-def _one(producer: Any, consumer: Any, load: Load, payload: bytes, number: int) -> tuple[float, float]:
+class _Receiver:
+    """A consumer at the end of the topic, in a thread of its own so that neither side waits for the other's
+    poll.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._received: queue.SimpleQueue[tuple[bytes | None, float]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._consumer = confluent_kafka.Consumer(
+            {
+                **_common(load),
+                "group.id": "tidewal-bench",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "fetch.wait.max.ms": 500,
+                "message.max.bytes": max(1_000_000, load.record_size_bytes + 1000),
+            }
+        )
+        partitions = _partitions(self._consumer, load)
+        self._consumer.assign([_end_of(self._consumer, load.topic, partition) for partition in partitions])
+        self._thread = threading.Thread(target=self._receive, name="receiver")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def wait_received(self, key: bytes, deadline_s: float) -> float:
+        """When the record of this key arrived."""
+        while True:
+            try:
+                found, at_s = self._received.get(timeout=max(0.0, deadline_s - time.perf_counter()))
+            except queue.Empty:
+                raise Failure(f"a record did not come back within {SILENCE_S_MAX:.0f} s") from None
+            if found == key:
+                return at_s
+
+    def _receive(self) -> None:
+        while not self._stopping.is_set():
+            message = self._consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                self._received.put((message.key(), time.perf_counter()))
+
+
+def _one(producer: Any, receiver: _Receiver, load: Load, payload: bytes, number: int) -> tuple[float, float]:
     """Seconds until one record was acknowledged, and until the consumer had it."""
-    key = number.to_bytes(8, "big")
+    key = f"{number}".encode()
     done: list[float] = []
 
     def delivered(error: Any, message: Any) -> None:
         if error is not None:
-            raise Failure(f"record {number} was not delivered: {error.str()}")
-        done.append(message.latency())
+            raise Failure(f"a record was not delivered: {error.str()}")
+        done.append(time.perf_counter())
 
     started_s = time.perf_counter()
     producer.produce(load.topic, payload, key=key, on_delivery=delivered)
     deadline_s = started_s + SILENCE_S_MAX
-    received_s: float | None = None
-    while received_s is None:
-        message = consumer.poll(1.0)
-        if message is not None and message.error() is None and message.key() == key:
-            received_s = time.perf_counter() - started_s
-        elif time.perf_counter() > deadline_s:
-            raise Failure(f"record {number} did not come back within {SILENCE_S_MAX:.0f} s")
     while not done:
         producer.poll(0.5)
         if time.perf_counter() > deadline_s:
-            raise Failure(f"record {number} was not acknowledged within {SILENCE_S_MAX:.0f} s")
-    return done[0], received_s
-
-
-def _warm_up(producer: Any, consumer: Any, load: Load, payloads: Sequence[bytes]) -> None:
-    """Connections, metadata and the consumer's first long poll are not what a latency run is about."""
-    for number in range(-20, 0):
-        _one(producer, consumer, load, payloads[0], number & 0xFFFF_FFFF_FFFF)
+            raise Failure(f"a record was not acknowledged within {SILENCE_S_MAX:.0f} s")
+    return done[0] - started_s, receiver.wait_received(key, deadline_s) - started_s
 
 
 # ---- topics and payloads -----------------------------------------------------------------------------------
@@ -335,8 +362,6 @@ def _payloads(size: int) -> list[bytes]:
     """A few distinct values that neither repeat inside a batch nor compress to nothing, the same in every
     run.
     """
-    import random
-
     block = random.Random(1).randbytes(min(PAYLOAD_BYTES, max(size * 16, 4096)))
     text = block.hex().encode()  # half the entropy: compresses about 2:1, as logs and JSON do at least
     text *= max(1, -(-2 * size // len(text)))
@@ -378,17 +403,16 @@ def progress_bar(total: int | None, *, quiet: bool) -> Iterator[Progress]:
         yield _no_progress
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+    from rich.text import Text
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.speed:,.0f} records/s"),
-        TimeElapsedColumn(),
-    )
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed or 0:,.0f} records/s")
+
+    columns = (BarColumn(), MofNCompleteColumn(), Rate(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        bar.tasks[0].finished_speed = 0
         yield lambda more: bar.advance(task, more)
 
 

@@ -39,6 +39,9 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 _SNAPSHOT_HEAD = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _SNAPSHOT_CRC_FROM = 6
+_EARLIER_MAGIC = b"OLD1"
+_EARLIER_HEAD = struct.Struct(">qb")
+_EARLIER_BATCH = struct.Struct(">iqiq")
 _IN_FLIGHT_SUFFIXES = (".deleted", ".swap", ".cleaned")
 
 
@@ -512,7 +515,8 @@ def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
         raise Damage(0, f"version {version}, only 1 is known")
     if crc != crc32c(data[_SNAPSHOT_CRC_FROM:]):
         raise Damage(2, f"CRC is {crc32c(data[_SNAPSHOT_CRC_FROM:])}, the file states {crc}")
-    if len(data) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
+    end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
+    if len(data) != end and data[end : end + len(_EARLIER_MAGIC)] != _EARLIER_MAGIC:
         raise Damage(6, f"{count} producers do not fill {len(data)} bytes")
     names = (
         "producer_id",
@@ -524,9 +528,30 @@ def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
         "coordinator_epoch",
         "current_txn_first_offset",
     )
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEAD.size :]):
+    for fields in _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEAD.size : end]):
         counts.add("producers")
         yield {"kind": "producer", **dict(zip(names, fields, strict=True))}
+    yield from _earlier_batches(data, end + len(_EARLIER_MAGIC), counts)
+
+
+def _earlier_batches(data: bytes, at: int, counts: Counts) -> Iterator[Row]:
+    """What Tidewal remembers beyond Kafka's entries: up to four batches before each producer's last."""
+    names = ("last_sequence", "last_offset", "offset_delta", "timestamp")
+    while at < len(data):
+        try:
+            producer_id, count = _EARLIER_HEAD.unpack_from(data, at)
+            at += _EARLIER_HEAD.size
+            for _ in range(count):
+                fields = _EARLIER_BATCH.unpack_from(data, at)
+                at += _EARLIER_BATCH.size
+                counts.add("earlier_batches")
+                yield {
+                    "kind": "earlier_batch",
+                    "producer_id": producer_id,
+                    **dict(zip(names, fields, strict=True)),
+                }
+        except struct.error:
+            raise Damage(at, "earlier batches are cut short") from None
 
 
 # ---- small text files --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from broker.controller import (
     invalid_topic_name,
 )
 from broker.handlers import configs
-from broker.image import INTERNAL_TOPICS, BrokerImage, Image, PartitionImage, TopicImage
+from broker.image import INTERNAL_TOPICS, Image, PartitionImage, TopicImage
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
@@ -82,7 +82,8 @@ async def _metadata_later(ctx: Context, request: Any, missing: Sequence[str]) ->
 
 def metadata(ctx: Context, request: Any) -> Any:
     """At once, unless a topic is made first because somebody asked for it."""
-    _check_metadata(ctx.api_version, request)
+    if _misses_topic_ids(ctx.api_version, request):
+        return _metadata_refused(request)
     image = ctx.broker.cluster.image
     if (
         get(request, "allow_auto_topic_creation", True)
@@ -97,16 +98,19 @@ def metadata(ctx: Context, request: Any) -> Any:
     return _metadata(ctx, request)
 
 
-def _check_metadata(version: int, request: Any) -> None:
-    if version >= 12:
-        return
-    for topic in request.topics or ():
-        if topic.name is None:
-            raise KafkaError(ErrorCode.invalid_request, f"Topic name can not be null for version {version}")
-        if get(topic, "topic_id") not in (None, _NO_ID):
-            raise KafkaError(
-                ErrorCode.invalid_request, f"Topic IDs are not supported in requests for version {version}"
-            )
+def _misses_topic_ids(version: int, request: Any) -> bool:
+    """Ids may be asked for since version 12; the schema had them two versions earlier."""
+    return version < 12 and any(
+        topic.name is None or get(topic, "topic_id") not in (None, _NO_ID) for topic in request.topics or ()
+    )
+
+
+def _metadata_refused(request: Any) -> Fields:
+    topics = [
+        _topic_error(topic.name or "", ErrorCode.invalid_request, get(topic, "topic_id"))
+        for topic in request.topics
+    ]
+    return {"throttle_time": 0, "brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics}
 
 
 def _wants_all(version: int, request: Any) -> bool:
@@ -137,18 +141,19 @@ def _auto_created(cluster: Any, name: str) -> NewTopic:
 
 
 def _metadata(ctx: Context, request: Any) -> Fields:
-    image: Image = ctx.broker.cluster.image
-    view = _View(ctx, image)
-    wants_operations = get(request, "include_topic_authorized_operations", False)
-    topics = [
-        {**fields, "topic_authorized_operations": _TOPIC_OPERATIONS} if wants_operations else fields
-        for fields in _metadata_topics(view, request)
-    ]
+    view = _View(ctx, ctx.broker.cluster.image)
+    topics = _metadata_topics(view, request)
+    if get(request, "include_topic_authorized_operations", False):
+        topics = ({**fields, "topic_authorized_operations": _TOPIC_OPERATIONS} for fields in topics)
+    return _metadata_of(view, request, list(topics))
+
+
+def _metadata_of(view: _View, request: Any, topics: list[dict[str, Any]]) -> Fields:
     wants_cluster = get(request, "include_cluster_authorized_operations", False)
     return {
         "throttle_time": 0,
-        "brokers": view.brokers(),
-        "cluster_id": image.cluster_id,
+        "brokers": list(view.brokers().values()),
+        "cluster_id": view.image.cluster_id,
         "controller_id": view.controller_id(),
         "topics": topics,
         "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
@@ -210,20 +215,18 @@ class _View:
             return self.image.controller_id
         return min(self._reachable, default=-1)
 
-    def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> list[Fields]:
+    def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> dict[int, dict[str, Any]]:
+        """Those a client of this listener can be told of, by id."""
         brokers = self.image.brokers.values() if fenced_too else self.image.live_brokers()
-        return [fields for broker in brokers if (fields := self._broker(broker, id_name)) is not None]
-
-    def _broker(self, broker: BrokerImage, id_name: str) -> Fields | None:
-        endpoint = broker.endpoint(self._listener)
-        if endpoint is None:
-            return None
         return {
-            id_name: broker.id,
-            "host": endpoint.host,
-            "port": endpoint.port,
-            "rack": broker.rack,
-            "is_fenced": broker.fenced,
+            broker.id: {
+                id_name: broker.id,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "rack": broker.rack,
+            }
+            for broker in brokers
+            if (endpoint := broker.endpoint(self._listener)) is not None
         }
 
     def topic(self, topic: TopicImage) -> dict[str, Any]:
@@ -343,6 +346,7 @@ def describe_cluster(ctx: Context, request: Any) -> Fields:
             "brokers": [],
         }
     view = _View(ctx, image)
+    brokers = view.brokers("broker_id", fenced_too=get(request, "include_fenced_brokers", False))
     wants_operations = request.include_cluster_authorized_operations
     return {
         "throttle_time": 0,
@@ -351,7 +355,9 @@ def describe_cluster(ctx: Context, request: Any) -> Fields:
         "endpoint_type": _BROKER_ENDPOINT,
         "cluster_id": image.cluster_id,
         "controller_id": view.controller_id(),
-        "brokers": view.brokers("broker_id", fenced_too=get(request, "include_fenced_brokers", False)),
+        "brokers": [
+            {**fields, "is_fenced": image.brokers[broker_id].fenced} for broker_id, fields in brokers.items()
+        ],
         "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_operations else _NOT_ASKED,
     }
 

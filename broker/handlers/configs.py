@@ -88,7 +88,7 @@ def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) ->
     return {
         **named,
         "error_code": ErrorCode.none,
-        "error_message": None,
+        "error_message": "",
         "configs": [_row(row, synonyms, documented) for row in rows if not wanted or row.name in wanted],
     }
 
@@ -115,7 +115,7 @@ def _rows(cluster: Cluster, resource_type: int, name: str) -> list[ConfigRow]:
         case ResourceType.TOPIC:
             check_topic_name(name)
             if name not in image.topics:
-                raise KafkaError(ErrorCode.unknown_topic_or_partition)
+                raise KafkaError(ErrorCode.unknown_topic_or_partition, "")
             return describe_topic(config, image.config(ResourceType.TOPIC, name))
         case ResourceType.BROKER:
             if not name:
@@ -343,7 +343,7 @@ def _check_logger(op: ConfigOp, known: Iterable[str]) -> None:
         raise KafkaError(
             ErrorCode.invalid_config,
             f"Cannot set the log level of {op.name} to {op.value} as it is not a supported log level. "
-            f"Valid log levels are {', '.join(_LEVELS)}",
+            f"Valid log levels are {', '.join(sorted(_LEVELS))}",
         )
 
 

@@ -151,6 +151,10 @@ class Fetch:
                     fetched.is_due = fetched.is_due or error not in _NOBODY_IS_LEADER
                     continue
             partition: Partition = wanted.partition
+            if request.replica_id >= 0:
+                reads.append(Read(wanted, error=_stranger_error(wanted)))
+                fetched.is_due = True
+                continue
             held = partition.log
             high_watermark, start = held.high_watermark, held.log_start_offset
             last_stable = held.last_stable_offset
@@ -280,7 +284,11 @@ class Fetch:
         size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
         pieces[0] = _SIZE.pack(size)
         if size < SENDFILE_MIN:
-            return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+            try:
+                return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+            except OSError:
+                _drop_unreadable(reads, version)
+                return self._pack(version, correlation_id, session_id, reads)
         return Bulk(_joined(pieces), size + 4)
 
     def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> None:
@@ -390,6 +398,19 @@ class FetchWait(Waiter):
         self._partitions = []
 
 
+def _drop_unreadable(reads: list[Read], version: int) -> None:
+    """A disk that cannot be read is out of use, and its partitions answer so; the others are not held up."""
+    for read in reads:
+        if read.part is None or read.wanted.partition is None:
+            continue
+        try:
+            read.part.read()
+        except OSError as error:
+            read.wanted.partition.log.flush_failed(error)
+            read.part = None
+            read.error = _known_to(version, ErrorCode.kafka_storage_error)
+
+
 def _is_news(read: Read) -> bool:
     """Whether an incremental session must hear of this partition; remembers what it hears."""
     wanted = read.wanted
@@ -418,6 +439,13 @@ def _divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
     if epoch < wanted.last_epoch or end < wanted.offset:
         return epoch, end
     return None
+
+
+def _stranger_error(wanted: Wanted) -> ErrorCode:
+    """To a follower that is none of this partition: it has newer metadata, or should get it."""
+    if wanted.leader_epoch >= 0:
+        return ErrorCode.unknown_leader_epoch
+    return ErrorCode.not_leader_or_follower
 
 
 def _is_inside(held: AbstractLog, offset: int) -> bool:

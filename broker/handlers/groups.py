@@ -287,6 +287,9 @@ def _topic_offsets(
         if name is None:
             unknown = ErrorCode.unknown_topic_id
             return {**names, "partitions": [_no_offset(p, unknown) for p in asked.partition_indexes]}
+    if topic_id is None:
+        topic = image.topics.get(name)
+        topic_id = topic.id if topic is not None else None
     found = machine.durable.offsets.get(group_id, {}).get(name, {})
     partitions = []
     for index in asked.partition_indexes:
@@ -315,8 +318,11 @@ def _all_offsets(
             if is_stable_only and machine.durable.is_pending(group_id, name, index)
             else _offset(index, offset)
             for index, offset in partitions.items()
+            if topic is None or not _is_of_another(offset.topic_id, topic.id)
         ]
-        rows.append({"name": name, "topic_id": topic.id if topic is not None else None, "partitions": found})
+        if found:
+            topic_id = topic.id if topic is not None else None
+            rows.append({"name": name, "topic_id": topic_id, "partitions": found})
     return rows
 
 
@@ -391,12 +397,13 @@ def _describe(ctx: Context, group_id: str, wants_operations: bool) -> Fields:
         found = ctx.broker.groups.machine(group_id).describe(group_id)
     except KafkaError as error:
         return _undescribed(group_id, error.code, "")
+    operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
     if found is None:
         if ctx.api_version < 6:
-            return _undescribed(group_id, ErrorCode.none, "Dead")
+            # To these clients a dead group is a group like any other.
+            return {**_undescribed(group_id, ErrorCode.none, "Dead"), "authorized_operations": operations}
         missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
         return {**missing, "error_message": f"Group {group_id} not found."}
-    operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
     return {**found, "error_code": ErrorCode.none, "error_message": None, "authorized_operations": operations}
 
 

@@ -18,10 +18,10 @@ from broker.group import (
     Leave,
     Leaver,
     OffsetToCommit,
-    State,
     Sync,
 )
 from broker.machine import Decision, Instant
+from broker.membership import State
 from protocol.errors import ErrorCode, KafkaError
 
 GROUP = "g"

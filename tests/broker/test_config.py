@@ -449,7 +449,7 @@ def test_secrets_and_unknown_settings_are_not_shown() -> None:
         ({"retention.msec": "1"}, "Unknown topic config name: retention.msec"),
         ({"retention.ms": "-2"}, "at least -1"),
         ({"segment.bytes": "1000"}, "at least 1048576"),
-        ({"cleanup.policy": "compact,compact"}, "repeated"),
+        ({"cleanup.policy": "compact,"}, "must not be empty"),
         ({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"}, "conflict topic config setting"),
         ({"remote.storage.enable": "true"}, "Tiered Storage functionality is disabled"),
         ({"leader.replication.throttled.replicas": "0:1,x"}, "must be the literal"),
@@ -474,6 +474,10 @@ def test_small_segments_are_there_for_tests() -> None:
         ({"consumer.session.timeout": "1"}, "Unknown group config name"),
         ({"consumer.session.timeout.ms": "1000"}, "greater than or equal to group.consumer.min.session"),
         ({"consumer.heartbeat.interval.ms": "16000"}, "less than or equal to group.consumer.max.heartbeat"),
+        ({"share.delivery.count.limit": "11"}, "less than or equal to group.share.max.delivery.count.limit"),
+        ({"streams.num.standby.replicas": "3"}, "less than or equal to group.streams.max.standby.replicas"),
+        ({"share.isolation.level": "none"}, "one of: read_committed, read_uncommitted"),
+        ({"share.auto.offset.reset": "none"}, "must be either"),
     ],
 )
 def test_group_settings_are_checked(overrides: dict[str, str], why: str) -> None:
@@ -485,7 +489,7 @@ def test_group_settings_are_checked(overrides: dict[str, str], why: str) -> None
 @pytest.mark.parametrize(
     ("dynamic", "per_broker", "why"),
     [
-        ({"num.partitions": "3"}, True, r"Cannot update these configs dynamically: Set\(num.partitions\)"),
+        ({"num.partitions": "3"}, True, r"Cannot update these configs dynamically: \[num.partitions\]"),
         ({"listeners": "PLAINTEXT://:1"}, True, "Cannot update these configs dynamically"),
         ({"ssl.keystore.type": "PEM"}, True, "listener prefix"),
         ({"sasl.enabled.mechanisms": "PLAIN"}, False, "broker id must be specified"),

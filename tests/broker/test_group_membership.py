@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.group import Commit, Heartbeat, OffsetToCommit, State, Sync
+from broker.group import Commit, Heartbeat, OffsetToCommit, Sync
 from broker.group import GroupConfig as Config
+from broker.membership import State
 from protocol.errors import ErrorCode
 from tests.broker.group_driver import (
     GROUP,
@@ -339,6 +340,16 @@ def test_a_process_that_stood_still_gives_its_members_time(d: Driver) -> None:
     assert d.state() is State.EMPTY
 
 
+def test_a_process_that_stood_still_takes_no_time_from_anybody(d: Driver) -> None:
+    (leader,) = d.stable()
+    _, waiting = d.join_known()
+    d.machine.resume(d.now)
+    for _ in range(4):
+        d.advance(SESSION_MS - 1)
+        d.heartbeat(leader)
+    assert waiting not in d.answers
+
+
 # Leaving
 
 
@@ -372,7 +383,7 @@ def test_nobody_leaves_a_group_that_is_not_there(d: Driver) -> None:
 def test_a_pending_member_may_leave(d: Driver) -> None:
     pending = d.answers[d.join()]["member_id"]
     assert d.leave((pending, None)) == (ErrorCode.none,)
-    assert not d.group.pending_join
+    assert not d.machine.groups
     assert d.machine.next_deadline_ms() is None
 
 
@@ -601,3 +612,56 @@ def test_described_and_listed_as_it_is(d: Driver) -> None:
 def test_no_answer_is_no_answer(d: Driver) -> None:
     (leader,) = d.stable()
     assert d.ask(d.join_command(leader, protocols=(("range", b"new"),))) is not NO_ANSWER
+
+
+def test_a_group_everyone_left_before_it_began_can_be_joined() -> None:
+    d = Driver(Config(initial_rebalance_delay_ms=3_000))
+    member_id, _ = d.join_known()
+    d.leave((member_id, None))
+    assert d.state() is State.PREPARING_REBALANCE
+    _, token = d.join_known()
+    d.advance(6_000)
+    assert d.answers[token]["error_code"] is ErrorCode.none
+    assert d.answers[d.join(protocol_type="connect")]["error_code"] is ErrorCode.inconsistent_group_protocol
+
+
+def test_a_group_that_was_only_asked_about_is_forgotten(d: Driver) -> None:
+    pending = d.answers[d.join()]["member_id"]
+    d.leave((pending, None))
+    assert not d.machine.groups
+    d.join()
+    d.advance(SESSION_MS)
+    assert not d.machine.groups
+    assert d.log == []
+
+
+def test_a_group_too_large_for_the_log_troubles_nobody_else() -> None:
+    d = Driver(Config(initial_rebalance_delay_ms=0, record_max_bytes=10_000))
+    leader, _ = d.join_known()
+    follower, _ = d.join_known()
+    d.advance(0)
+    waiting = d.sync(follower)
+    lead = d.sync(leader, {leader: b"x" * 20_000})
+    assert (
+        d.answers[lead]["error_code"] is d.answers[waiting]["error_code"] is ErrorCode.rebalance_in_progress
+    )
+    assert d.state() is State.PREPARING_REBALANCE
+    assert d.log == []
+    d.settle([d.join(leader), d.join(follower)])
+
+
+def test_a_static_member_that_grows_too_large_causes_a_rebalance() -> None:
+    d = Driver(Config(initial_rebalance_delay_ms=0, record_max_bytes=10_000))
+    d.stable_static("a", "b")
+    token = d.join(instance_id="b", protocols=(("range", b"x" * 20_000),))
+    assert token not in d.answers
+    assert d.state() is State.PREPARING_REBALANCE
+
+
+@pytest.mark.parametrize("name", ["group_id", "client_id", "instance_id", "protocol_type"])
+def test_names_too_long_for_a_record_are_refused(d: Driver, name: str) -> None:
+    changes: dict[str, Any] = {name: "é" * 16_384}
+    reply = d.answers[d.join(**changes)]
+    assert reply is ErrorCode.invalid_request
+    assert d.answers[d.join(protocols=(("p" * 32_768, b""),))] is ErrorCode.invalid_request
+    assert d.answers[d.join(protocols=(("p" * 32_767, b""),))]["error_code"] is ErrorCode.member_id_required

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from broker.group import GroupConfig, OffsetToCommit, State
+from broker.group import GroupConfig, GroupMachine, OffsetToCommit
+from broker.membership import State
 from protocol.errors import ErrorCode
 from protocol.formats import CommittedOffset, OffsetRecord
 from tests.broker.group_driver import GROUP, SESSION_MS, Driver, subscription
@@ -271,3 +272,22 @@ def test_pending_offsets_keep_their_group_and_go_with_it(d: Driver) -> None:
     d.delete_groups(GROUP)
     d.machine.apply_marker(producer_id=9, committed=True)
     assert d.committed() is None
+
+
+def test_what_does_not_fit_a_record_is_refused_or_bounded(d: Driver) -> None:
+    assert d.commit(1, group_id="g" * 32_768) is ErrorCode.invalid_request
+    assert d.commit(1, group_id="g" * 32_767) == (ErrorCode.none,)
+    assert d.commit(2**63 - 1, retention_ms=2**63 - 1) == (ErrorCode.none,)
+    d.crash()
+    assert d.committed() == 2**63 - 1
+
+
+def test_a_group_whose_offsets_are_all_pending_is_there(d: Driver) -> None:
+    committed = CommittedOffset(offset=8, commit_timestamp_ms=d.now.wall_ms)
+    record = OffsetRecord(group_id=GROUP, topic="t", partition=0, committed=committed)
+    machine = GroupMachine(d.config)
+    machine.apply(record, offset=0, producer_id=9)
+    machine.loaded(d.now)
+    assert machine.groups[GROUP].state is State.EMPTY
+    machine.apply_marker(producer_id=9, committed=True)
+    assert machine.durable.get(GROUP, "t", 0) == committed.at(0)

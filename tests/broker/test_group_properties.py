@@ -13,7 +13,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.group import Commit, ExpireOffsets, GroupConfig, Heartbeat, OffsetToCommit, State, Sync
+from broker.group import Commit, ExpireOffsets, GroupConfig, Heartbeat, OffsetToCommit, Sync
+from broker.membership import State
 from protocol.errors import ErrorCode
 from tests.broker.group_driver import GROUP, Driver, subscription
 
@@ -32,6 +33,7 @@ class Client:
         self.generation = -1
         self.joining: int | None = None
         self.syncing: int | None = None
+        self.asked_generation = -1
         self.members: list[str] = []
         self.is_leader = False
 
@@ -48,6 +50,8 @@ class Lives(RuleBasedStateMachine):
         self.instances: dict[str, str] = {}
         self.expected: dict[int, int] = {}
         self.next_offset = 0
+        self.former: list[tuple[str, str, int]] = []
+        """Instance, member and generation of members that were left behind."""
 
     @initialize(delay_ms=st.sampled_from([0, 3_000]), max_size=st.sampled_from([2, 100]))
     def begin(self, delay_ms: int, max_size: int) -> None:
@@ -68,8 +72,8 @@ class Lives(RuleBasedStateMachine):
         )
         self.hear()
 
-    @rule(number=CLIENT)
-    def sync(self, number: int) -> None:
+    @rule(number=CLIENT, age=st.sampled_from([0, 0, 1]))
+    def sync(self, number: int, age: int = 0) -> None:
         """A leader gives out every partition, each to one of the members it was told of."""
         client = self.clients[number]
         assignments: dict[str, bytes] = {}
@@ -82,25 +86,55 @@ class Lives(RuleBasedStateMachine):
                 group_id=GROUP,
                 member_id=client.member_id,
                 instance_id=client.instance_id,
-                generation=client.generation,
+                generation=client.generation - age,
                 assignments=assignments,
             )
         )
+        client.asked_generation = client.generation - age
         self.hear()
 
-    @rule(number=CLIENT)
-    def heartbeat(self, number: int) -> None:
+    @rule(number=CLIENT, age=st.integers(0, 1))
+    def heartbeat(self, number: int, age: int) -> None:
         client = self.clients[number]
         code = self.d.ask(
             Heartbeat(
                 group_id=GROUP,
                 member_id=client.member_id,
-                generation=client.generation,
+                generation=client.generation - age,
                 instance_id=client.instance_id,
             )
         )
-        self.check_accepted(client, code is ErrorCode.none)
+        if code is ErrorCode.none or code is ErrorCode.rebalance_in_progress:
+            assert client.member_id in self.d.group.members
+            assert client.generation - age == self.d.group.generation
         self.hear()
+
+    @rule()
+    def haunt(self) -> None:
+        """What was replaced under its instance id is fenced for good."""
+        for instance_id, member_id, generation in self.former:
+            group = self.d.machine.groups.get(GROUP)
+            if group is not None and group.static_members.get(instance_id) == member_id:
+                continue
+            beat = Heartbeat(
+                group_id=GROUP, member_id=member_id, generation=generation, instance_id=instance_id
+            )
+            is_fenced = group is not None and instance_id in group.static_members
+            expected = ErrorCode.fenced_instance_id if is_fenced else ErrorCode.unknown_member_id
+            assert self.d.ask(beat) is expected
+
+    @rule()
+    def cooperate(self) -> None:
+        """Everyone does what a good client does, until all are settled."""
+        for _ in range(2):
+            for number, client in enumerate(self.clients):
+                if client.joining is None:
+                    self.join(number, False)
+        self.d.advance(3_000)
+        self.hear()
+        for number, client in sorted(enumerate(self.clients), key=lambda one: one[1].is_leader):
+            if client.joining is None and client.syncing is None:
+                self.sync(number)
 
     @rule(number=CLIENT, partition=st.integers(0, PARTITIONS - 1), age=st.integers(0, 2))
     def commit(self, number: int, partition: int, age: int) -> None:
@@ -133,6 +167,9 @@ class Lives(RuleBasedStateMachine):
     @rule(number=CLIENT)
     def forget(self, number: int) -> None:
         """The client restarts."""
+        client = self.clients[number]
+        if client.instance_id is not None and client.member_id:
+            self.former.append((client.instance_id, client.member_id, client.generation))
         self.clients[number] = Client(number)
 
     @rule(ms=st.sampled_from([1, 500, 5_000, 9_999, 60_000, 400_000]))
@@ -143,6 +180,8 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.d.ask(ExpireOffsets())
+        if GROUP not in self.d.machine.groups:
+            self.owners.clear()
 
     @precondition(lambda self: GROUP in self.d.machine.groups)
     @rule()
@@ -200,13 +239,6 @@ class Lives(RuleBasedStateMachine):
             if member.sync_token is not None:
                 assert timers.at(("sync", GROUP, "")) is not None or group.pending_sync == set()
 
-    def check_accepted(self, client: Client, accepted: bool) -> None:
-        if not accepted:
-            return
-        group = self.d.group
-        assert client.member_id in group.members
-        assert client.generation == group.generation
-
     def hear(self) -> None:
         for client in self.clients:
             if client.joining in self.d.answers:
@@ -233,18 +265,18 @@ class Lives(RuleBasedStateMachine):
         if not isinstance(reply, dict) or reply["error_code"] is not ErrorCode.none:
             return
         durable = self.d.machine.durable.groups[GROUP]
-        assert durable.generation >= client.generation, "handed out before it was durable"
-        if durable.generation == client.generation:
+        assert durable.generation >= client.asked_generation, "handed out before it was durable"
+        if durable.generation == client.asked_generation:
             held = {member.member_id: member.assignment for member in durable.members}
             assert held.get(client.member_id, reply["assignment"]) == reply["assignment"]
         owner = client.instance_id or client.member_id
         for partition in reply["assignment"]:
-            assert self.owners.setdefault((client.generation, partition), owner) == owner
+            assert self.owners.setdefault((client.asked_generation, partition), owner) == owner
 
 
 def test_any_life_of_a_group_keeps_its_promises() -> None:
     run_state_machine_as_test(
-        Lives, settings=settings(max_examples=150, stateful_step_count=60, deadline=None)
+        Lives, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
     )
 
 

@@ -616,6 +616,32 @@ async def test_a_deleted_topic_takes_its_offsets_along(client: Client) -> None:
     assert client.groups.machine(GROUP).durable.offsets == {}
 
 
+@pytest.mark.parametrize("version", [9, 10])
+async def test_an_offset_of_a_former_topic_of_that_name_is_not_this_one_s(
+    client: Client, version: int
+) -> None:
+    await client.find()
+    await client.commit(1)
+    image, new_id = client.cluster.image, UUID(int=8)
+    partition = PartitionImage(index=0, leader=1, leader_epoch=0, partition_epoch=0, replicas=(1,), isr=(1,))
+    recreated = TopicCreated(name="t", topic_id=new_id, partitions=(partition,))
+    image.apply_slot(9, [TopicDeleted(topic_id=TOPIC_ID), recreated])
+    topics = [{"name": "t", "topic_id": new_id, "partition_indexes": [0]}]
+    _, rows = await client.fetch(version, topics=topics)
+    assert [row.committed_offset for row in rows.values()] == [-1]
+    assert await client.fetch(version, topics=None) == (ErrorCode.none, {})
+
+
+async def test_topics_deleted_while_a_partition_loads_are_forgotten_too(client: Client) -> None:
+    await client.find()
+    await client.commit(1)
+    index = partition_of(GROUP, 50)
+    client.replicas.lead(index, 1)
+    client.cluster.apply(TopicDeleted(topic_id=TOPIC_ID))
+    await settle()
+    assert client.groups.machine(GROUP).durable.offsets == {}
+
+
 async def test_offsets_are_deleted_one_by_one(client: Client) -> None:
     await client.find()
     member_id = await client.stable()
@@ -677,6 +703,8 @@ async def test_every_version_describes(client: Client, version: int) -> None:
     if version >= 4:
         assert member.group_instance_id == "a"
     assert missing.group_state == "Dead"
+    if 3 <= version < 6:
+        assert missing.authorized_operations == found.authorized_operations
     if version < 6:
         assert missing.error_code is ErrorCode.none
     else:

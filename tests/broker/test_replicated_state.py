@@ -16,9 +16,9 @@ from broker.group import (
     Heartbeat,
     Join,
     OffsetToCommit,
-    State,
     Sync,
 )
+from broker.membership import State
 from broker.replicated_state import ReplicatedState, StateConfig, Status
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
@@ -318,6 +318,18 @@ async def test_a_deadline_waits_its_turn_behind_an_append(
     assert not group.pending_join
 
 
+async def test_a_deadline_that_strikes_late_finds_everyone_innocent(
+    state: ReplicatedState[GroupMachine],
+) -> None:
+    await stable_member(state)
+    now_ms = int(asyncio.get_running_loop().time() * 1000)
+    state.machine.timers.set(("session", "g", "m"), now_ms - 5_000)
+    state._time_is_up(now_ms - 5_000)
+    await settle()
+    assert state.machine.groups["g"].state is State.STABLE
+    assert await state.ask(Heartbeat(group_id="g", member_id="m", generation=1)) is ErrorCode.none
+
+
 # Failure
 
 
@@ -498,6 +510,24 @@ async def test_transactions_in_the_log_count_when_they_committed(disk: FakeLog, 
     await state.wait_settled()
     assert [offset_of(state, n) for n in range(3)] == [7, None, None]
     assert state.machine.durable.is_pending("g", "t", 2)
+
+
+@pytest.mark.parametrize(("after", "expected"), [(None, 7), (2, 2)])
+async def test_plain_and_transactional_commits_count_in_the_order_of_the_log(
+    disk: FakeLog, make: MakeState, after: int | None, expected: int
+) -> None:
+    options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    write(disk, [offset_row(0), offset_row(1)])
+    write(disk, [offset_row(7)], transactional=True, **options)
+    if after is not None:
+        write(disk, [offset_row(after)])
+    marker = batches.end_txn_marker(
+        producer_id=7, producer_epoch=0, commit=True, coordinator_epoch=0, timestamp=1, base_offset=disk.end
+    )
+    disk.batches.append(bytes(marker))
+    state = make()
+    await state.wait_settled()
+    assert offset_of(state) == expected
 
 
 async def test_records_nobody_knows_are_passed_over(disk: FakeLog, make: MakeState) -> None:

@@ -47,6 +47,7 @@ def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     else:
         with BrokerProcess(tmp_path_factory.mktemp("tidewal")) as broker:
             yield broker.bootstrap
+            assert "Traceback" not in broker.stderr, broker.stderr[-5000:]
 
 
 @pytest.fixture(scope="module")

@@ -179,6 +179,9 @@ class ApacheKafka:
         }
         self.properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         cluster_id = self.java.run("kafka.tools.StorageTool", "random-uuid").strip()
+        # Eligible leader replicas come with a dynamic min.insync.replicas that no server.properties asks for.
         self.java.run(
-            "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c", str(self.properties)
+            "kafka.tools.StorageTool",
+            *("format", "--standalone", "-t", cluster_id, "-c", str(self.properties)),
+            *("--feature", "eligible.leader.replicas.version=0"),
         )

@@ -41,6 +41,11 @@ class RawClient:
         assert answered == correlation_id
         return response
 
+    def post(self, api: Api, version: int, **fields: Any) -> None:
+        """Send and expect nothing."""
+        request = messages.encode_request(api, version, next(self._correlation_ids), "raw", fields)
+        self.socket.sendall(request)
+
     def frame(self) -> bytes:
         """The next response without its size; ConnectionError when the broker closed instead."""
         return self._exactly(int.from_bytes(self._exactly(4), "big"))

@@ -140,6 +140,17 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Tidewal's files after kill -9, recovery and a clean stop."""
+    folder = tmp_path_factory.mktemp("recovered")
+    with BrokerProcess(folder, settings=CLEANING) as broker:
+        files = write_everything(broker.bootstrap, folder, broker.kill)
+    with BrokerProcess(folder) as broker:
+        assert broker.terminate() == 0
+    return files
+
+
+@pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[ApacheKafka]:
     with ApacheKafka(tmp_path_factory.mktemp("theirs"), java, settings=CLEANING) as broker:
         yield broker
@@ -151,7 +162,7 @@ def theirs(kafka: ApacheKafka) -> Written:
     return write_everything(kafka.bootstrap, kafka.data, kafka.stop)
 
 
-@pytest.fixture(params=["ours", "theirs"])
+@pytest.fixture(params=["ours", "recovered", "theirs"])
 def written(request: pytest.FixtureRequest) -> Written:
     files: Written = request.getfixturevalue(request.param)
     return files

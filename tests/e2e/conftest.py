@@ -19,13 +19,13 @@ class Phoenix:
 
     def __init__(self, start: StartBroker, data: Path, **options: Any) -> None:
         self._start = start
-        self._data = data
+        self.data = data
         self._options = options
         self.bootstrap = f"127.0.0.1:{stable_port()}"
         self.process = self.rise()
 
     def rise(self) -> BrokerProcess:
-        self.process = self._start(self._data, listen=self.bootstrap, **self._options)
+        self.process = self._start(self.data, listen=self.bootstrap, **self._options)
         return self.process
 
     def kill_and_rise(self) -> None:

@@ -14,6 +14,7 @@ from typing import Self
 
 from protocol.records import build_batch, iter_batches, iter_records
 from tests.compat.raw import RawClient
+from tests.compat.samples import FIRST_MS
 
 # Codes that say the batch was not appended; any other error leaves it unknown.
 DEFINITE = frozenset({2, 3, 10, 17, 18, 19, 21, 32, 45, 47, 87})
@@ -40,6 +41,7 @@ class RawLoad:
     bootstrap: str
     topic: str
     partitions: int
+    padding: bytes = b""
     sent: list[Sent] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     _stop: Event = field(default_factory=Event)
@@ -59,6 +61,9 @@ class RawLoad:
     def acknowledged(self) -> int:
         return sum(1 for sent in self.sent if sent.offset is not None)
 
+    def _value(self, number: int) -> bytes:
+        return f"{self.name}-{number} ".encode() + self.padding
+
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
@@ -76,7 +81,7 @@ class RawLoad:
         with client:
             while not self._stop.is_set():
                 number = len(self.sent)
-                sent = Sent(partition=number % self.partitions, value=f"{self.name}-{number}".encode())
+                sent = Sent(partition=number % self.partitions, value=self._value(number))
                 self.sent.append(sent)
                 try:
                     answer = client.produce(self.topic, sent.partition, bytes(batch_of(sent.value)))
@@ -89,7 +94,7 @@ class RawLoad:
 
 
 def batch_of(*values: bytes) -> bytearray:
-    return build_batch([(None, value, (), 1_000_000_000_000) for value in values])
+    return build_batch([(None, value, (), FIRST_MS) for value in values])
 
 
 def values_at(batches: bytes) -> dict[int, bytes]:

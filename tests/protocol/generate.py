@@ -6,6 +6,7 @@ have no part in either, so a mistake in them cannot hide here.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.apis import SERVED
 from protocol.errors import ErrorCode
-from protocol.messages import Kind, codec
+from protocol.messages import Kind, _schema, codec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KINDS: tuple[Kind, Kind] = ("request", "response")
@@ -50,7 +51,12 @@ def versions() -> Iterator[tuple[int, int]]:
 
 def fields_of(schema: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Fields of a message, tagged ones at times left out."""
-    from protocol.messages import _schema
+    return _fields_of(schema.cls)
+
+
+@cache
+def _fields_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
+    schema = _schema(cls)
 
     def one(field: Any) -> st.SearchStrategy[Any]:
         item = fields_of(_schema(field.struct)) if field.struct is not None else PRIMITIVES[field.kafka_type]
@@ -66,7 +72,6 @@ def fields_of(schema: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 def decoded(schema: Any, fields: dict[str, Any]) -> Any:
     """kio's dataclass with these fields."""
-    from protocol.messages import _schema
 
     def one(field: Any, value: Any) -> Any:
         if value is None:
@@ -99,8 +104,6 @@ def decoded(schema: Any, fields: dict[str, Any]) -> Any:
 
 def smallest(schema: Any) -> dict[str, Any]:
     """The least a message can hold: what a property test shrinks to, without one."""
-    from protocol.messages import _schema
-
     zero = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": None, "float64": 0.0}
 
     def one(field: Any) -> Any:

@@ -314,3 +314,9 @@ def test_a_server_closes_on_what_it_does_not_serve() -> None:
     _, server = pair()
     with pytest.raises(MalformedRequest):
         server.receive(framed(b"\0\0\0\2\0\0\0\1\xff\xff"))
+
+
+def test_a_server_reads_the_head_of_an_apiversions_it_lacks() -> None:
+    _, server = pair()
+    (request,) = requests(server, framed(b"\0\x12\0\x63\0\0\0\7\xff\xff\0what follows is unknown"))
+    assert (request.head.api_version, request.body) == (99, None)

@@ -1,9 +1,10 @@
 """Owns the verdict: each rule is a pure function from a history to the ways in which it was broken.
 
-The rules carry the numbers of the project's list of invariants. Those that speak of several replicas, tiers and transactions join with
-the parts they speak of. Does not own how a history came to be.
+The rules carry the numbers of the project's list of invariants. Those that speak of several replicas, tiers
+and transactions join with the parts they speak of. Does not own how a history came to be.
 
-Invariant: a rule looks only at values; the same history gives the same verdict, and each broken promise has one rule that names it.
+Invariant: a rule looks only at values; the same history gives the same verdict, and each broken promise has
+one rule that names it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ class Verdict:
 
 
 def judge(history: History) -> Verdict:
-    violations = [
-        Violation(rule=name, what=what) for name, rule in RULES.items() for what in rule(history)
-    ]
+    violations = [Violation(rule=name, what=what) for name, rule in RULES.items() for what in rule(history)]
     return Verdict(violations=tuple(violations), lost_to_power=sum(1 for _ in _lost_to_power(history)))
 
 
@@ -51,7 +50,7 @@ def judge(history: History) -> Verdict:
 
 
 def acked_is_kept(history: History) -> Iterator[str]:
-    """1 No acked loss: an acked value is at its offset in the final log, unless its deletion was asked for."""
+    """1 No acked loss: an acked value is at its offset in the final log, unless deletion was asked for."""
     deletable = _deletable(history)
     for send, offset, value in _missing(history):
         log = history.logs.get(send.tp)
@@ -73,7 +72,8 @@ def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
 
 
 def _may_lose(history: History, send: Send, offset: int) -> bool:
-    """Only a power cut may take an ack back, only beyond what was synced, and never where a sync came before the ack."""
+    """Only a power cut may take an ack back, only beyond what was synced, and never where a sync came before
+    the ack."""
     for crash in history.crashes:
         if not crash.power or crash.life < send.life or offset < crash.kept_end.get(send.tp, 0):
             continue
@@ -91,18 +91,20 @@ def _lost_to_power(history: History) -> Iterator[int]:
 
 def sync_is_kept(history: History) -> Iterator[str]:
     """1 (disk) What recovery can read after a crash reaches at least as far as the last sync."""
+    deletable = _deletable(history)
     for crash in history.crashes:
         for tp, end in crash.synced_end.items():
-            if crash.kept_end.get(tp, 0) < end:
+            if crash.kept_end.get(tp, 0) < end and end > deletable.get(tp, 0):
                 yield f"{tp} life {crash.life}: synced to {end}, readable to {crash.kept_end.get(tp, 0)}"
 
 
 def no_holes(history: History) -> Iterator[str]:
-    """1 (suffix) Whatever a crash takes, it takes from the end: offsets of the final log follow each other."""
+    """1 (suffix) Whatever a crash takes, it takes from the end: the final offsets follow each other."""
     for tp, log in history.logs.items():
         for before, after in pairwise(log.batches):
             if after.base_offset != before.next_offset:
-                yield f"{tp} offsets {before.next_offset} to {after.base_offset - 1} are missing in the middle"
+                first, last = before.next_offset, after.base_offset - 1
+                yield f"{tp} offsets {first} to {last} are missing in the middle"
 
 
 # 2 ----------------------------------------------------------------------------------------------------------
@@ -168,7 +170,8 @@ def no_phantoms(history: History) -> Iterator[str]:
 
 
 def order_is_kept(history: History) -> Iterator[str]:
-    """6 Send order is offset order: on one connection, for one producer epoch, and in real time after an ack."""
+    """6 Send order is offset order: on one connection, for one producer epoch, and in real time after an
+    ack."""
     final = {
         (tp, value): offset
         for tp, log in history.logs.items()
@@ -208,7 +211,8 @@ def fetches_are_contiguous(history: History) -> Iterator[str]:
         at = fetch.offset
         for batch in fetch.batches:
             if batch.base_offset > at or batch.next_offset <= at:
-                yield f"{fetch.tp} {fetch.client} at {at} got the batch {batch.base_offset}-{batch.next_offset - 1}"
+                got = f"{batch.base_offset}-{batch.next_offset - 1}"
+                yield f"{fetch.tp} {fetch.client} at {at} got the batch {got}"
             at = batch.next_offset
         expected[key] = at
 
@@ -222,7 +226,9 @@ def read_stays_read(history: History) -> Iterator[str]:
         log = history.logs.get(fetch.tp)
         end = log.log_end_offset if log is not None else 0
         for batch in fetch.batches:
-            if batch.next_offset > end and not history.is_forgotten(fetch.tp, batch.next_offset - 1, fetch.life):
+            if batch.next_offset > end and not history.is_forgotten(
+                fetch.tp, batch.next_offset - 1, fetch.life
+            ):
                 yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
 
 
@@ -274,15 +280,15 @@ def _marks(fetch: Fetch) -> tuple[int, int, int]:
 
 def bytes_are_equal(history: History) -> Iterator[str]:
     """11 A batch has the same bytes wherever it is seen."""
-    stored = {
-        (tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.batches
-    }
+    stored = {(tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.batches}
     for fetch in history.fetches:
         for batch in fetch.batches:
             final = stored.get((fetch.tp, batch.base_offset))
             if final is None or final.values != batch.values:
                 continue  # another rule's matter
-            if final.digest != batch.digest and not history.is_forgotten(fetch.tp, batch.base_offset, fetch.life):
+            if final.digest != batch.digest and not history.is_forgotten(
+                fetch.tp, batch.base_offset, fetch.life
+            ):
                 yield f"{fetch.tp} the batch at {batch.base_offset} was read with other bytes than are stored"
 
 
@@ -301,7 +307,8 @@ def served_is_stored(history: History) -> Iterator[str]:
 
 
 def epochs_only_grow(history: History) -> Iterator[str]:
-    """12 Leader epochs never fall along the log, the cache says where each began, and no epoch outlives a crash."""
+    """12 Leader epochs never fall along the log, the cache says where each began, and no epoch outlives a
+    crash."""
     for tp, log in history.logs.items():
         epoch = -1
         for batch in log.batches:
@@ -323,24 +330,27 @@ def _epoch_cache_matches(history: History, tp: TopicPartition) -> Iterator[str]:
             continue  # below the start, only the segment's end has not gone yet
         starts.setdefault(batch.leader_epoch, max(batch.base_offset, log.log_start_offset))
     for epoch, start in starts.items():
-        if cache.get(epoch) != start and not (start == log.log_start_offset and cache.get(epoch, start) <= start):
+        if cache.get(epoch) != start and not (
+            start == log.log_start_offset and cache.get(epoch, start) <= start
+        ):
             yield f"{tp} epoch {epoch} begins at {start}, the cache says {cache.get(epoch)}"
 
 
 def _one_life_per_epoch(history: History) -> Iterator[str]:
-    epoch_at = {
-        (tp, offset): batch.leader_epoch
+    epoch_of = {
+        (tp, value): batch.leader_epoch
         for tp, log in history.logs.items()
         for batch in log.batches
-        for offset, _ in batch.pairs()
+        for value in batch.values
     }
     lives: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
     for send in history.sends:
-        if send.result == "ok" and send.attempts == 1 and (send.tp, send.base_offset) in epoch_at:
-            lives[send.tp, epoch_at[send.tp, send.base_offset]].add(send.life)
+        if send.result == "ok" and send.attempts == 1 and (send.tp, send.values[0]) in epoch_of:
+            lives[send.tp, epoch_of[send.tp, send.values[0]]].add(send.life)
     crashed = {crash.life for crash in history.crashes}
     for (tp, epoch), who in lives.items():
-        # After a clean stop nothing can be written a second time, so the next life may go on in the same epoch.
+        # After a clean stop nothing can be written a second time, so the next life may go on in the same
+        # epoch.
         if crashed & set(range(min(who), max(who))):
             yield f"{tp} epoch {epoch} was appended to in lives {sorted(who)}, with a crash between"
 
@@ -422,16 +432,31 @@ def _commit_may_be_forgotten(history: History, life: int) -> bool:
 
 
 def recovery_is_exact(history: History) -> Iterator[str]:
-    """18 Indexes, producer state and epochs equal those recomputed from the log; a second restart changes nothing."""
+    """18 Indexes, producer state and epochs equal those recomputed from the log; a second restart changes
+    nothing."""
     for recovery in history.recoveries:
         yield from recovery.differences
 
 
 def topics_stay(history: History) -> Iterator[str]:
-    """19 (one part) A topic whose creation was acknowledged exists."""
+    """19 (one part) An acknowledged creation or deletion of a topic holds until somebody asks for the
+    opposite."""
     for create in history.creates:
-        if create.result == "ok" and create.topic not in history.topics:
+        if create.result != "ok" or create.topic in history.topics:
+            continue
+        if not any(
+            d.topic == create.topic and d.done > create.invoked and d.result != "fail"
+            for d in history.topic_deletes
+        ):
             yield f"{create.topic} was created and is not there"
+    for delete in history.topic_deletes:
+        if delete.result != "ok" or delete.topic not in history.topics:
+            continue
+        if not any(
+            c.topic == delete.topic and c.done > delete.invoked and c.result != "fail"
+            for c in history.creates
+        ):
+            yield f"{delete.topic} was deleted and is still there"
 
 
 RULES: dict[str, Callable[[History], Iterable[str]]] = {
@@ -462,7 +487,9 @@ RULES: dict[str, Callable[[History], Iterable[str]]] = {
 
 def _values_at(history: History, tp: TopicPartition) -> dict[int, int]:
     log = history.logs.get(tp)
-    return {offset: value for batch in log.batches for offset, value in batch.pairs()} if log is not None else {}
+    return (
+        {offset: value for batch in log.batches for offset, value in batch.pairs()} if log is not None else {}
+    )
 
 
 def _read(history: History) -> Iterator[tuple[TopicPartition, int, int]]:

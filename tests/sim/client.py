@@ -1,8 +1,9 @@
-"""Owns the raw clients of a simulation: no hidden retries, every operation recorded once with what the client knows.
+"""Owns the raw clients of a simulation: no hidden retries, every operation recorded once with what the
+client knows.
 
-Producers send each value once, or retry it idempotently; consumers are assigned; group members join, own, commit, leave and crash.
-Does not own verdicts, and never looks into the broker: only the broker's life number is taken from the connection, because a client's
-view is judged against the life that answered.
+Producers send each value once, or retry it idempotently; consumers are assigned; group members join, own,
+commit, leave and crash. Does not own verdicts, and never looks into the broker: only the broker's life
+number is taken from the connection, because a client's view is judged against the life that answered.
 
 Invariant: an answer is believed only as far as the protocol lets a client believe it (see history.classify).
 """
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol import messages, records, wire
@@ -24,6 +25,7 @@ from tests.sim.history import (
     CommitRead,
     CreateTopic,
     DeleteRecords,
+    DeleteTopic,
     Fetch,
     Heartbeat,
     History,
@@ -45,12 +47,13 @@ REQUEST_TIMEOUT_S = 3.0
 RECORD_TIMESTAMP_STEP_MS = 1
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
-    Api.PRODUCE: (9, 12),
-    Api.FETCH: (12,),
+    Api.PRODUCE: (3, 8, 9, 12),
+    Api.FETCH: (11, 12),
     Api.METADATA: (12,),
     Api.LIST_OFFSETS: (7,),
     Api.INIT_PRODUCER_ID: (4,),
     Api.CREATE_TOPICS: (7,),
+    Api.DELETE_TOPICS: (6,),
     Api.DELETE_RECORDS: (2,),
     Api.FIND_COORDINATOR: (3,),
     Api.JOIN_GROUP: (7,),
@@ -154,6 +157,9 @@ class SimClient:
     def now(self) -> float:
         return self.env.loop.now
 
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.process.spawn(work, name=self.name)
+
     async def connected(self) -> Line:
         """The open line, or a new one; keeps trying until the broker is there."""
         while self.line is None or self.line.is_lost:
@@ -245,6 +251,19 @@ class SimClient:
     async def create_topic_surely(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None:
         while await self.create_topic(topic, partitions, configs) != "ok":
             await self.pause(RETRY_S)
+
+    async def delete_topic(self, topic: str) -> None:
+        invoked, result = self.now, "unknown"
+        try:
+            answer = await self.ask(
+                Api.DELETE_TOPICS, {"topics": [{"name": topic, "topic_id": None}], "timeout": 2000}
+            )
+            result = classify(answer.responses[0].error_code)
+        except Lost:
+            pass
+        self.env.history.topic_deletes.append(
+            DeleteTopic(topic=topic, invoked=invoked, done=self.now, result=result)
+        )
 
     async def delete_records(self, tp: TopicPartition, before: int) -> None:
         invoked, result, low = self.now, "unknown", -1
@@ -399,7 +418,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Producer:
-    """Sends `batches` batches with up to `window` in flight, each value once, or idempotently with retries."""
+    """Sends some batches with up to `window` in flight: each value once, or idempotently, with retries."""
 
     client: SimClient
     number: int
@@ -414,7 +433,17 @@ class Producer:
     producer: tuple[int, int] | None = None
     next_sequence: dict[TopicPartition, int] = field(default_factory=dict)
     in_flight: list[Pending] = field(default_factory=list)
+    unsettled: list[Pending] = field(default_factory=list)
     sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.client.process.on_death.append(self._died)
+
+    def _died(self, power: bool) -> None:
+        """Nobody will learn what became of these."""
+        for pending in list(self.unsettled):
+            pending.result = "unknown"
+            self._record(pending)
 
     async def run(self) -> None:
         while self.sent < self.batches:
@@ -422,6 +451,7 @@ class Producer:
                 await self._init_producer()
             line = await self.client.connected()
             pending = self._next_batch()
+            self.unsettled.append(pending)
             self._put(pending, line)
             self.in_flight.append(pending)
             self.sent += 1
@@ -472,7 +502,8 @@ class Producer:
         )
 
     async def _settle_some(self) -> None:
-        """Learn the fate of the oldest batch; a retrying producer that met a problem settles all it has under way."""
+        """Learn the fate of the oldest batch; a retrying producer that met a problem settles all it has
+        under way."""
         oldest = self.in_flight.pop(0)
         await self._learn(oldest)
         if oldest.result == "ok" or not self.is_idempotent:
@@ -544,8 +575,11 @@ class Producer:
 
     def _record(self, pending: Pending) -> None:
         assert pending.line is not None
+        self.unsettled.remove(pending)
         env = self.client.env
-        env.loop.trace("sent", self.client.name, pending.tp, pending.values, pending.result, pending.base_offset)
+        env.loop.trace(
+            "sent", self.client.name, pending.tp, pending.values, pending.result, pending.base_offset
+        )
         env.history.sends.append(
             Send(
                 client=self.client.name,
@@ -636,6 +670,15 @@ class Member:
     member_id: str = ""
     generation: int = -1
     commits: int = 0
+    unsettled: Commit | None = None
+
+    def __post_init__(self) -> None:
+        self.client.process.on_death.append(self._died)
+
+    def _died(self, power: bool) -> None:
+        """Nobody will learn what became of this commit."""
+        if self.unsettled is not None:
+            self.client.env.history.commits.append(self.unsettled)
 
     async def run(self) -> None:
         for _ in range(self.rounds):
@@ -762,60 +805,53 @@ class Member:
         return None if read is None else max(0, read.offset)
 
     async def _commit(self, tp: TopicPartition, offset: int) -> bool:
-        client, invoked = self.client, self.client.now
+        client = self.client
         line = await client.connected()
         self.commits += 1
-        tag = f"{client.name}-{self.commits}"
-        result: Result = "unknown"
+        commit = self.unsettled = Commit(
+            group=self.group,
+            member=self.member_id,
+            generation=self.generation,
+            tp=tp,
+            offset=offset,
+            tag=f"{client.name}-{self.commits}",
+            invoked=client.now,
+            done=float("inf"),
+            result="unknown",
+            life=line.life,
+        )
         code = ErrorCode.network_exception
         try:
-            answer = await client.answer(
-                line.ask(
-                    Api.OFFSET_COMMIT,
-                    client.versions[Api.OFFSET_COMMIT],
-                    {
-                        "group_id": self.group,
-                        "generation_id_or_member_epoch": self.generation,
-                        "member_id": self.member_id,
-                        "group_instance_id": None,
-                        "topics": [
-                            {
-                                "name": tp[0],
-                                "partitions": [
-                                    {
-                                        "partition_index": tp[1],
-                                        "committed_offset": offset,
-                                        "committed_leader_epoch": -1,
-                                        "committed_metadata": tag,
-                                    }
-                                ],
-                            }
-                        ],
-                    },
-                )
-            )
-            code = answer.topics[0].partitions[0].error_code
-            result = classify_commit(code)
+            code = await self._ask_commit(line, commit)
         finally:
+            self.unsettled = None
+            result = classify_commit(code)
             client.env.loop.trace("committed", self.group, tp, offset, result)
             client.env.history.commits.append(
-                Commit(
-                    group=self.group,
-                    member=self.member_id,
-                    generation=self.generation,
-                    tp=tp,
-                    offset=offset,
-                    tag=tag,
-                    invoked=invoked,
-                    done=client.now,
-                    result=result,
-                    error=code.name,
-                    life=line.life,
-                )
+                replace(commit, done=client.now, result=result, error=code.name)
             )
         if result != "ok":
             await self._refused(code)
         return result == "ok"
+
+    async def _ask_commit(self, line: Line, commit: Commit) -> ErrorCode:
+        row = {
+            "partition_index": commit.tp[1],
+            "committed_offset": commit.offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": commit.tag,
+        }
+        fields = {
+            "group_id": self.group,
+            "generation_id_or_member_epoch": self.generation,
+            "member_id": self.member_id,
+            "group_instance_id": None,
+            "topics": [{"name": commit.tp[0], "partitions": [row]}],
+        }
+        version = self.client.versions[Api.OFFSET_COMMIT]
+        answer = await self.client.answer(line.ask(Api.OFFSET_COMMIT, version, fields))
+        code: ErrorCode = answer.topics[0].partitions[0].error_code
+        return code
 
     async def _leave(self) -> None:
         await self.client.ask(

@@ -1,9 +1,11 @@
 """Owns what a run leaves behind: every client operation, every crash, and the final state, as plain values.
 
-Results are classified the only way that is safe: ok (answered well), fail (answered with an error that is decided before anything is
-appended), unknown (everything else: time-outs, lost connections, and errors that may come after the append). Does not own judging them.
+Results are classified the only way that is safe: ok (answered well), fail (answered with an error that is
+decided before anything is appended), unknown (everything else: time-outs, lost connections, and errors that
+may come after the append). Does not own judging them.
 
-Invariant: an operation is recorded once, when its fate for the client is sealed, with the times the client saw.
+Invariant: an operation is recorded once, when its fate for the client is sealed, with the times the client
+saw.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """One fetch of an assigned consumer; `seek` says that its offset does not follow from its fetch before."""
+    """One fetch of an assigned consumer; `seek` says that its offset does not follow from the last one."""
 
     client: str
     tp: TopicPartition
@@ -122,6 +124,14 @@ class DeleteRecords:
 class CreateTopic:
     topic: str
     partitions: int
+    invoked: float
+    done: float
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopic:
+    topic: str
     invoked: float
     done: float
     result: Result
@@ -219,6 +229,7 @@ class History:
     fetches: list[Fetch] = field(default_factory=list)
     deletes: list[DeleteRecords] = field(default_factory=list)
     creates: list[CreateTopic] = field(default_factory=list)
+    topic_deletes: list[DeleteTopic] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
@@ -234,6 +245,7 @@ class History:
             + len(self.fetches)
             + len(self.deletes)
             + len(self.creates)
+            + len(self.topic_deletes)
             + len(self.syncs)
             + len(self.heartbeats)
             + len(self.commits)
@@ -243,5 +255,6 @@ class History:
     def is_forgotten(self, tp: TopicPartition, offset: int, life: int) -> bool:
         """Whether a power cut took this offset, seen in that life, away."""
         return any(
-            crash.power and crash.life >= life and offset >= crash.kept_end.get(tp, 0) for crash in self.crashes
+            crash.power and crash.life >= life and offset >= crash.kept_end.get(tp, 0)
+            for crash in self.crashes
         )

@@ -1,7 +1,8 @@
 """Owns the look at the files of a broker that is gone: what its logs hold, and whether recovery is exact.
 
-Works on a copy of the disk, as if the process had been killed now: opens every log through storage, compares indexes, producer state and
-epochs with what a plain walk over the bytes gives, then kills and opens again, which must change nothing. Does not own the rules.
+Works on a copy of the disk, as if the process had been killed now: opens every log through storage, compares
+indexes, producer state and epochs with what a plain walk over the bytes gives, then kills and opens again,
+which must change nothing. Does not own the rules.
 
 Invariant: the disk that is looked at is not changed by looking.
 """
@@ -72,8 +73,14 @@ def _open(disk: Disk, config: BrokerConfig, differences: list[str]) -> LogManage
 
 def _changed_logs(first: Disk, second: Disk) -> list[str]:
     """Segment bytes are data: no restart may change one after the first has cut what was broken."""
-    before, after = ({p: d for p, d in disk.snapshot().items() if p.endswith(".log")} for disk in (first, second))
-    return [f"a second restart changed {path}" for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+    before, after = (
+        {p: d for p, d in disk.snapshot().items() if p.endswith(".log")} for disk in (first, second)
+    )
+    return [
+        f"a second restart changed {path}"
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path)
+    ]
 
 
 def _state(log: UnifiedLog) -> tuple[object, ...]:
@@ -96,7 +103,11 @@ def _walk(segment: Segment) -> list[tuple[int, records.BatchHeader, bytes]]:
 
 
 def _contents(log: UnifiedLog) -> FoundLog:
-    batches = [read_batch(memoryview(data), 0, header) for segment in log.segments for _, header, data in _walk(segment)]
+    batches = [
+        read_batch(memoryview(data), 0, header)
+        for segment in log.segments
+        for _, header, data in _walk(segment)
+    ]
     return FoundLog(
         log_end_offset=log.log_end_offset, batches=tuple(batches), epochs=tuple(log.epochs.entries())
     )
@@ -121,7 +132,9 @@ def _check_log(log: UnifiedLog) -> list[str]:
         known = [tuple(batch[:4]) for batch in entry.batches] if entry is not None else []
         # Batches that retention or DeleteRecords took may still be known; those in the log must be.
         if entry is None or entry.epoch != epoch or known[-len(batches) :] != list(batches):
-            wrong.append(f"producer {producer_id}: the log says {epoch} {list(batches)}, the table {entry} {known}")
+            wrong.append(
+                f"producer {producer_id}: the log says {epoch} {list(batches)}, the table {entry} {known}"
+            )
     return wrong
 
 
@@ -157,5 +170,7 @@ def _check_indexes(segment: Segment, rows: list[tuple[int, records.BatchHeader, 
                 f" the log {largest.get(relative)}"
             )
     if segment.largest_timestamp != running:
-        wrong.append(f"segment {segment.base_offset}: largest timestamp {segment.largest_timestamp}, not {running}")
+        wrong.append(
+            f"segment {segment.base_offset}: largest timestamp {segment.largest_timestamp}, not {running}"
+        )
     return wrong

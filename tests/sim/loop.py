@@ -1,11 +1,13 @@
 """Owns virtual time: an asyncio loop that never waits, reads no clock and touches no descriptor.
 
-When nothing is ready the loop jumps to the next timer, so hours pass in milliseconds and one seed gives one run. Work belongs to a
-`Process` (one life of a node or client) through a context variable that every task, timer and callback inherits; a dead process is
-never run again, not even its `finally` blocks, which is what SIGKILL means. Does not own the network, the disk or the store.
+When nothing is ready the loop jumps to the next timer, so hours pass in milliseconds and one seed gives one
+run. Work belongs to a `Process` (one life of a node or client) through a context variable that every task,
+timer and callback inherits; a dead process is never run again, not even its `finally` blocks, which is what
+SIGKILL means. Does not own the network, the disk or the store.
 
-Invariant: the order of everything that runs is a function of the seed alone. Tasks and futures hash by serial number, because asyncio
-keeps them in sets; nothing in the trace comes from `hash()`, `id()` or the real clock.
+Invariant: the order of everything that runs is a function of the seed alone. Tasks and futures hash by
+serial number, because asyncio keeps them in sets; nothing in the trace comes from `hash()`, `id()` or the
+real clock.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ CLOCK_READ_SECONDS = 1e-7  # so that a loop around time() inside one step ends
 
 
 class Killed(BaseException):
-    """The process this code belongs to is dead; not an Exception, so that no handler mistakes it for a failure."""
+    """The process this code belongs to is dead; not an Exception, so that no handler mistakes it for a
+    failure."""
 
 
 class SimFailure(Exception):
@@ -208,7 +211,8 @@ class SimLoop(base_events.BaseEventLoop):
         self.stop()
 
     def _collect_unretrieved(self, main: asyncio.Task[Any]) -> None:
-        """A task that died unseen has lost an error; asyncio would only log it, and only when it is collected."""
+        """A task that died unseen has lost an error; asyncio would only log it, and only when it is
+        collected."""
         for task in self._tasks:
             if task is main or not task.done() or task.cancelled() or not task._log_traceback:
                 continue
@@ -217,7 +221,7 @@ class SimLoop(base_events.BaseEventLoop):
                 self.fail(f"task {task.get_name()} died unseen: {error!r}", error)
 
     def _close_leftovers(self) -> None:
-        """End the frames of the dead and the unfinished here, in order, instead of at the collector's whim."""
+        """End the frames of the dead and the unfinished here, in order, not at the collector's whim."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a coroutine that a kill kept from being awaited is no mistake
             for task in self._tasks:
@@ -266,4 +270,3 @@ class SimLoop(base_events.BaseEventLoop):
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
         raise AssertionError("no signals in a simulation")
-

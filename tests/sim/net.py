@@ -1,10 +1,12 @@
 """Owns the network in memory: hosts, listeners, connections, and every way in which they disappoint.
 
-Per connection bytes keep their order; between connections nothing is promised. Bytes are cut and joined at random places, windows are
-finite (a reader that stops fills its sender's buffer), links can be cut in one or both directions (bytes wait, as TCP would make them),
-and a host that lost power answers nothing until it is back, when it answers with resets. Does not own what the bytes mean.
+Per connection bytes keep their order; between connections nothing is promised. Bytes are cut and joined at
+random places, windows are finite (a reader that stops fills its sender's buffer), links can be cut in one or
+both directions (bytes wait, as TCP would make them), and a host that lost power answers nothing until it is
+back, when it answers with resets. Does not own what the bytes mean.
 
-Invariant: a byte is delivered at most once, in order, and never to a process other than the one that accepted the connection.
+Invariant: a byte is delivered at most once, in order, and never to a process other than the one that
+accepted the connection.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ class Fabric:
 
 
 class SimListening:
-    def __init__(self, fabric: Fabric, host: str, port: int, process: Process, factory: Callable[[], Any]) -> None:
+    def __init__(
+        self, fabric: Fabric, host: str, port: int, process: Process, factory: Callable[[], Any]
+    ) -> None:
         self.host = host
         self.port = port
         self.process = process
@@ -240,7 +244,8 @@ _EOF = b""
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection, as asyncio's selector transport behaves towards a Protocol or BufferedProtocol."""
+    """One end of a connection, as asyncio's selector transport behaves towards a Protocol or
+    BufferedProtocol."""
 
     peer: SimTransport
 
@@ -296,7 +301,8 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def _audit(self, data: Any, copied: bytes) -> None:
-        """Fast loops send a buffer they were lent at the end of the iteration: it must not have changed by then."""
+        """Fast loops send a buffer they were lent at the end of the iteration: it must not have changed by
+        then."""
 
         def check() -> None:
             try:
@@ -488,7 +494,12 @@ class SimTransport(asyncio.Transport):
         self._schedule_read()
 
     def _schedule_read(self) -> None:
-        if self._reading and not self._read_scheduled and self._announced and (self.arrived or self._arrived_eof):
+        if (
+            self._reading
+            and not self._read_scheduled
+            and self._announced
+            and (self.arrived or self._arrived_eof)
+        ):
             self._read_scheduled = True
             self.soon(self._read)
 
@@ -530,4 +541,3 @@ class SimTransport(asyncio.Transport):
         peer._unread_bytes -= size
         if not peer.is_lost and (peer._outgoing or peer._paused_writing or peer._closing):
             peer.soon(peer._window_opened)
-

@@ -1,9 +1,11 @@
 """Owns one broker's machine: its disk, its place in the network, and the lives of the broker on it.
 
-A life begins with `start` and ends by a clean stop, a kill or a power cut. What the disk kept of each log is worked out here from the
-bytes alone, without the broker's own recovery, so that the verdict does not depend on the code it judges. Does not own the faults.
+A life begins with `start` and ends by a clean stop, a kill or a power cut. What the disk kept of each log is
+worked out here from the bytes alone, without the broker's own recovery, so that the verdict does not depend
+on the code it judges. Does not own the faults.
 
-Invariant: at most one life is alive, and a life that ended otherwise than by a clean stop left exactly one Crash in the history.
+Invariant: at most one life is alive, and a life that ended otherwise than by a clean stop left exactly one
+Crash in the history.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ WALL_CLOCK_AT_ZERO_MS = 1_700_000_000_000
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 OFFLOAD_MAX_S = 0.003
+OFFLOAD_SLOW_S = 1.0  # a disk that is busy: two syncs of one log may then overlap and end in either order
+OFFLOAD_SLOW_CHANCE = 0.1
 
 
 class Node:
@@ -84,15 +88,19 @@ class Node:
         self.loop.trace("begin", self.name, self.life)
         ready: asyncio.Future[bool] = self.loop.create_future()
         process.on_death.append(lambda power: self._died(process, ready, power=power))
-        process.spawn(self._live(process, self._world(process, self.files), ready), name=f"{self.name}#{self.life}")
+        process.spawn(
+            self._live(process, self._world(process, self.files), ready), name=f"{self.name}#{self.life}"
+        )
         return ready
 
     def _world(self, process: Process, files: SimFiles) -> World:
         rng = random.Random(f"{self._seed}/{self.name}/{self.life}")
+        slow = random.Random(f"{self._seed}/{self.name}/{self.life}/offload")
         store_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/store")
 
         async def offload(call: Callable[[], T]) -> T:
-            await asyncio.sleep(rng.random() * OFFLOAD_MAX_S)
+            slowest_s = OFFLOAD_SLOW_S if slow.random() < OFFLOAD_SLOW_CHANCE else OFFLOAD_MAX_S
+            await asyncio.sleep(slow.random() * slowest_s)
             return call()
 
         def start_offload(call: Callable[[], T], /) -> Awaitable[T]:

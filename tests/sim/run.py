@@ -1,6 +1,7 @@
 """`python -m tests.sim.run`: many seeds, one line each; or one seed, told in full.
 
-Exits 1 when a seed fails, with the command that replays it. Resumable: --from continues where an earlier run stopped.
+Exits 1 when a seed fails, with the command that replays it. Resumable: --from continues where an earlier run
+stopped.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def run_many(first: int, count: int, *, keep_going: bool) -> int:
             gc.collect()
     spent = process_time() - begun
     say(
-        f"{done} seeds, {len(failed)} failed, {operations} operations, {lost} acked values lost to power cuts as"
-        f" configured, {spent / done:.3f} CPU seconds a seed"
+        f"{done} seeds, {len(failed)} failed, {operations} operations,"
+        f" {lost} acked values lost to power cuts as configured, {spent / done:.3f} CPU seconds a seed"
     )
     if failed:
         say("failed: " + " ".join(str(outcome.seed) for outcome in failed))

@@ -1,9 +1,10 @@
 """Owns the second opinion on a disk: how far each log can be read, worked out from the bytes alone.
 
-A careful reader that shares nothing with the broker's own recovery but the batch format, so that the verdict on what a crash may take
-does not depend on the code it judges.
+A careful reader that shares nothing with the broker's own recovery but the batch format, so that the verdict
+on what a crash may take does not depend on the code it judges.
 
-Invariant: every offset below a log's readable end was in a whole, valid batch, in order and without a gap between segments.
+Invariant: every offset below a log's readable end was in a whole, valid batch, in order and without a gap
+between segments.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.sim.history import TopicPartition
 _LOG_DIRECTORY = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<index>\d+)")
 
 
-def segments(snapshot: Mapping[str, bytes], log_dirs: Sequence[str]) -> dict[TopicPartition, list[tuple[str, int, bytes]]]:
+def segments(
+    snapshot: Mapping[str, bytes], log_dirs: Sequence[str]
+) -> dict[TopicPartition, list[tuple[str, int, bytes]]]:
     """(path, base offset, bytes) of every segment of every log, in order."""
     found: dict[TopicPartition, list[tuple[str, int, bytes]]] = {}
     for path, data in sorted(snapshot.items()):

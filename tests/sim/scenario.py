@@ -1,10 +1,11 @@
-"""Owns one run: what one seed means. A plan of topics, clients and faults, carried out against a broker, then healed and judged.
+"""Owns one run: what one seed means. A plan of topics, clients and faults, carried out against a broker,
+then healed and judged.
 
-Faults are chosen swarm-wise: each run allows itself a few kinds, and one run in six none, because many faults at once hide each other.
-Does not own the verdicts (checks) nor the machine (node).
+Faults are chosen swarm-wise: each run allows itself a few kinds, and one run in six none, because many
+faults at once hide each other. Does not own the verdicts (checks) nor the machine (node).
 
-Invariant: everything random comes from the seed, through generators of their own for plan, network, disk, store and each client, so that
-a change in one of them leaves the others' choices alone.
+Invariant: everything random comes from the seed, through generators of their own for plan, network, disk,
+store and each client, so that a change in one of them leaves the others' choices alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from remote.object_store import MemoryStore
 from tests.sim import inspection
@@ -38,6 +41,7 @@ BROKER = "broker-1"
 GROUP = "group"
 FAULTS_LAST_S = 5.0
 SETTLE_S = 90.0
+QUIESCE_S = 5.0
 
 KINDS = (
     "kill",
@@ -56,7 +60,13 @@ KINDS = (
     "store-down",
     "store-hangs",
     "store-lossy",
+    "kill-client",
 )
+
+# What ends a life of the broker, or a connection under way, finds the most.
+WEIGHTS = [
+    3 if kind in ("kill", "kill-in-write", "power", "power-in-write", "reset") else 1 for kind in KINDS
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +134,9 @@ def plan_of(seed: int) -> Plan:
         ProducerPlan(
             acks=acks,
             window=rng.choice((1, 1, 3, 5)),
-            is_idempotent=acks == -1 and rng.random() < 0.6,
-            batches=rng.randrange(4, 12),
-            pause_s=rng.choice((0.0, 0.05, 0.4)),
+            is_idempotent=acks == -1 and rng.random() < 0.7,
+            batches=rng.randrange(8, 32),
+            pause_s=rng.choice((0.0, 0.1, 0.3)),
             codec=rng.choice((0, 0, 0, 1, 4)),
         )
         for acks in [rng.choice((-1, -1, -1, 1, 0)) for _ in range(rng.choice((1, 2, 2, 3)))]
@@ -153,15 +163,15 @@ def plan_of(seed: int) -> Plan:
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
     if rng.random() < 1 / 6:
         return ()
-    allowed = rng.sample(KINDS, k=rng.choice((1, 2, 3)))
+    allowed = sorted(set(rng.choices(KINDS, WEIGHTS, k=rng.choice((1, 2, 3)))))
     faults = [
         Fault(
             at_s=rng.random() * FAULTS_LAST_S,
             kind=rng.choice(allowed),
-            amount=rng.choice((rng.randrange(1, 12), rng.randrange(1, 300))),
+            amount=rng.choice((rng.randrange(1, 12), rng.randrange(1, 100))),
             seconds=rng.choice((0.05, 0.5, 2.0, 7.0)),
         )
-        for _ in range(rng.choice((1, 1, 2, 3)))
+        for _ in range(rng.choice((1, 2, 3, 4, 6)))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
@@ -183,7 +193,9 @@ class Outcome:
 
     def line(self) -> str:
         lost = f" lost-to-power={self.verdict.lost_to_power}" if self.verdict.lost_to_power else ""
-        verdict = "ok" if self.passed else f"FAIL {self.error or '; '.join(map(str, self.verdict.violations))}"
+        verdict = (
+            "ok" if self.passed else f"FAIL {self.error or '; '.join(map(str, self.verdict.violations))}"
+        )
         return (
             f"seed={self.seed} faults={self.plan.fault_names} ops={self.history.operations()}"
             f" steps={self.steps} trace={self.trace}{lost} {verdict}"
@@ -219,8 +231,6 @@ def simulate(seed: int, *, keep_trace: bool = False) -> Outcome:
 
 
 def _traceback(problem: BaseException) -> str:
-    import traceback
-
     return "".join(traceback.format_exception(problem))
 
 
@@ -229,7 +239,9 @@ class Simulation:
         self.seed = seed
         self.plan = plan_of(seed)
         self.loop = SimLoop(keep_trace=keep_trace)
-        self.history = History(single_replica_flush=self.plan.properties["log.flush.single.replica"] == "true")
+        self.history = History(
+            single_replica_flush=self.plan.properties["log.flush.single.replica"] == "true"
+        )
         self.fabric = Fabric(self.loop, random.Random(f"{seed}/network"), self.plan.network)
         self.store_profile = StoreProfile()
         self.rng = random.Random(f"{seed}/nemesis")
@@ -255,7 +267,10 @@ class Simulation:
         self.partitions = [
             (topic, index) for topic, count in self.plan.topics.items() for index in range(count)
         ]
-        self._calm = False
+        self._workers: list[asyncio.Task[None]] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._mortal: list[tuple[SimClient, Callable[[], None]]] = []  # clients and how to replace them
+        self._producers = self._members = 0
 
     # the run ------------------------------------------------------------------------------------------------
 
@@ -265,12 +280,12 @@ class Simulation:
         admin = self._client("admin")
         for topic, count in self.plan.topics.items():
             await self._in(admin, admin.create_topic_surely(topic, count, self.plan.topic_configs))
-        workers = self._start_clients()
+        self._start_clients()
         nemesis = self.loop.create_task(self._nemesis(), name="nemesis")
         keeper = self.loop.create_task(self._keep_alive(), name="keeper")
         await nemesis
         await self._heal()
-        await self._wait_for(workers)
+        await self._wait_for(self._workers)
         self.env.stopping = True
         await self._wait_for(self._readers)
         final = await self._final_state()
@@ -278,39 +293,46 @@ class Simulation:
         await self._end()
         self.history.logs = final
 
-    def _start_clients(self) -> list[asyncio.Task[None]]:
+    def _start_clients(self) -> None:
         plan = self.plan
-        workers = []
-        for number, one in enumerate(plan.producers, 1):
-            client = self._client(f"producer-{number}")
-            producer = Producer(
-                client=client,
-                number=number,
-                partitions=self.partitions,
-                batches=one.batches,
-                acks=one.acks,
-                window=one.window,
-                is_idempotent=one.is_idempotent,
-                pause_s=one.pause_s,
-                codec=one.codec,
-            )
-            workers.append(client.process.spawn(producer.run(), name=client.name))
-        for number in range(plan.members):
-            client = self._client(f"member-{number}")
-            member = Member(client=client, group=GROUP, partitions=self.partitions, rounds=3)
-            workers.append(client.process.spawn(member.run(), name=client.name))
+        for one in plan.producers:
+            self._start_producer(one)
+        for _ in range(plan.members):
+            self._start_member()
         if plan.deletes:
             client = self._client("deleter")
-            workers.append(client.process.spawn(self._delete_now_and_then(client), name=client.name))
+            self._workers.append(client.start(self._delete_now_and_then(client)))
         if plan.extra_topics:
             client = self._client("creator")
-            workers.append(client.process.spawn(self._create_now_and_then(client), name=client.name))
-        self._readers = []
+            self._workers.append(client.start(self._create_now_and_then(client)))
         for number in range(plan.consumers):
             client = self._client(f"consumer-{number}")
             consumer = Consumer(client=client, partitions=self.partitions, pause_s=0.4)
-            self._readers.append(client.process.spawn(consumer.run(), name=client.name))
-        return workers
+            self._readers.append(client.start(consumer.run()))
+
+    def _start_producer(self, one: ProducerPlan) -> None:
+        self._producers += 1
+        client = self._client(f"producer-{self._producers}")
+        producer = Producer(
+            client=client,
+            number=self._producers,
+            partitions=self.partitions,
+            batches=one.batches,
+            acks=one.acks,
+            window=one.window,
+            is_idempotent=one.is_idempotent,
+            pause_s=one.pause_s,
+            codec=one.codec,
+        )
+        self._workers.append(client.start(producer.run()))
+        self._mortal.append((client, lambda: self._start_producer(one)))
+
+    def _start_member(self) -> None:
+        self._members += 1
+        client = self._client(f"member-{self._members}")
+        member = Member(client=client, group=GROUP, partitions=self.partitions, rounds=3)
+        self._workers.append(client.start(member.run()))
+        self._mortal.append((client, self._start_member))
 
     async def _delete_now_and_then(self, client: SimClient) -> None:
         for _ in range(self.plan.deletes):
@@ -323,16 +345,22 @@ class Simulation:
         for number in range(self.plan.extra_topics):
             await client.pause(1.5)
             await client.create_topic(f"extra-{number}", client.rng.choice((1, 2)), {})
+            if client.rng.random() < 0.4:
+                await client.pause(0.5)
+                await client.delete_topic(f"extra-{number}")
 
     def _client(self, name: str) -> SimClient:
         return SimClient(self.env, name, random.Random(f"{self.seed}/{name}"))
 
-    async def _in(self, client: SimClient, coro: object) -> None:
-        task = client.process.spawn(coro, name=client.name)  # type: ignore[arg-type]
-        await self._wait_for([task])
+    async def _in(self, client: SimClient, coro: Coroutine[Any, Any, None]) -> None:
+        await self._wait_for([client.start(coro)])
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Liveness: after healing everybody comes to an end."""
+        """Liveness: after healing everybody who lives comes to an end."""
+        dead = {
+            task for client, _ in self._mortal if not client.process.alive for task in client.process.tasks
+        }
+        tasks = [task for task in tasks if task not in dead]
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=SETTLE_S)
@@ -381,7 +409,9 @@ class Simulation:
                 self.loop.stall(fault.seconds)
             case "disk-error":
                 node.may_break = True
-                operation = self.rng.choice(("write", "write", "fsync", "create", "rename", "fsync_dir", "read"))
+                operation = self.rng.choice(
+                    ("write", "write", "fsync", "create", "rename", "fsync_dir", "read")
+                )
                 node.disk.fail(operation, errno.EIO, skip=fault.amount % 5)
             case "disk-full":
                 node.may_break = True
@@ -394,8 +424,17 @@ class Simulation:
             case "store-lossy":
                 self.store_profile.error_before_chance = self.store_profile.error_after_chance = 0.3
                 self._later(fault.seconds, self.store_profile.heal)
+            case "kill-client":
+                self._kill_client()
             case _:
                 raise AssertionError(fault.kind)
+
+    def _kill_client(self) -> None:
+        living = [entry for entry in self._mortal if entry[0].process.alive]
+        if living:
+            client, replace = self.rng.choice(living)
+            client.process.die()
+            replace()
 
     async def _kill_while_starting(self, fault: Fault) -> None:
         self.node.kill(power=fault.amount % 2 == 1)
@@ -439,7 +478,9 @@ class Simulation:
     # the end ------------------------------------------------------------------------------------------------
 
     async def _final_state(self) -> dict[TopicPartition, FinalLog]:
-        """Read everything once more as a client, then look at the files themselves, before and after a restart."""
+        """Read everything once more as a client, then look at the files themselves, before and after a
+        restart."""
+        await asyncio.sleep(QUIESCE_S)
         reader = self._client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 

@@ -1,9 +1,11 @@
 """Owns the bucket of a simulation: one MemoryStore that outlives every process, seen through a bad line.
 
-Each process has its own view with latency, outages, hangs, and the case that matters most: done, but the reply was lost. A request that
-was under way when its process died may still take effect. Does not own what the objects mean.
+Each process has its own view with latency, outages, hangs, and the case that matters most: done, but the
+reply was lost. A request that was under way when its process died may still take effect. Does not own what
+the objects mean.
 
-Invariant: what the bucket holds changes only by whole puts and deletes, and a lost reply is UNKNOWN, never LOST or WON.
+Invariant: what the bucket holds changes only by whole puts and deletes, and a lost reply is UNKNOWN, never
+LOST or WON.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class SimStore:
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
         try:
-            result = await self._change("put-if-absent", key, lambda: self._bucket.put_if_absent(key, bytes(data)))
+            result = await self._change(
+                "put-if-absent", key, lambda: self._bucket.put_if_absent(key, bytes(data))
+            )
         except StoreError:
             return PutResult.UNKNOWN
         return result
@@ -87,7 +91,8 @@ class SimStore:
         return result
 
     async def _change(self, kind: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The effect happens outside the caller's process, so that its death does not undo a request that had left."""
+        """The effect happens outside the caller's process, so that its death does not undo a request that
+        had left."""
         self._process.check_alive()
         if self._profile.down or self._profile.hang:
             await self._travel()
@@ -133,4 +138,3 @@ def _run_now(call: Callable[[], Awaitable[T]]) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     raise AssertionError("a MemoryStore call waited")
-

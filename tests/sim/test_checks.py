@@ -1,4 +1,5 @@
-"""The checkers are checked: a clean history passes, and every way to spoil it is caught by the rule that names it."""
+"""The checkers are checked: a clean history passes, and every way to spoil it is caught by the rule that
+names it."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tests.sim.history import (
     Crash,
     CreateTopic,
     DeleteRecords,
+    DeleteTopic,
     Fetch,
     FinalLog,
     Heartbeat,
@@ -32,7 +34,9 @@ U = ("u", 0)
 
 def batch(base: int, *values: int, epoch: int = 0) -> Batch:
     digest = f"{base}:{epoch}:{values}"
-    return Batch(base_offset=base, next_offset=base + len(values), leader_epoch=epoch, digest=digest, values=values)
+    return Batch(
+        base_offset=base, next_offset=base + len(values), leader_epoch=epoch, digest=digest, values=values
+    )
 
 
 def final(*batches: Batch, log_start: int = 0, end: int | None = None) -> FinalLog:
@@ -123,7 +127,12 @@ def clean() -> History:
         commit("d", 2, 7.3, generation=1, life=2, result="fail", member="m2"),
         commit("e", 7, 7.9, generation=2, life=2, result="unknown"),
     ]
-    history.commit_reads = [read("", -1, 0.5), read("a", 2, 2.5), read("c", 6, 7.4, life=2), read("e", 7, 9, life=2)]
+    history.commit_reads = [
+        read("", -1, 0.5),
+        read("a", 2, 2.5),
+        read("c", 6, 7.4, life=2),
+        read("e", 7, 9, life=2),
+    ]
     history.crashes = [Crash(life=1, at=5, power=False, synced_end={T: 0, U: 0}, kept_end={T: 4, U: 3})]
     history.recoveries = [Recovery()]
     history.logs = {T: final(b0, b1, b2, b3), U: final(batch(1, 21), batch(2, 22), log_start=1)}
@@ -133,7 +142,16 @@ def clean() -> History:
 
 def commit(tag: str, offset: int, at: float, **changes: object) -> Commit:
     base = Commit(
-        group="g", member="m1", generation=1, tp=T, offset=offset, tag=tag, invoked=at, done=at + 0.05, result="ok", life=1
+        group="g",
+        member="m1",
+        generation=1,
+        tp=T,
+        offset=offset,
+        tag=tag,
+        invoked=at,
+        done=at + 0.05,
+        result="ok",
+        life=1,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -142,7 +160,7 @@ def read(tag: str, offset: int, at: float, life: int = 1) -> CommitRead:
     return CommitRead(group="g", tp=T, offset=offset, tag=tag, invoked=at, done=at + 0.05, life=life)
 
 
-# --- the ways to spoil it --------------------------------------------------------------------------------------
+# --- the ways to spoil it -----------------------------------------------------------------------------------
 
 Mutation = Callable[[History], None]
 
@@ -167,6 +185,10 @@ def lose_an_acked_value_to_power_despite_the_flush(history: History) -> None:
 def lose_an_acked_value_to_power(history: History) -> None:
     history.crashes.append(Crash(life=2, at=9, power=True, synced_end={T: 6, U: 3}, kept_end={T: 6, U: 3}))
     with_batches(history, *the_batches(history)[:-1])
+
+
+def keep_a_deleted_topic(history: History) -> None:
+    history.topic_deletes.append(DeleteTopic(topic="u", invoked=1, done=2, result="ok"))
 
 
 def lose_what_was_synced_to_power(history: History) -> None:
@@ -377,6 +399,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     read_an_offset_nobody_committed: {"16 commits"},
     recover_differently: {"18 recovery"},
     lose_a_topic: {"19 topics stay"},
+    keep_a_deleted_topic: {"19 topics stay"},
 }
 
 

@@ -1,4 +1,5 @@
-"""Logs alone, without a broker: append, roll, sync, delete, crash at any write, open again. Fast enough for many seeds."""
+"""Logs alone, without a broker: append, roll, sync, delete, crash at any write, open again. Fast enough for
+many seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ PRODUCER_ID = 5
 
 
 class Bench:
-    """One disk, many lives; `acked` is what each life was told of its appends, `synced` how far syncs were confirmed."""
+    """One disk, many lives; `acked` is what each life was told of its appends, `synced` how far syncs were
+    confirmed."""
 
     def __init__(self, seed: int, *, power: bool) -> None:
         self.rng = random.Random(seed)
@@ -119,7 +121,9 @@ class Bench:
         start = min(stored, default=log.log_end_offset)
         for offset, value in self.values.items():
             if offset >= start:
-                assert stored.get(offset) == value, f"{value} acked at {offset}, there is {stored.get(offset)}"
+                assert stored.get(offset) == value, (
+                    f"{value} acked at {offset}, there is {stored.get(offset)}"
+                )
         ends = [batch.next_offset for batch in log.batches[:-1]]
         assert ends == [batch.base_offset for batch in log.batches[1:]], "a hole in the middle"
 

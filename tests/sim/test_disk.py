@@ -131,7 +131,9 @@ def test_dying_in_a_write_leaves_a_prefix(make_disk: Callable[[int], Disk], seed
     assert not victim.alive
 
 
-def test_errors_come_where_they_were_armed_and_a_full_disk_writes_short(make_disk: Callable[[int], Disk]) -> None:
+def test_errors_come_where_they_were_armed_and_a_full_disk_writes_short(
+    make_disk: Callable[[int], Disk],
+) -> None:
     disk = make_disk(3)
     files = disk.mount(process())
     file = files.open("/f", create=True)

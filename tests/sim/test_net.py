@@ -79,7 +79,9 @@ class Pair:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("split_chance", [0.0, 0.9])
 @pytest.mark.parametrize("window", [7, 1 << 20])
-def test_bytes_arrive_once_and_in_order_however_they_are_cut(seed: int, split_chance: float, window: int) -> None:
+def test_bytes_arrive_once_and_in_order_however_they_are_cut(
+    seed: int, split_chance: float, window: int
+) -> None:
     pair = Pair(seed, split_chance=split_chance, window_bytes=window)
     data = random.Random(seed).randbytes(3000)
 

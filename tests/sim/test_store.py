@@ -1,4 +1,5 @@
-"""The store's bad line: lost replies are done but UNKNOWN, a death does not undo a request that had left, healing heals."""
+"""The store's bad line: lost replies are done but UNKNOWN, a death does not undo a request that had left,
+healing heals."""
 
 import asyncio
 import random

@@ -1,4 +1,5 @@
-"""What the tests of the log layer share: batches, logs on a scratch directory, and a disk that fails on demand."""
+"""What the tests of the log layer share: batches, logs on a scratch directory, and a disk that fails on
+demand."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +99,9 @@ def batch_of(
     return build_batch([(key, value, (), timestamp) for key, value in rows], **options)
 
 
-def append(log: UnifiedLog, batch: bytearray, *, epoch: int = 0, now_ms: int = NOW, replicated: bool = True) -> Appended:
+def append(
+    log: UnifiedLog, batch: bytearray, *, epoch: int = 0, now_ms: int = NOW, replicated: bool = True
+) -> Appended:
     """Append a client's batch the fast way, flush, and by default move the high watermark along."""
     appended = log.append(batch, parse_header(batch), 0, leader_epoch=epoch, now_ms=now_ms)
     log.flush_staged()
@@ -107,7 +110,9 @@ def append(log: UnifiedLog, batch: bytearray, *, epoch: int = 0, now_ms: int = N
     return appended
 
 
-def read_all(log: UnifiedLog, start: int | None = None, *, bound: int | None = None, max_bytes: int = 1 << 20) -> bytes:
+def read_all(
+    log: UnifiedLog, start: int | None = None, *, bound: int | None = None, max_bytes: int = 1 << 20
+) -> bytes:
     """Every stored batch from `start` on, through `read`."""
     offset = log.log_start_offset if start is None else start
     bound = log.log_end_offset if bound is None else bound
@@ -154,7 +159,9 @@ def manager_on(
     return manager
 
 
-def log_on(root: Path | str, *, config: LogConfig | None = None, topic: str = "topic", **options: Any) -> UnifiedLog:
+def log_on(
+    root: Path | str, *, config: LogConfig | None = None, topic: str = "topic", **options: Any
+) -> UnifiedLog:
     """The log topic-0 of a new manager; `kill` it by letting its locks go."""
     manager = manager_on(root, config=config, **options)
     return manager.create(topic, TOPIC_ID, 0, config or LogConfig())

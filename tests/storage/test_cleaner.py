@@ -145,7 +145,7 @@ def test_min_compaction_lag_protects_young_segments(tmp_path: Path) -> None:
         segment_bytes=600,
         min_compaction_lag_ms=1000,
     )
-    manager, log = new_log(tmp_path, config)
+    _, log = new_log(tmp_path, config)
     for value in range(30):
         put(log, 1, value, timestamp=NOW)
     assert not plan_cleaning(log, 0, NOW + 500).is_due
@@ -213,7 +213,9 @@ def test_nothing_past_the_last_stable_offset_is_touched(tmp_path: Path) -> None:
     for value in range(40):
         put(log, 1, value)
     clean(manager)
-    assert [r.offset for r in records_of(log) if r.offset >= open_at] == list(range(open_at, log.log_end_offset))
+    assert [r.offset for r in records_of(log) if r.offset >= open_at] == list(
+        range(open_at, log.log_end_offset)
+    )
     assert len([r for r in records_of(log) if r.offset < open_at]) < 10
 
 
@@ -267,7 +269,9 @@ def test_a_truncation_during_compaction_stops_it(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.binary(max_size=8), st.none() | st.binary(max_size=300)), min_size=1, max_size=20))
+@given(
+    st.lists(st.tuples(st.binary(max_size=8), st.none() | st.binary(max_size=300)), min_size=1, max_size=20)
+)
 def test_walk_sees_what_the_record_reader_sees(rows: list[tuple[bytes, bytes | None]]) -> None:
     batch = bytes(batch_of(rows, base_offset=5))
     walked = list(walk(batch, parse_header(batch)))
@@ -276,9 +280,10 @@ def test_walk_sees_what_the_record_reader_sees(rows: list[tuple[bytes, bytes | N
 
 
 def test_groups_respect_size_index_and_relative_offsets() -> None:
-    bases = [0, 10, 20, 1 << 31, (1 << 31) + 5]
+    bases = [0, 10, 20, 1 << 31, (1 << 31) + 100]
     extents = [
-        SegmentExtent(base_offset=base, end_offset=end, size=40, index_bytes=8) for base, end in pairwise(bases)
+        SegmentExtent(base_offset=base, end_offset=end, size=40, index_bytes=8)
+        for base, end in pairwise(bases)
     ]
     assert plan_groups(extents, segment_bytes=100, index_bytes=100) == [(0, 2), (2, 3), (3, 4)]
     assert plan_groups(extents, segment_bytes=1000, index_bytes=16) == [(0, 2), (2, 3), (3, 4)]
@@ -288,7 +293,7 @@ def test_groups_respect_size_index_and_relative_offsets() -> None:
 
 def count_operations(root: Path) -> int:
     files = FaultyFiles()
-    manager, log = fill(root, files)
+    manager, _ = fill(root, files)
     files.operations = 0
     clean(manager)
     return files.operations

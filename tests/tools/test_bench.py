@@ -58,3 +58,17 @@ def test_result_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "produce: 1,000 records, 1,000,000 bytes in 0.500 s: 2,000 records/s, 2.00 MB/s",
         "  latency ms: p50 1.5",
     ]
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bench.progress_bar(10, quiet=False) as progress:
+        progress(5)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with bench.progress_bar(10, quiet=False) as progress:
+        progress(5)
+        progress(5)
+    assert "10/10" in capsys.readouterr().err

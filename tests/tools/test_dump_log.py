@@ -12,7 +12,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import records
+from protocol import formats, records
 from protocol.records import Codec
 from tools import dump_log
 from tools.console import Failure
@@ -144,6 +144,56 @@ def test_no_bytes_end_in_a_trace(tmp_path_factory: pytest.TempPathFactory, data:
         assert code in (0, 1)
         assert rows[-1]["kind"] == "end"
         (folder / name).unlink()
+
+
+# ---- __consumer_offsets ------------------------------------------------------------------------------------
+
+
+def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
+    commit = formats.CommittedOffset(offset=17, leader_epoch=2, metadata="note", commit_timestamp_ms=NOW)
+    member = formats.GroupMember(
+        member_id="m-1",
+        client_id="c",
+        client_host="/h",
+        session_timeout_ms=10,
+        subscription=b"",
+        assignment=b"",
+    )
+    group = formats.GroupMetadata(
+        protocol_type="consumer", generation=3, protocol="range", leader="m-1", members=(member,)
+    )
+    pairs = [
+        formats.encode_coordinator_record(record)
+        for record in (
+            formats.OffsetRecord(group_id="g", topic="t", partition=4, committed=commit),
+            formats.OffsetRecord(group_id="g", topic="t", partition=5, committed=None),
+            formats.GroupRecord(group_id="g", metadata=group),
+            formats.GroupRecord(group_id="gone", metadata=None),
+        )
+    ]
+    pairs.append((b"\0\x63other", b"kept as it is"))
+    path = segment(tmp_path, bytes(records.build_batch([(key, value, (), NOW) for key, value in pairs])))
+    code, rows = shown(path, wanted=dump_log.Wanted(decode="offsets"))
+    assert code == 0
+    offset, no_offset, metadata, no_group, other = (row for row in rows if row["kind"] == "decoded")
+    assert (offset["group"], offset["topic"], offset["partition"]) == ("g", "t", 4)
+    assert (offset["committed_offset"], offset["leader_epoch"], offset["metadata"]) == (17, 2, "note")
+    assert (no_offset["deletes"], no_offset["partition"]) == ("offset", 5)
+    assert (metadata["generation"], metadata["protocol"], metadata["leader"]) == (3, "range", "m-1")
+    assert [row["member_id"] for row in metadata["members"]] == ["m-1"]
+    assert (no_group["deletes"], no_group["group"]) == ("group", "gone")
+    assert other["value"] == "kept as it is"
+    counted = {
+        name: rows[-1][name] for name in ("offset_commits", "offset_tombstones", "groups", "group_tombstones")
+    }
+    assert set(counted.values()) == {1}
+
+
+def test_what_cannot_be_decoded_is_damage(tmp_path: Path) -> None:
+    path = segment(tmp_path, bytes(records.build_batch([(b"\0\1\0\x09short", b"", (), NOW)], base_offset=3)))
+    code, rows = shown(path, wanted=dump_log.Wanted(decode="offsets"))
+    assert (code, rows[-1]["position"], rows[-1]["offset"]) == (1, 0, 3)
+    assert "not a record of this topic" in rows[-1]["reason"]
 
 
 # ---- indexes -----------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Requests to handlers without a network: through the real encoding both ways, in any version."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from broker.cluster import Cluster
+from broker.dispatch import Context, Handler, error_reply
+from protocol.apis import SERVED, Api
+from protocol.errors import KafkaError
+from protocol.messages import Fields, entity, unknown_fields
+
+# Fields without a default in the schema, for requests that do not care.
+NOT_ASKED_FOR: Fields = {
+    "include_cluster_authorized_operations": False,
+    "include_fenced_brokers": False,
+    "include_topic_authorized_operations": False,
+}
+
+
+def versions(api: Api) -> list[int]:
+    row = SERVED[api]
+    return list(range(row.served_from, row.max_version + 1))
+
+
+class Client:
+    """What a client of one listener sees of a member."""
+
+    def __init__(
+        self, cluster: Cluster, handlers: dict[Api, Handler], *, listener: str = "PLAINTEXT"
+    ) -> None:
+        self._handlers = handlers
+        self._broker = SimpleNamespace(cluster=cluster)
+        self._connection = SimpleNamespace(listener=listener)
+
+    async def ask(self, api: Api, version: int, **fields: Any) -> Any:
+        """The response as the client decodes it."""
+        request = entity(api, version, {**NOT_ASKED_FOR, **fields})
+        context = Context(
+            api_key=api,
+            api_version=version,
+            correlation_id=1,
+            client_id="test",
+            connection=cast(Any, self._connection),
+            broker=cast(Any, self._broker),
+        )
+        answer = await self._answer(self._handlers[api], context, request)
+        return entity(api, version, answer, "response")
+
+    async def _answer(self, handler: Callable[[Context, Any], Any], context: Context, request: Any) -> Fields:
+        try:
+            found = handler(context, request)
+            answer: Fields = await found if asyncio.iscoroutine(found) else found
+        except KafkaError as error:
+            failed = error_reply(context.api_key, context.api_version, request, error.code, error.message)
+            assert failed is not None
+            return failed
+        assert not (unknown := unknown_fields(Api(context.api_key), "response", answer)), unknown
+        return answer

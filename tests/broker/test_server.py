@@ -1,0 +1,220 @@
+"""A broker's life: start, restart, refusal, and an end that is never silent."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from broker import server
+from broker.cluster import StartupError
+from broker.config import ConfigError, from_properties
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from protocol.records import iter_batches
+from storage.log_manager import LogDirLocked
+from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeBroker
+
+
+async def test_a_restart_keeps_topics_records_and_producers(
+    make_broker: "MakeBroker", tmp_path: Path
+) -> None:
+    first = await make_broker()
+    topic_id = await create_topic(first, "t", 2)
+    batch = batch_of(b"x", producer_id=3, producer_epoch=0, base_sequence=0)
+    async with await RawClient.open(first) as client:
+        await client.produce("t", batch)
+    await first.stop()
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+    second = await make_broker()
+    assert second.components.cluster.image.topics["t"].id == topic_id
+    async with await RawClient.open(second) as client:
+        answer = await client.produce("t", batch)
+        assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 0)
+        fetched = await client.fetch("t", 0)
+        assert fetched.high_watermark == 1
+        assert [header.base_offset for _, header in iter_batches(fetched.records)] == [0]
+
+
+async def test_a_second_broker_on_the_same_data_is_refused(make_broker: "MakeBroker") -> None:
+    await make_broker()
+    with pytest.raises(LogDirLocked) as error:
+        await make_broker()
+    assert "in use by another process" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+async def test_a_port_in_use_is_one_clear_line(make_broker: "MakeBroker", tmp_path: Path) -> None:
+    first = await make_broker()
+    port = first.listeners["PLAINTEXT"].port
+    with pytest.raises(StartupError) as error:
+        await make_broker(listeners=f"PLAINTEXT://127.0.0.1:{port}", log_dirs=str(tmp_path / "other"))
+    assert f"cannot listen on 127.0.0.1:{port}" in str(error.value)
+    # and its data directory is free again
+    second = await make_broker(log_dirs=str(tmp_path / "other"))
+    assert second.is_ready
+
+
+async def test_who_connects_before_ready_waits(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    join = server.Cluster.start
+
+    async def slow_start(self: Any, **given: Any) -> None:
+        (port,) = given["ports"].values()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = RawClient(reader, writer)
+        await client.send(client.encode(Api.API_VERSIONS, 0, {}))
+        started.append(client)
+        await join(self, **given)
+
+    monkeypatch.setattr(server.Cluster, "start", slow_start)
+    await make_broker()
+    (client,) = started
+    assert (await client.receive_as(Api.API_VERSIONS, 0)).error_code is ErrorCode.none
+    client.writer.close()
+
+
+async def test_stopping_answers_waiters_or_closes_and_refuses_new_ones(make_broker: "MakeBroker") -> None:
+    broker = await make_broker()
+    await create_topic(broker, "t")
+    client = await RawClient.open(broker)
+    await client.send(client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=60_000)))
+    other = await RawClient.open(broker)
+    await other.call(Api.API_VERSIONS, 0)
+    async with asyncio.timeout(5):
+        await broker.stop()
+        await broker.run_until_stopped()
+    assert await client.is_closed()
+    assert await other.is_closed()
+    with pytest.raises(ConnectionError):
+        await RawClient.open(broker)
+    for each in (client, other):
+        each.writer.close()
+
+
+async def test_a_background_task_that_dies_takes_the_broker_down(make_broker: "MakeBroker") -> None:
+    broker = await make_broker()
+
+    async def die() -> None:
+        raise RuntimeError("a bug")
+
+    broker.spawn(die())
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await broker.run_until_stopped()
+    broker._root = None
+
+
+async def test_being_fenced_stops_the_broker_and_says_why(make_broker: "MakeBroker") -> None:
+    broker = await make_broker()
+    broker.fail("another process took over node 1")
+    async with asyncio.timeout(5):
+        with pytest.raises(StartupError, match="took over node 1"):
+            await broker.run_until_stopped()
+
+
+async def test_logs_of_no_topic_are_set_aside(make_broker: "MakeBroker", tmp_path: Path) -> None:
+    first = await make_broker()
+    await create_topic(first, "t")
+    await first.stop()
+    (tmp_path / "data" / "ghost-0").mkdir()
+    (tmp_path / "data" / "ghost-0" / f"{0:020d}.log").write_bytes(b"")
+    await make_broker()
+    names = [path.name for path in (tmp_path / "data").iterdir()]
+    assert "ghost-0" not in names
+    assert [name for name in names if name.startswith("ghost-0.") and name.endswith("-stray")]
+    assert "t-0" in names
+
+
+async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
+    parsed = from_properties(
+        {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")},
+        standalone=True,
+    )
+    broker = server.Broker(parsed, server.real_world(parsed, None), admin=("127.0.0.1", 0))
+    await broker.start()
+    try:
+        await create_topic(broker, "t", 2)
+        async with await RawClient.open(broker) as client:
+            batch = batch_of(b"a", b"b")
+            for acks in (1, -1, 5):
+                await client.call(Api.PRODUCE, 9, **produce_fields("t", batch, acks=acks))
+            await client.fetch("t", 0)
+        async with asyncio.timeout(10):
+            while broker.admin is None or not broker.admin.port:  # noqa: ASYNC110 - it comes after ready
+                await asyncio.sleep(0.01)
+        base = f"http://127.0.0.1:{broker.admin.port}"
+        async with aiohttp.ClientSession() as session:
+            for page in ("healthz", "readyz"):
+                async with session.get(f"{base}/{page}") as response:
+                    assert response.status == 200
+            async with session.get(f"{base}/metrics") as response:
+                text = await response.text()
+            broker.is_ready = False
+            async with session.get(f"{base}/readyz") as response:
+                assert response.status == 503
+    finally:
+        await broker.stop()
+    lines = set(text.splitlines())
+    for line in (
+        'kafka_server_brokertopicmetrics_messagesin_total{topic="t"} 4.0',
+        f'kafka_server_brokertopicmetrics_bytesin_total{{topic="t"}} {2.0 * len(batch)}',
+        f'kafka_server_brokertopicmetrics_bytesout_total{{topic="t"}} {2.0 * len(batch)}',
+        'kafka_network_requestmetrics_requests_total{request="Produce"} 3.0',
+        'kafka_network_requestmetrics_requests_total{request="Fetch"} 1.0',
+        'kafka_log_log_logendoffset{partition="0",topic="t"} 4.0',
+        f'kafka_log_log_size{{partition="0",topic="t"}} {2.0 * len(batch)}',
+        "kafka_server_replicamanager_partitioncount 2.0",
+        "kafka_server_replicamanager_leadercount 2.0",
+        "kafka_server_replicamanager_underreplicatedpartitions 0.0",
+        "kafka_controller_kafkacontroller_activecontrollercount 1.0",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "file://host/dir", "nonsense", "file:"])
+def test_store_urls_that_cannot_be(url: str, tmp_path: Path) -> None:
+    parsed = from_properties({"node.id": "1", "log.dirs": str(tmp_path)}, standalone=True)
+    with pytest.raises(ConfigError, match="--store"):
+        server.real_world(parsed, url)
+
+
+@pytest.mark.parametrize("address", ["nope", "host:", "host:99999", ":x"])
+def test_admin_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(ConfigError, match="--admin"):
+        server._address(address)
+
+
+async def test_several_log_dirs_and_one_of_them_fails(make_broker: "MakeBroker", tmp_path: Path) -> None:
+    """The failed one answers 56, the other lives on."""
+    broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
+    await create_topic(broker, "t", 4)
+    logs = broker.components.logs
+    async with await RawClient.open(broker) as client:
+        for index in range(4):
+            await client.produce("t", batch_of(b"x"), index=index)
+        logs._dir_failed(f"{tmp_path}/one", OSError(5, "Input/output error"))
+        codes = set()
+        for index in range(4):
+            held = broker.components.logs.logs["t", index]
+            answer = await client.produce("t", batch_of(b"x"), index=index)
+            expected = ErrorCode.kafka_storage_error if held.log_dir.endswith("one") else ErrorCode.none
+            assert answer.error_code is expected
+            assert (await client.fetch("t", 0, index=index)).error_code is expected
+            codes.add(expected)
+        assert len(codes) == 2
+        await create_topic(broker, "u", 2)
+        for index in range(2):
+            answer = await client.produce("u", batch_of(b"x"), index=index)
+            assert answer.error_code is ErrorCode.none
+        response = await client.call(Api.DESCRIBE_LOG_DIRS, 4, topics=None)
+        assert {each.log_dir: each.error_code for each in response.results} == {
+            f"{tmp_path}/one": ErrorCode.kafka_storage_error,
+            f"{tmp_path}/two": ErrorCode.none,
+        }

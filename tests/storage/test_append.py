@@ -1,0 +1,375 @@
+"""What a log takes, what it refuses with which code, and what it stores."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import (
+    Codec,
+    CorruptBatch,
+    Record,
+    build_batch,
+    crc_ok,
+    end_txn_marker,
+    iter_batches,
+    iter_records,
+    parse_header,
+)
+from storage.log import RecordsRejected
+from storage.policy import LogConfig
+from storage.unified_log import UnifiedLog
+from tests.storage.support import NOW, append, batch_of, headers_of, log_on, read_all, records_of
+
+HOUR = 3_600_000
+
+
+def refused(log: UnifiedLog, batch: bytearray, **options: Any) -> ErrorCode:
+    end, size = log.log_end_offset, log.size
+    with pytest.raises(KafkaError) as caught:
+        append(log, batch, **options)
+    assert (log.log_end_offset, log.size) == (end, size), "a refused batch leaves no trace"
+    return caught.value.code
+
+
+def general(log: UnifiedLog, batch: bytearray, **options: Any) -> Any:
+    return log.append_records(bytes(batch), leader_epoch=0, now_ms=NOW, **options)
+
+
+def test_offsets_and_epoch_are_stamped_and_nothing_else(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    batches = [batch_of(3), batch_of(2)]
+    originals = [bytes(batch) for batch in batches]
+    assert [append(log, batch, epoch=4).first_offset for batch in batches] == [0, 3]
+    stored = read_all(log)
+    for (at, header), original in zip(iter_batches(stored), originals, strict=True):
+        batch = stored[at : at + header.size]
+        assert batch[8:12] + batch[16:] == original[8:12] + original[16:]
+        assert header.leader_epoch == 4
+    assert [header.base_offset for header in headers_of(log)] == [0, 3]
+
+
+def test_several_batches_reach_the_file_with_one_flush(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    for _ in range(3):
+        batch = batch_of(2)
+        log.append(batch, parse_header(batch), 0, leader_epoch=0, now_ms=NOW)
+    assert log.segments[-1].file.size() == 0
+    log.flush_staged()
+    assert log.segments[-1].file.size() == log.size
+    assert len(headers_of(log)) == 3
+
+
+def test_size_limits(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(max_message_bytes=500))
+    assert refused(log, batch_of(1, value_bytes=600)) is ErrorCode.message_too_large
+    log = log_on(tmp_path / "b", config=LogConfig(segment_bytes=500))
+    assert refused(log, batch_of(1, value_bytes=600)) is ErrorCode.record_list_too_large
+
+
+def test_timestamp_bounds(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(timestamp=NOW + HOUR))
+    append(log, batch_of(timestamp=0))
+    append(log, batch_of(timestamp=-1))
+    assert refused(log, batch_of(timestamp=NOW + HOUR + 1)) is ErrorCode.invalid_timestamp
+    log.set_config(LogConfig(message_timestamp_before_max_ms=1000))
+    assert refused(log, batch_of(timestamp=NOW - 1001)) is ErrorCode.invalid_timestamp
+    append(log, batch_of(timestamp=NOW - 1000))
+
+
+def test_a_compacted_topic_refuses_records_without_a_key_by_index(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
+    assert log.needs_walk
+    with pytest.raises(RecordsRejected) as caught:
+        general(log, batch_of([(b"k", b"v"), (None, b"v"), (b"k", None), (None, None)]))
+    assert caught.value.code is ErrorCode.invalid_record
+    assert [index for index, _ in caught.value.record_errors] == [1, 3]
+    assert log.log_end_offset == 0
+    assert general(log, batch_of([(b"k", None)])).last_offset == 0
+
+
+def test_log_append_time_rewrites_type_timestamp_and_crc(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(message_timestamp_type="LogAppendTime"))
+    appended = general(log, batch_of(2, timestamp=5))
+    assert appended.log_append_time == NOW
+    header = headers_of(log)[0]
+    assert header.is_log_append_time and header.max_timestamp == NOW
+    assert crc_ok(read_all(log), 0, header)
+    assert [record.timestamp for record in records_of(log)] == [NOW, NOW]
+    assert log.offset_for_timestamp(NOW, 10) == (NOW, 0, 0)
+
+
+@pytest.mark.parametrize("wanted", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("sent", list(Codec))
+def test_compression_type_rebuilds_other_codecs(tmp_path: Path, wanted: str, sent: Codec) -> None:
+    log = log_on(tmp_path, config=LogConfig(compression_type=wanted))
+    batch = batch_of(20, codec=sent, producer=(4, 0, 0))
+    expected = [(record.key, record.value, record.timestamp) for record in iter_records(batch)]
+    general(log, batch)
+    header = headers_of(log)[0]
+    assert header.codec == {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}[wanted]
+    assert (header.producer_id, header.base_sequence, header.count) == (4, 0, 20)
+    assert [(record.key, record.value, record.timestamp) for record in records_of(log)] == expected
+    duplicate = general(log, batch_of(20, codec=sent, producer=(4, 0, 0)))
+    assert (duplicate.duplicate, duplicate.first_offset, duplicate.log_append_time) == (True, 0, NOW)
+
+
+def test_full_validation_looks_at_every_record(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(record_validation="full"))
+    late = [(b"k", b"v", (), NOW), (b"k", b"v", (), NOW + HOUR), (b"k", b"v", (), NOW)]
+    general(log, build_batch(late))
+    log.set_config(LogConfig(record_validation="full", message_timestamp_before_max_ms=10))
+    with pytest.raises(RecordsRejected) as caught:
+        general(log, build_batch([(b"k", b"v", (), NOW), (b"k", b"v", (), NOW - 11)]))
+    assert caught.value.code is ErrorCode.invalid_timestamp
+    assert [index for index, _ in caught.value.record_errors] == [1]
+    damaged = batch_of(2)
+    damaged[61] = 0x7E
+    with pytest.raises(KafkaError) as refusal:
+        general(log, _resealed(damaged))
+    assert refusal.value.code is ErrorCode.invalid_record
+
+
+def _resealed(batch: bytearray) -> bytearray:
+    from protocol.records import crc_of
+
+    batch[17:21] = crc_of(batch, 0, len(batch)).to_bytes(4, "big")
+    return batch
+
+
+def test_a_bad_crc_or_two_batches_are_refused_by_the_general_path(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    damaged = batch_of(1)
+    damaged[-1] ^= 1
+    with pytest.raises(KafkaError) as caught:
+        general(log, damaged)
+    assert caught.value.code is ErrorCode.corrupt_message
+    with pytest.raises(KafkaError) as caught:
+        general(log, batch_of(1) + batch_of(1))
+    assert caught.value.code is ErrorCode.invalid_record
+    assert general(log, batch_of(1) + batch_of(2), origin="coordinator").last_offset == 2
+
+
+# ---- idempotence -------------------------------------------------------------------------------------------
+
+
+def test_duplicates_of_the_last_five_batches_get_their_offsets(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    for sequence in range(0, 14, 2):
+        append(log, batch_of(2, producer=(1, 0, sequence)))
+    for sequence in range(4, 14, 2):
+        appended = append(log, batch_of(2, producer=(1, 0, sequence)))
+        assert (appended.duplicate, appended.first_offset, appended.last_offset) == (
+            True,
+            sequence,
+            sequence + 1,
+        )
+    assert refused(log, batch_of(2, producer=(1, 0, 2))) is ErrorCode.out_of_order_sequence_number
+    assert refused(log, batch_of(1, producer=(1, 0, 12))) is ErrorCode.out_of_order_sequence_number
+    assert refused(log, batch_of(1, producer=(1, 0, 15))) is ErrorCode.out_of_order_sequence_number
+    assert append(log, batch_of(1, producer=(1, 0, 14))).first_offset == 14
+
+
+def test_epochs_of_a_producer(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(1, 3, 0)))
+    assert refused(log, batch_of(1, producer=(1, 2, 1))) is ErrorCode.invalid_producer_epoch
+    assert refused(log, batch_of(1, producer=(1, 4, 1))) is ErrorCode.out_of_order_sequence_number
+    append(log, batch_of(1, producer=(1, 4, 0)))
+    assert refused(log, batch_of(1, producer=(1, 3, 1))) is ErrorCode.invalid_producer_epoch
+
+
+def test_an_unknown_producer_may_start_anywhere(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    assert append(log, batch_of(1, producer=(1, 3, 77))).first_offset == 0
+    assert append(log, batch_of(1, producer=(1, 3, 78))).first_offset == 1
+
+
+def test_sequences_wrap_around(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(3, producer=(1, 0, 0x7FFFFFFE)))
+    assert log.producers()[0].last_sequence == 0
+    duplicate = append(log, batch_of(3, producer=(1, 0, 0x7FFFFFFE)))
+    assert duplicate.duplicate
+    assert append(log, batch_of(1, producer=(1, 0, 1))).first_offset == 3
+
+
+def test_silent_producers_expire_but_not_inside_a_transaction(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(1, 0, 0)))
+    append(log, batch_of(1, producer=(2, 0, 0), transactional=True))
+    assert log.expire_producers(NOW + 86_400_000) == 0
+    assert log.expire_producers(NOW + 86_400_001) == 1
+    assert [producer.producer_id for producer in log.producers()] == [2]
+    assert append(log, batch_of(1, producer=(1, 0, 40))).first_offset == 2
+
+
+# ---- transactions ------------------------------------------------------------------------------------------
+
+
+def marker(
+    log: UnifiedLog, producer: int, *, commit: bool, coordinator_epoch: int = 0, epoch: int = 0
+) -> Any:
+    batch = end_txn_marker(
+        commit=commit,
+        producer_id=producer,
+        producer_epoch=epoch,
+        coordinator_epoch=coordinator_epoch,
+        timestamp=NOW,
+    )
+    return log.append_records(batch, leader_epoch=0, now_ms=NOW, origin="coordinator")
+
+
+def test_the_last_stable_offset_follows_open_and_unreplicated_transactions(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(2))
+    append(log, batch_of(1, producer=(1, 0, 0), transactional=True))
+    append(log, batch_of(1, producer=(2, 0, 0), transactional=True))
+    assert log.last_stable_offset == 2
+    marker(log, 1, commit=True)
+    log.set_high_watermark(4)
+    assert log.last_stable_offset == 2  # decided, but its marker is not replicated
+    log.set_high_watermark(5)
+    assert log.last_stable_offset == 3
+    marker(log, 2, commit=False)
+    log.set_high_watermark(6)
+    assert log.last_stable_offset == 6
+    assert log.aborted_in(0, 6) == [(2, 3)]
+    assert log.aborted_in(0, 3) == []
+    assert log.aborted_in(6, 9) == []
+
+
+def test_a_plain_batch_inside_a_transaction_is_refused(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(1, 0, 0), transactional=True))
+    assert refused(log, batch_of(1, producer=(1, 0, 1))) is ErrorCode.invalid_txn_state
+
+
+def test_a_marker_of_a_fenced_coordinator_or_producer_is_refused(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(1, 5, 0), transactional=True))
+    marker(log, 1, commit=True, coordinator_epoch=3, epoch=5)
+    for options, code in (
+        ({"coordinator_epoch": 2, "epoch": 5}, ErrorCode.transaction_coordinator_fenced),
+        ({"coordinator_epoch": 3, "epoch": 4}, ErrorCode.invalid_producer_epoch),
+    ):
+        with pytest.raises(KafkaError) as caught:
+            marker(log, 1, commit=True, **options)
+        assert caught.value.code is code
+    assert log.log_end_offset == 2
+
+
+# ---- followers ---------------------------------------------------------------------------------------------
+
+
+def test_a_follower_takes_what_the_leader_stored(tmp_path: Path) -> None:
+    leader, follower = log_on(tmp_path / "leader"), log_on(tmp_path / "follower")
+    for index in range(4):
+        append(leader, batch_of(2, producer=(1, 0, 2 * index)), epoch=index)
+    append(leader, batch_of(1, producer=(2, 0, 0), transactional=True), epoch=4)
+    leader.append_records(
+        end_txn_marker(commit=False, producer_id=2, producer_epoch=0, coordinator_epoch=0, timestamp=NOW),
+        leader_epoch=4,
+        now_ms=NOW,
+        origin="coordinator",
+    )
+    data = read_all(leader)
+    appended = follower.append_as_follower(data)
+    assert (appended.first_offset, appended.last_offset) == (0, leader.log_end_offset - 1)
+    assert read_all(follower) == data
+    assert follower.epochs == leader.epochs
+    assert follower.producers() == leader.producers()
+    assert follower.aborted_in(0, 100) == leader.aborted_in(0, 100)
+
+
+def test_a_follower_refuses_what_does_not_follow(tmp_path: Path) -> None:
+    follower = log_on(tmp_path)
+    first = batch_of(2, base_offset=0, leader_epoch=3)
+    follower.append_as_follower(first)
+    damaged = batch_of(1, base_offset=3, leader_epoch=3)
+    damaged[-1] ^= 1
+    for bad in (
+        first,
+        batch_of(1, base_offset=2, leader_epoch=2),
+        batch_of(1, base_offset=2, leader_epoch=3) + damaged,
+        bytearray(),
+    ):
+        with pytest.raises(CorruptBatch):
+            follower.append_as_follower(bad)
+        assert follower.log_end_offset == 2
+    follower.append_as_follower(batch_of(1, base_offset=9, leader_epoch=3))  # compaction leaves gaps
+    assert [record.offset for record in records_of(follower)] == [0, 1, 9]
+
+
+# ---- roll --------------------------------------------------------------------------------------------------
+
+
+def test_roll_by_size_time_and_index(tmp_path: Path) -> None:
+    log = log_on(tmp_path / "size", config=LogConfig(segment_bytes=300))
+    for _ in range(6):
+        append(log, batch_of(1))
+    assert all(segment.size <= 300 for segment in log.segments) and len(log.segments) > 1
+
+    log = log_on(tmp_path / "time", config=LogConfig(segment_ms=1000))
+    for timestamp in (NOW, NOW + 1000, NOW + 1001):
+        append(log, batch_of(1, timestamp=timestamp))
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+
+    log = log_on(tmp_path / "clock", config=LogConfig(segment_ms=1000))
+    for now_ms in (NOW, NOW + 1000, NOW + 1001):
+        append(log, batch_of(1, timestamp=-1), now_ms=now_ms)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+
+    log = log_on(tmp_path / "index", config=LogConfig(segment_index_bytes=36, index_interval_bytes=0))
+    for index in range(10):
+        append(log, batch_of(1, timestamp=NOW + index))
+    assert len(log.segments) > 2
+
+
+def test_roll_when_an_offset_no_longer_fits_the_segment(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    log.append_as_follower(batch_of(1, base_offset=0, leader_epoch=0))
+    log.append_as_follower(batch_of(1, base_offset=(1 << 31) - 1, leader_epoch=0))
+    log.append_as_follower(batch_of(1, base_offset=1 << 31, leader_epoch=0))
+    assert [segment.base_offset for segment in log.segments] == [0, 1 << 31]
+    empty = log_on(tmp_path / "empty")
+    empty.append_as_follower(batch_of(1, base_offset=1 << 40, leader_epoch=0))
+    assert [segment.base_offset for segment in empty.segments] == [1 << 40]
+    assert [record.offset for record in records_of(empty)] == [1 << 40]
+
+
+def test_jitter_shortens_the_life_of_a_segment(tmp_path: Path) -> None:
+    log = log_on(
+        tmp_path,
+        config=LogConfig(
+            segment_ms=100_000, segment_jitter_ms=100_000, message_timestamp_after_max_ms=1 << 60
+        ),
+    )
+    for index in range(300):
+        append(log, batch_of(1, timestamp=NOW + 1000 * index))
+    lives = [b.base_offset - a.base_offset for a, b in zip(log.segments, log.segments[1:], strict=False)]
+    assert len(set(lives)) > 1
+
+
+def test_max_timestamp_and_lookup_by_time(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(segment_bytes=400, index_interval_bytes=100))
+    assert log.offset_of_max_timestamp() is None
+    timestamps = [NOW, NOW + 50, NOW + 20, NOW + 90, NOW + 10, NOW + 90, NOW + 30]
+    for timestamp in timestamps:
+        append(log, batch_of(1, timestamp=timestamp), epoch=2)
+    assert log.offset_of_max_timestamp() == (NOW + 90, 3, 2)
+    for wanted in range(NOW - 5, NOW + 95, 5):
+        at = next((index for index, timestamp in enumerate(timestamps) if timestamp >= wanted), None)
+        expected = None if at is None else (timestamps[at], at, 2)
+        assert log.offset_for_timestamp(wanted, 100) == expected
+    assert log.offset_for_timestamp(NOW + 60, 3) is None
+
+
+def test_records_keep_their_own_timestamps_inside_a_batch(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, build_batch([(b"k", b"v", (), NOW + delta) for delta in (0, 30, 10, 40)]))
+    assert log.offset_for_timestamp(NOW + 5, 10) == (NOW + 30, 1, 0)
+    assert log.offset_of_max_timestamp() == (NOW + 40, 3, 0)
+    assert isinstance(records_of(log)[0], Record)

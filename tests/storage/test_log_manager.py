@@ -1,0 +1,644 @@
+"""Directories, checkpoints, clean and unclean stops, retention, and failing disks."""
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import iter_batches
+from storage.files import DiskFiles
+from storage.log_manager import (
+    Intervals,
+    LogDirError,
+    LogDirLocked,
+    decode_points,
+    encode_points,
+    parse_directory_name,
+)
+from storage.policy import LogConfig
+from tests.storage.support import (
+    NOW,
+    TOPIC_ID,
+    FaultyFiles,
+    append,
+    batch_of,
+    directory_bytes,
+    drain,
+    headers_of,
+    kill,
+    manager_on,
+    read_all,
+    records_of,
+)
+
+SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+DISK_FULL = OSError(errno.ENOSPC, "no space left on device")
+
+
+class Counting(DiskFiles):
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def open(self, path: str, *, create: bool = False) -> object:  # type: ignore[override]
+        self.opened.append(path)
+        return super().open(path, create=create)
+
+    def read(self, path: str) -> bytes:
+        self.opened.append(path)
+        return super().read(path)
+
+
+def test_a_second_process_is_refused_with_one_line(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    code = (
+        "import random\n"
+        "from storage.files import DiskFiles\n"
+        "from storage.log_manager import LogDirLocked, LogManager\n"
+        "from storage.policy import LogConfig\n"
+        f"manager = LogManager(files=DiskFiles(), dirs=[{str(tmp_path / 'data')!r}], now_ms=lambda: 0,\n"
+        "    random=random.Random(0), defaults=LogConfig(), on_dir_failure=print)\n"
+        "try:\n    manager.lock_and_open()\nexcept LogDirLocked as error:\n    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.count("\n") == 1
+    assert "in use by another process" in result.stdout
+    manager.close()
+    with_lock_free = manager_on(tmp_path)
+    kill(with_lock_free)
+
+
+def test_the_same_process_cannot_open_a_directory_twice(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    with pytest.raises(LogDirLocked):
+        manager_on(tmp_path)
+    kill(manager)
+
+
+def test_a_clean_stop_is_marked_and_the_next_start_reads_no_log(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    for partition in range(20):
+        log = manager.create("topic", TOPIC_ID, partition, SMALL)
+        for index in range(partition):
+            append(log, batch_of(2), epoch=index)
+    expected = {
+        key: (log.log_end_offset, log.epochs.entries(), log.size) for key, log in manager.logs.items()
+    }
+    manager.close(clean=True, broker_epoch=17)
+    marker = tmp_path / "data" / ".kafka_cleanshutdown"
+    assert json.loads(marker.read_text())["brokerEpoch"] == 17
+    files = Counting()
+    manager = manager_on(tmp_path, files=files, config=SMALL)
+    assert {
+        key: (log.log_end_offset, log.epochs.entries(), log.size) for key, log in manager.logs.items()
+    } == expected
+    assert not marker.exists()
+    assert not [path for path in files.opened if "topic-" in path]
+    for log in manager.logs.values():
+        log.set_high_watermark(log.log_end_offset)
+        assert len(records_of(log)) == log.log_end_offset
+        append(log, batch_of(1), epoch=50)
+    kill(manager)
+
+
+def test_notes_are_not_believed_after_a_foreign_change(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2))
+    manager.close(clean=True)
+    path = Path(log.directory) / f"{0:020d}.log"
+    extra = batch_of(3, base_offset=2, leader_epoch=0)
+    path.write_bytes(path.read_bytes() + extra)
+    again = manager_on(tmp_path).logs["topic", 0]
+    assert again.log_end_offset == 5
+
+
+def test_a_marker_kafka_wrote_means_clean_without_notes(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for index in range(8):
+        append(log, batch_of(2, producer=(1, 0, 2 * index)), epoch=index)
+    before = (log.log_end_offset, log.epochs.entries(), log.producers(), read_all(log))
+    manager.close(clean=True)
+    (tmp_path / "data" / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":3}')
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    again.set_high_watermark(100)
+    assert (again.log_end_offset, again.epochs.entries(), again.producers(), read_all(again)) == before
+    assert again.topic_id == TOPIC_ID
+    assert again.recovery_point == again.log_end_offset
+
+
+def test_clean_without_an_epoch_file_takes_epochs_from_the_batches(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for index in range(8):
+        append(log, batch_of(2), epoch=index)
+    entries = log.epochs.entries()
+    manager.close(clean=True)
+    (tmp_path / "data" / ".kafka_cleanshutdown").write_text("")
+    (Path(log.directory) / "leader-epoch-checkpoint").unlink()
+    assert manager_on(tmp_path, config=SMALL).logs["topic", 0].epochs.entries() == entries
+
+
+def test_a_clean_marker_over_a_torn_log_recovers_anyway(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2))
+    append(log, batch_of(2))
+    manager.close(clean=True)
+    path = Path(log.directory) / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes()[:-5])
+    again = manager_on(tmp_path).logs["topic", 0]
+    assert again.log_end_offset == 2
+    assert path.stat().st_size == again.size
+
+
+def test_partition_metadata_and_checkpoints_have_kafkas_format(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 3, LogConfig())
+    append(log, batch_of(4), epoch=6)
+    log.advance_log_start(2)
+    manager.close(clean=True)
+    data = tmp_path / "data"
+    assert (
+        data / "topic-3" / "partition.metadata"
+    ).read_text() == "version: 0\ntopic_id: EjRWeJq83vASNFZ4mrze8A"
+    assert (data / "topic-3" / "leader-epoch-checkpoint").read_text() == "0\n1\n6 2\n"
+    assert (data / "recovery-point-offset-checkpoint").read_text() == "0\n01\ntopic 3 4\n"
+    assert (data / "log-start-offset-checkpoint").read_text() == "0\n1\ntopic 3 2\n"
+    assert (data / "replication-offset-checkpoint").read_text() == "0\n1\ntopic 3 4\n"
+
+
+def test_checkpoint_files_reject_what_they_are_not() -> None:
+    assert decode_points(encode_points({("a", 0): 1, ("b", 12): 3})) == {("a", 0): 1, ("b", 12): 3}
+    for bad in (b"", b"1\n0\n", b"0\n2\na 0 1\n", b"0\nx\n", b"0\n1\na 0\n", b"\xff"):
+        with pytest.raises(ValueError):
+            decode_points(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("topic-0", ("topic", 0)),
+        ("a-b-12", ("a-b", 12)),
+        ("topic", None),
+        ("topic-", None),
+        ("-3", None),
+        ("topic-0.0123456789abcdef0123456789abcdef-delete", None),
+        ("topic-x", None),
+        ("topic-\u0663", None),
+    ],
+)
+def test_directory_names(name: str, expected: object) -> None:
+    assert parse_directory_name(name) == expected
+
+
+def test_delete_sets_aside_and_removes_later(tmp_path: Path) -> None:
+    clock = [NOW]
+    manager = manager_on(tmp_path, clock=lambda: clock[0])
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(3))
+    found = log.read(0, 1000, bound=3, min_one=True)
+    manager.delete("topic", 0)
+    names = [path.name for path in (tmp_path / "data").iterdir() if path.is_dir()]
+    assert len(names) == 1 and names[0].startswith("topic-0.") and names[0].endswith("-delete")
+    drain(manager.maintain(clock[0] + 59_999))
+    assert list((tmp_path / "data").glob("*-delete"))
+    drain(manager.maintain(clock[0] + 60_000))
+    assert not list((tmp_path / "data").glob("*-delete"))
+    assert found is not None and len(found.read()) == found.size  # a reader in flight is not disturbed
+    with pytest.raises(KafkaError) as caught:
+        append(log, batch_of(1))
+    assert caught.value.code is ErrorCode.kafka_storage_error
+    fresh = manager.create("topic", UUID(int=5), 0, LogConfig())
+    assert fresh.log_end_offset == 0
+    assert not manager.offline_dirs
+
+
+def test_set_aside_logs_are_removed_or_left_at_the_next_start(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    for topic in ("gone", "stray"):
+        manager.create(topic, TOPIC_ID, 0, LogConfig())
+    manager.delete("gone", 0)
+    manager.stray("stray", 0)
+    kill(manager)
+    manager = manager_on(tmp_path)
+    assert manager.logs == {}
+    drain(manager.maintain(NOW))
+    assert [path.name.rpartition("-")[2] for path in (tmp_path / "data").iterdir() if path.is_dir()] == [
+        "stray"
+    ]
+
+
+def test_long_topic_names_still_fit_a_directory_name(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    manager.create("t" * 249, TOPIC_ID, 0, LogConfig())
+    manager.delete("t" * 249, 0)
+    assert max(len(path.name) for path in (tmp_path / "data").iterdir()) == 255
+
+
+def test_new_logs_go_where_there_are_fewest(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, dirs=("one", "two"))
+    for partition in range(6):
+        manager.create("topic", TOPIC_ID, partition, LogConfig())
+    counts = [len(list((tmp_path / name).glob("topic-*"))) for name in ("one", "two")]
+    assert counts == [3, 3]
+    manager.close()
+    assert len(manager_on(tmp_path, dirs=("one", "two")).logs) == 6
+
+
+def test_a_log_in_two_directories_is_an_error(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "topic-0").mkdir(parents=True)
+    with pytest.raises(LogDirError, match="topic-0 is in both"):
+        manager_on(tmp_path, dirs=("one", "two"))
+
+
+# ---- failing disks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["writev", "fsync", "rename", "create"])
+def test_a_failed_directory_answers_56_and_leaves_the_others_alive(tmp_path: Path, operation: str) -> None:
+    failures: list[tuple[str, OSError]] = []
+    files = FaultyFiles(error=DISK_FULL)
+    files.only = lambda what, path: what == operation and "/one/" in path
+    manager = manager_on(tmp_path, dirs=("one", "two"), files=files, failures=failures, config=SMALL)
+    logs = [manager.create("topic", TOPIC_ID, partition, SMALL) for partition in range(4)]
+    bad = [log for log in logs if "/one/" in log.directory]
+    good = [log for log in logs if "/two/" in log.directory]
+    for log in logs:
+        append(log, batch_of(2))
+    files.fail_at = files.operations + 1
+    with pytest.raises(KafkaError) as caught:
+        for _ in range(9):  # rolls on the way
+            append(bad[0], batch_of(2))
+        bad[0].fsync()
+    assert caught.value.code is ErrorCode.kafka_storage_error
+    assert failures == [(str(tmp_path / "one"), DISK_FULL)]
+    actions: list[Callable[[], object]] = [
+        lambda: append(bad[1], batch_of(1)),
+        lambda: bad[1].read(0, 100, bound=1, min_one=True),
+        lambda: bad[1].fsync(),
+        lambda: bad[1].truncate_to(0),
+        lambda: bad[1].advance_log_start(1),
+    ]
+    for action in actions:
+        with pytest.raises(KafkaError) as refusal:
+            action()
+        assert refusal.value.code is ErrorCode.kafka_storage_error
+    for log in good:
+        append(log, batch_of(2))
+        log.fsync()
+    assert manager.create("topic", TOPIC_ID, 9, SMALL).log_dir == str(tmp_path / "two")
+    drain(manager.maintain(NOW + 600_000))
+    manager.close(clean=True)
+    assert (tmp_path / "two" / ".kafka_cleanshutdown").exists()
+    assert not (tmp_path / "one" / ".kafka_cleanshutdown").exists()
+    assert len(failures) == 1
+
+
+def test_no_usable_directory_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file, not a directory")
+    with pytest.raises(LogDirError, match="no log directory is usable"):
+        manager_on(tmp_path, failures=[])
+
+
+def test_a_short_batch_after_a_failed_write_is_cut_at_the_next_start(tmp_path: Path) -> None:
+    class Tearing(FaultyFiles):
+        def step(self, operation: str, path: str) -> None:
+            if operation == "writev" and path.endswith(".log") and self.fail_at == 0:
+                with open(path, "ab") as file:
+                    file.write(b"\0\0\0")
+                raise DISK_FULL
+
+    files = Tearing()
+    manager = manager_on(tmp_path, files=files, failures=[])
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2))
+    files.fail_at = 0
+    with pytest.raises(KafkaError):
+        append(log, batch_of(2))
+    kill(manager)
+    again = manager_on(tmp_path).logs["topic", 0]
+    assert (again.log_end_offset, again.dropped_bytes) == (2, 3)
+
+
+# ---- durability --------------------------------------------------------------------------------------------
+
+
+def test_a_flush_can_run_elsewhere(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    manager = manager_on(tmp_path, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2))
+    job = log.fsync_target()
+    assert job is not None and job.upto == 2
+    append(log, batch_of(1))
+    assert log.recovery_point == 0
+    job.run()
+    log.mark_flushed(job.upto)
+    assert log.recovery_point == 2
+    log.fsync()
+    assert log.recovery_point == 3
+    assert log.fsync_target() is None
+
+
+def test_a_flush_that_a_truncation_overtook_vouches_for_nothing_new(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(4):
+        append(log, batch_of(1))
+    job = log.fsync_target()
+    assert job is not None
+    job.run()
+    log.truncate_to(1)
+    for _ in range(5):
+        append(log, batch_of(1))
+    log.mark_flushed(job.upto)
+    assert log.recovery_point == 1
+
+
+def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(4):
+        append(log, batch_of(1))
+    log.fsync()
+    drain(manager.maintain(NOW))
+    drain(manager.maintain(NOW + 60_000))
+    path = tmp_path / "data" / "recovery-point-offset-checkpoint"
+    assert path.read_text().endswith("topic 0 4\n")
+    log.truncate_to(2)
+    assert path.read_text().endswith("topic 0 2\n")
+
+
+def test_flush_messages_syncs_inline_and_flush_ms_in_maintenance(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig(flush_messages=3))
+    append(log, batch_of(2))
+    assert log.recovery_point == 0
+    append(log, batch_of(1))
+    assert log.recovery_point == 3
+    log.set_config(LogConfig(flush_ms=1000))
+    append(log, batch_of(1))
+    drain(manager.maintain(NOW + 999))
+    assert log.recovery_point == 3
+    drain(manager.maintain(NOW + 1000))
+    assert log.recovery_point == 4
+
+
+def test_closed_segments_are_synced_in_the_background(tmp_path: Path) -> None:
+    jobs: list[tuple[Callable[[], None], Callable[[OSError | None], None]]] = []
+    manager = manager_on(tmp_path, background=lambda job, done: jobs.append((job, done)))
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for _ in range(10):
+        append(log, batch_of(1))
+    drain(manager.maintain(NOW))
+    assert log.recovery_point == 0 and len(jobs) == 1
+    job, done = jobs.pop()
+    job()
+    done(None)
+    assert log.recovery_point == log.segments[-1].base_offset > 0
+    drain(manager.maintain(NOW + 1))
+    assert not jobs
+
+
+def test_a_failed_background_sync_takes_the_directory_down(tmp_path: Path) -> None:
+    failures: list[tuple[str, OSError]] = []
+    files = FaultyFiles(error=OSError(errno.EIO, "input/output error"))
+    files.only = lambda what, path: what == "fsync" and path.endswith(".log")
+    files.fail_at = 1
+    manager = manager_on(tmp_path, files=files, failures=failures)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for _ in range(10):
+        append(log, batch_of(1))
+    drain(manager.maintain(NOW))
+    assert len(failures) == 1 and log.offline is not None
+
+
+# ---- retention ---------------------------------------------------------------------------------------------
+
+
+def filled(root: Path, config: LogConfig, batches: int = 12) -> object:
+    manager = manager_on(root, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for index in range(batches):
+        append(log, batch_of(1, timestamp=NOW + 1000 * index), now_ms=NOW + 1000 * index)
+    return log
+
+
+def test_retention_by_size_keeps_at_least_that_much(tmp_path: Path) -> None:
+    log = filled(tmp_path, LogConfig(segment_bytes=200, retention_bytes=500))
+    size = log.size  # type: ignore[attr-defined]
+    deleted = log.expire(NOW)  # type: ignore[attr-defined]
+    assert deleted > 0
+    assert 500 <= log.size < 500 + 200  # type: ignore[attr-defined]
+    assert log.size < size  # type: ignore[attr-defined]
+    assert log.log_start_offset == log.segments[0].base_offset  # type: ignore[attr-defined]
+
+
+def test_retention_by_time_empties_the_log_at_last(tmp_path: Path) -> None:
+    log = filled(tmp_path, LogConfig(segment_bytes=200, retention_ms=5000))
+    log.expire(NOW + 11_000)  # type: ignore[attr-defined]
+    kept = records_of(log)  # type: ignore[arg-type]
+    assert kept and all(record.timestamp >= NOW + 5000 for record in kept)
+    log.expire(NOW + 60_000)  # type: ignore[attr-defined]
+    assert records_of(log) == []  # type: ignore[arg-type]
+    assert log.log_start_offset == log.log_end_offset == 12  # type: ignore[attr-defined]
+    assert len(log.segments) == 1  # type: ignore[attr-defined]
+    assert log.expire(NOW + 120_000) == 0  # type: ignore[attr-defined]
+
+
+def test_retention_never_passes_the_high_watermark(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, retention_ms=1)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(12):
+        append(log, batch_of(1), replicated=False)
+    log.set_high_watermark(5)
+    log.expire(NOW + 10_000)
+    assert 0 < log.log_start_offset <= 5
+
+
+def test_delete_records_frees_segments_and_survives_a_restart(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, retention_ms=-1)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(12):
+        append(log, batch_of(1))
+    log.advance_log_start(7)
+    with pytest.raises(KafkaError) as caught:
+        log.advance_log_start(13)
+    assert caught.value.code is ErrorCode.offset_out_of_range
+    log.advance_log_start(3)
+    assert log.log_start_offset == 7
+    with pytest.raises(KafkaError):
+        log.read(6, 100, bound=12, min_one=True)
+    before = len(log.segments)
+    log.expire(NOW)
+    assert len(log.segments) < before
+    drain(manager.maintain(NOW))
+    kill(manager)
+    again = manager_on(tmp_path, config=config).logs["topic", 0]
+    assert again.log_start_offset == 7
+
+
+def test_deleted_segment_files_wait_for_their_delay(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, retention_bytes=0, file_delete_delay_ms=5000)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(6):
+        append(log, batch_of(1))
+    log.expire(NOW)
+    assert any(name.endswith(".deleted") for name in directory_bytes(log.directory))
+    drain(manager.maintain(NOW + 4999))
+    assert any(name.endswith(".deleted") for name in directory_bytes(log.directory))
+    drain(manager.maintain(NOW + 5000))
+    assert not any(name.endswith(".deleted") for name in directory_bytes(log.directory))
+
+
+def test_records_of_the_far_future_only_keep_their_segment(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, retention_ms=1000, message_timestamp_after_max_ms=1 << 62)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    append(log, batch_of(1, timestamp=NOW * 4))
+    append(log, batch_of(1, timestamp=0))
+    append(log, batch_of(1, timestamp=NOW))
+    assert log.expire(NOW + 10_000) == 0
+    assert len(records_of(log)) == 3
+
+
+def test_tiered_segments_move_only_the_local_start(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, remote_storage_enable=True, local_retention_ms=0, retention_ms=-1)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(12):
+        append(log, batch_of(1))
+    assert log.expire(NOW + 1000) == 0
+    log.highest_tiered_offset = 5
+    log.expire(NOW + 1000)
+    assert log.log_start_offset == 0
+    assert 0 < log.local_log_start_offset <= 6
+
+
+def test_maintenance_runs_each_kind_when_it_is_due(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=200, retention_bytes=0)
+    manager = manager_on(
+        tmp_path, config=config, intervals=Intervals(initial_delay_ms=100, retention_ms=1000)
+    )
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(6):
+        append(log, batch_of(1))
+    drain(manager.maintain(NOW))
+    drain(manager.maintain(NOW + 99))
+    assert len(log.segments) > 1
+    drain(manager.maintain(NOW + 100))
+    assert log.log_start_offset > 0
+
+
+def test_idle_segments_give_their_files_and_indexes_back(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for _ in range(12):
+        append(log, batch_of(1))
+    expected = read_all(log)
+    for _ in range(3):
+        log.release_idle()
+    assert read_all(log) == expected
+    append(log, batch_of(1))
+    assert len(records_of(log)) == 13
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot"])
+@pytest.mark.parametrize("older", [True, False])
+def test_what_a_clean_stop_does_not_sync_may_be_lost_or_old(tmp_path: Path, kind: str, older: bool) -> None:
+    config = LogConfig(index_interval_bytes=100)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for index in range(8):
+        append(log, batch_of(2, producer=(1, 0, 2 * index), timestamp=NOW + index), epoch=index)
+    manager.close(clean=True)
+    directory = Path(log.directory)
+    before = {path.name: path.read_bytes() for path in directory.glob(f"*.{kind}")}
+    manager = manager_on(tmp_path, config=config)
+    log = manager.logs["topic", 0]
+    for index in range(8, 16):
+        append(log, batch_of(2, producer=(1, 0, 2 * index), timestamp=NOW + index), epoch=index)
+    expected = (log.producers(), log.epochs.entries(), log.offset_of_max_timestamp(), read_all(log))
+    manager.close(clean=True)
+    for path in directory.glob(f"*.{kind}"):
+        path.unlink()
+    if older:
+        for name, data in before.items():
+            (directory / name).write_bytes(data)
+    manager = manager_on(tmp_path, config=config)
+    again = manager.logs["topic", 0]
+    again.set_high_watermark(32)
+    assert (
+        again.producers(),
+        again.epochs.entries(),
+        again.offset_of_max_timestamp(),
+        read_all(again),
+    ) == expected
+    assert again.offset_for_timestamp(NOW + 12, 99) == (NOW + 12, 24, 12)
+
+
+def test_a_stop_does_not_wait_for_a_checkpoint_in_the_background(tmp_path: Path) -> None:
+    jobs: list[Callable[[], None]] = []
+    manager = manager_on(tmp_path, background=lambda job, done: jobs.append(job))
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(4))
+    log.advance_log_start(1)
+    drain(manager.maintain(NOW))
+    assert jobs
+    log.advance_log_start(3)
+    drain(manager.maintain(NOW))
+    manager.close(clean=True)
+    for late in jobs:
+        late()
+    assert manager_on(tmp_path).logs["topic", 0].log_start_offset == 3
+
+
+@pytest.mark.parametrize("points", ["0\n1\ntopic 0 0\n", "garbage", None])
+def test_gaps_that_compaction_left_are_no_lost_tails(tmp_path: Path, points: str | None) -> None:
+    """A directory Kafka compacted past its checkpoint, or one whose checkpoint is lost, keeps what is
+    there."""
+    config = LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.01, segment_bytes=400)
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for index in range(40):
+        append(log, batch_of([(b"key-%d" % (index % 2 if index else 9), b"value")]))
+    drain(manager.clean(NOW))
+    expected = read_all(log)
+    assert any(a.next_offset < b.base_offset for a, b in pairwise(headers_of(log)))
+    kill(manager)
+    path = tmp_path / "data" / "recovery-point-offset-checkpoint"
+    path.unlink()
+    if points is not None:
+        path.write_text(points)
+    for _ in range(3):
+        manager = manager_on(tmp_path, config=config)
+        log = manager.logs["topic", 0]
+        log.set_high_watermark(40)
+        assert read_all(log) == expected
+        kill(manager)
+
+
+def test_a_segment_that_lost_its_tail_with_the_power_ends_the_log(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for _ in range(12):
+        append(log, batch_of(1))
+    kill(manager)
+    first = Path(log.directory) / f"{0:020d}.log"
+    batches = list(iter_batches(first.read_bytes()))
+    first.write_bytes(first.read_bytes()[: batches[-1][0]])
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    assert again.log_end_offset == batches[-1][1].base_offset
+    assert len(again.segments) == 1
