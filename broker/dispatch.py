@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HEAD: Final = Struct(">Ii")
+_HEAD: Final = Struct(">Ii").unpack_from
 _API_VERSIONS_FALLBACK: Final = 0
 
 
@@ -93,20 +93,24 @@ class Dispatcher:
 
     def handle(self, connection: Connection, frame: Frame) -> Answer:
         try:
-            kind, correlation_id = _HEAD.unpack_from(frame)
-        except StructError:
-            raise Disconnect(f"a request of {len(frame)} bytes has no header") from None
-        if kind == connection.produce_kind:
-            templates = connection.produce_templates
-            for end in connection.produce_ends:
-                template = templates.get(bytes(frame[8:end]))
-                if template is not None:
-                    self._counts[0] += 1
-                    return self._repeat(connection, template, frame, correlation_id)
-        try:
+            kind, correlation_id = _HEAD(frame)
+            if kind == connection.produce_kind:
+                templates = connection.produce_templates
+                for end in connection.produce_ends:
+                    template = templates.get(bytes(frame[8:end]))
+                    if template is not None:
+                        self._counts[0] += 1
+                        return self._repeat(connection, template, frame, correlation_id)
             return self._handle(connection, frame, kind >> 16, kind & 0xFFFF, correlation_id)
+        except Disconnect:
+            raise
         except MalformedRequest as error:
             raise Disconnect(str(error)) from None
+        except StructError:
+            raise Disconnect(f"a request of {len(frame)} bytes has no header") from None
+        except Exception as error:
+            self._log_once("a request", error)
+            raise Disconnect("it asked for something this broker fails at") from None
 
     def settle(self) -> list[Partition]:
         written, self._written = self._written, []
@@ -187,25 +191,24 @@ class Dispatcher:
         if isinstance(error, KafkaError):
             code, message = error.code, error.message
         else:
-            self._log_once(context, error)
+            self._log_once(f"{SERVED[context.api_key].name} version {context.api_version}", error)
         self._errors[code.value] += 1
         fields = error_reply(context.api_key, context.api_version, request, code, message)
         if fields is None:
             raise Disconnect(f"{SERVED[context.api_key].name} failed with {code.name} and cannot say so")
         return encode_response(context.api_key, context.api_version, context.correlation_id, fields)
 
-    def _log_once(self, context: Context, error: Exception) -> None:
+    def _log_once(self, what: str, error: Exception) -> None:
         """The stack of a bug once, its repetitions as one line each."""
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         where = (type(error), None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        name = SERVED[context.api_key].name
         if where in self._logged:
-            log.error("%s failed again: %r", name, error)
+            log.error("%s failed again: %r", what, error)
         else:
             self._logged.add(where)
-            log.error("%s version %d failed", name, context.api_version, exc_info=error)
+            log.error("%s failed", what, exc_info=error)
 
 
 def _unsupported_api_versions(correlation_id: int) -> bytes:

@@ -99,7 +99,9 @@ class Partition:
         """Bytes are staged and not yet written."""
         self.syncs = False
         """Only fsynced bytes count as this broker's end offset."""
-        self.synced = log.log_end_offset
+        self.synced = log.recovery_point
+        """After a kill the rest of the log is only in the page cache: nothing there is acknowledged, a
+        repeated batch neither, before it was synced."""
         self.syncing = False
         self.fast_log: AbstractLog | None = None
         """The log when a plain client batch may be appended as it is, None when anything needs the long way.

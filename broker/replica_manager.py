@@ -328,6 +328,8 @@ class ReplicaManager:
                 syncs=self._flush_single,
                 internal=is_internal(partition.topic),
             )
+            if partition.syncs:
+                self._sync_soon(partition)
             if newer:
                 self._announce(partition, partition.leader_epoch)
         else:

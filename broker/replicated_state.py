@@ -161,6 +161,7 @@ class ReplicatedState(Generic[MachineT]):
         self._is_flush_due = False
         self._is_appending = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
 
     def __repr__(self) -> str:
         return (
@@ -384,11 +385,13 @@ class ReplicatedState(Generic[MachineT]):
     def _arm_timer(self) -> None:
         at_ms = self._machine.next_deadline_ms()
         if self._timer is not None:
-            if at_ms is not None and self._timer.when() <= at_ms / 1000:
+            if at_ms is not None and self._timer_at_ms <= at_ms:
                 return
             self._timer.cancel()
             self._timer = None
         if at_ms is not None:
+            # The time is kept here: for a time that is past uvloop gives a handle that does not know its own.
+            self._timer_at_ms = at_ms
             self._timer = self._loop.call_at(at_ms / 1000, self._time_is_up, at_ms)
 
     def _time_is_up(self, planned_ms: int) -> None:

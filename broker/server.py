@@ -390,6 +390,7 @@ async def _serve(
     host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
     print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
     await broker.run_until_stopped()
+    log.info("node %d stopped", config.node_id)
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:

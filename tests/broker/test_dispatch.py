@@ -12,7 +12,7 @@ from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 from tests.protocol.generate import decoded, fields_of, schema_of
 
 if TYPE_CHECKING:
@@ -96,6 +96,25 @@ async def test_a_bug_is_answered_and_its_stack_is_logged_once(
     traced = [record for record in caplog.records if record.exc_info]
     assert len(traced) == 1
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
+
+
+async def test_a_bug_below_produce_or_fetch_costs_the_connection_alone(
+    broker: "Broker", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("broker.handlers.fetch.Fetch.read", fail)
+    async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
+        produce = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x")))
+        await client.send(produce + client.encode(Api.FETCH, 12, fetch_fields("t", 0)))
+        response = await client.receive_as(Api.PRODUCE, 9)
+        assert response.responses[0].partition_responses[0].error_code is ErrorCode.none
+        assert await client.is_closed()
+        assert (await other.produce("t", batch_of(b"x"))).base_offset == 1
+    assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
 async def test_an_error_that_escapes_a_handler_is_the_answer(broker: "Broker") -> None:

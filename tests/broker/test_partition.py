@@ -21,6 +21,7 @@ class FakeLog:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.log_end_offset = 0
+        self.recovery_point = 0
         self.epochs: list[int] = []
 
     def set_high_watermark(self, high_watermark: int) -> None:

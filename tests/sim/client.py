@@ -44,7 +44,6 @@ from tests.sim.net import Fabric, SimNetwork, SimTransport
 BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
-RECORD_TIMESTAMP_STEP_MS = 1
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.PRODUCE: (3, 8, 9, 12),
