@@ -196,6 +196,7 @@ class Cluster:
         self._log_configs: dict[str, LogConfig] = {}
         self._producer_ids: deque[range] = deque()
         self._fetching_ids: asyncio.Task[None] | None = None
+        self._no_producer_ids: str | None = None
 
     def __repr__(self) -> str:
         role = "controller" if self.is_controller else "member"
@@ -419,7 +420,8 @@ class Cluster:
                     self._publish(delta)
                 for future, decided in answers:
                     _answer(future, decided)
-                self._keep_house()
+                if records:
+                    self._keep_house()
         except (BrokenLog, StoreError) as error:
             self._be_fenced(f"the metadata log cannot be written: {error}")
         finally:
@@ -599,9 +601,12 @@ class Cluster:
         return found
 
     async def next_producer_id(self) -> int:
-        """A producer id no one else has; the next block is asked for while a tenth of this one is left."""
+        """A producer id no one else has; COORDINATOR_LOAD_IN_PROGRESS while there is none.
+
+        The next block is asked for while a tenth of this one is left.
+        """
         while not self._producer_ids:
-            await asyncio.shield(self._fetch_producer_ids())
+            await self._wait_for_producer_ids()
         block = self._producer_ids.popleft()
         if len(block) > 1:
             self._producer_ids.appendleft(block[1:])
@@ -609,20 +614,27 @@ class Cluster:
             self._fetch_producer_ids()
         return block[0]
 
+    async def _wait_for_producer_ids(self) -> None:
+        """All who wait share one command, and each waits for it no longer than a request may last."""
+        timeout_s = self._config.request_timeout_ms / 1000
+        done, _ = await asyncio.wait({self._fetch_producer_ids()}, timeout=timeout_s)
+        if not done or self._no_producer_ids is not None:
+            # Kafka's clients try again after this one; not_controller would be news to a producer.
+            raise KafkaError(ErrorCode.coordinator_load_in_progress, self._no_producer_ids)
+
     def _fetch_producer_ids(self) -> "asyncio.Task[None]":
         if self._fetching_ids is None or self._fetching_ids.done():
-            self._fetching_ids = asyncio.get_running_loop().create_task(self._add_producer_ids())
-            # Nobody may be waiting for it: the next id that is missed asks again.
-            self._fetching_ids.add_done_callback(_retrieve)
+            self._fetching_ids = self._spawn(self._add_producer_ids())
         return self._fetching_ids
 
     async def _add_producer_ids(self) -> None:
         command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
+        self._no_producer_ids = None
         try:
             self._producer_ids.append(await self.submit(command))
         except KafkaError as error:
-            # Kafka's clients try again after this one; not_controller would be news to a producer.
-            raise KafkaError(ErrorCode.coordinator_load_in_progress, error.message) from error
+            # Nobody may be waiting for it: the next id that is missed asks again.
+            self._no_producer_ids = str(error)
 
     async def stop(self) -> None:
         """Write nothing more. A slot under way may yet be won; the next start reads it."""
@@ -630,8 +642,6 @@ class Cluster:
         self.is_controller = False
         self._fail_waiting()
         tasks = [*self._tasks]
-        if self._fetching_ids is not None:
-            tasks.append(self._fetching_ids)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -693,8 +703,3 @@ def _answer(future: "asyncio.Future[Any]", decided: _Decided) -> None:
         future.set_result(decided.response)
     else:
         future.set_exception(decided)
-
-
-def _retrieve(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()

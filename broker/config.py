@@ -11,6 +11,7 @@ knows is refused with the name that was probably meant.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from storage.policy import LogConfig
 
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
+# Most topics have the same settings, and one request may name thousands of topics.
+ALIKE_MAX = 128
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::", "[::]"})
 
 
@@ -380,7 +383,7 @@ _VALIDATION_DOC = (
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 
 _OWN_BROKER = (
-    Definition("log.flush.single.replica", ConfigType.BOOLEAN, "false", False, (), None, _SINGLE_REPLICA_DOC),
+    Definition("log.flush.single.replica", ConfigType.BOOLEAN, "false", True, (), None, _SINGLE_REPLICA_DOC),
     Definition(
         "record.validation",
         ConfigType.STRING,
@@ -871,10 +874,16 @@ def _ip_overrides(text: str) -> dict[str, int]:
 # --- topics ------------------------------------------------------------------------------------------------
 
 
-def topic_values(config: BrokerConfig, overrides: Mapping[str, str]) -> dict[str, Any]:
+def topic_values(config: BrokerConfig, overrides: Mapping[str, str]) -> Mapping[str, Any]:
     """Every topic setting, parsed: the topic's own value, else what the broker's levels say."""
+    return _topic_values(config, tuple(sorted(overrides.items())))
+
+
+@lru_cache(maxsize=ALIKE_MAX)
+def _topic_values(config: BrokerConfig, overrides: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    own = dict(overrides)
     return {
-        name: definition.parse(overrides[name]) if name in overrides else _broker_value(config, definition)
+        name: definition.parse(own[name]) if name in own else _broker_value(config, definition)
         for name, definition in TOPIC.items()
     }
 
@@ -1036,11 +1045,16 @@ def describe_broker_defaults(config: BrokerConfig) -> list[ConfigRow]:
 
 
 def describe_topic(config: BrokerConfig, overrides: Mapping[str, str]) -> list[ConfigRow]:
-    values = topic_values(config, overrides)
-    return [
-        _inherited_row(config, TOPIC[name], overrides, values[name], ConfigSource.TOPIC)
-        for name in sorted(TOPIC)
-    ]
+    return list(_topic_rows(config, tuple(sorted(overrides.items()))))
+
+
+@lru_cache(maxsize=ALIKE_MAX)
+def _topic_rows(config: BrokerConfig, overrides: tuple[tuple[str, str], ...]) -> tuple[ConfigRow, ...]:
+    own = dict(overrides)
+    values = topic_values(config, own)
+    return tuple(
+        _inherited_row(config, TOPIC[name], own, values[name], ConfigSource.TOPIC) for name in sorted(TOPIC)
+    )
 
 
 def describe_group(config: BrokerConfig, overrides: Mapping[str, str]) -> list[ConfigRow]:

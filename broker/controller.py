@@ -189,7 +189,7 @@ class CreateTopics:
         results: list[TopicResult] = []
         records: list[Record] = []
         counts = Counter(topic.name for topic in self.topics)
-        normalized = {name.replace(".", "_"): name for name in image.topics}
+        normalized = _normalized(image, self.topics)
         for topic in self.topics:
             if counts[topic.name] > 1:
                 continue
@@ -207,6 +207,13 @@ class CreateTopics:
                 results.append(TopicResult(name=name, error=duplicate))
         _check_size(sum(len(result.topic.partitions) for result in results if result.topic is not None))
         return Decision(response=results, records=() if self.validate_only else tuple(records))
+
+
+def _normalized(image: Image, topics: Iterable[NewTopic]) -> dict[str, str]:
+    """Names that would share a metric's name with another, by that name; most topics can collide with none."""
+    if not any("." in topic.name or "_" in topic.name for topic in topics):
+        return {}
+    return {name.replace(".", "_"): name for name in image.topics}
 
 
 def _check_size(partitions: int) -> None:

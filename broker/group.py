@@ -134,9 +134,9 @@ class DeleteGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetTopics:
-    """These topics were deleted: so are the offsets committed for them."""
+    """These topics were deleted: so are the offsets committed for them, but not those for a successor."""
 
-    topics: frozenset[str]
+    topics: Mapping[str, UUID]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -856,7 +856,12 @@ class GroupMachine:
         group_ids = {key[0] for pending in self.durable.pending.values() for key in pending}
         for group_id in sorted(group_ids | self.durable.offsets.keys()):
             for topic, partition in sorted(self.durable.keys(group_id)):
-                if topic in command.topics:
+                committed = self.durable.get(group_id, topic, partition)
+                successor = committed is not None and committed.topic_id not in (
+                    None,
+                    command.topics.get(topic),
+                )
+                if topic in command.topics and not successor:
                     turn.records.append(_offset_tombstone(group_id, topic, partition))
         turn.reply(token, len(turn.records))
 

@@ -11,7 +11,7 @@ Invariant: a machine lives exactly as long as this broker leads its partition in
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -27,6 +27,7 @@ from broker.replicated_state import (
     Status,
 )
 from protocol.errors import ErrorCode, KafkaError
+from storage.policy import LogConfig
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class ClusterView(Protocol):
     def subscribe(self, listener: Callable[[Delta], None]) -> Any: ...
 
     async def ensure_internal(self, name: str) -> Any: ...
+
+    def log_config(self, topic: str) -> LogConfig: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ class GroupCoordinator:
     async def start(self, task_group: asyncio.TaskGroup) -> None:
         """Take the partitions that are led already, and those to come."""
         self._tasks = task_group
+        self._take_batch_bound()
         for index, leader_epoch in self._led.items():
             self._open(index, leader_epoch)
         self._expiry = task_group.create_task(self._expire_for_ever(), name="offset expiry")
@@ -230,9 +234,23 @@ class GroupCoordinator:
             self._tasks.create_task(work)
 
     def _cluster_changed(self, delta: Delta) -> None:
+        if delta.configs_changed:
+            self._take_batch_bound()
         if delta.topics_deleted and self._tasks is not None:
-            topics = frozenset(topic.name for topic in delta.topics_deleted)
+            topics = {topic.name: topic.id for topic in delta.topics_deleted}
             self._tasks.create_task(self._ask_all(ForgetTopics(topics=topics)), name="forget topics")
+
+    def _take_batch_bound(self) -> None:
+        """A batch is bounded by the settings of the offsets topic, which may change while this broker runs."""
+        bytes_max = self._cluster.log_config(OFFSETS_TOPIC).max_message_bytes
+        if bytes_max == self._state_config.batch_bytes_max:
+            return
+        self._state_config = replace(self._state_config, batch_bytes_max=bytes_max)
+        self._group_config = replace(self._group_config, record_max_bytes=bytes_max - BATCH_OVERHEAD_BYTES)
+        for state in self._states.values():
+            state.config = self._state_config
+            if state.status is Status.ACTIVE:
+                state.machine.config = self._group_config
 
     async def _expire_for_ever(self) -> None:
         while True:

@@ -154,6 +154,7 @@ class MetadataLog:
 
     async def _put(self, key: str, data: bytes) -> bool:
         delay_ms = RETRY_FIRST_MS
+        is_told = False
         while True:
             result = await self._try(key, data)
             if result is PutResult.WON:
@@ -164,6 +165,9 @@ class MetadataLog:
             if result is PutResult.LOST:
                 # Taken a moment ago and gone now: collected, and nothing written there can count.
                 return False
+            if not is_told:
+                is_told = True
+                _log.warning("the object store does not take %s, trying until it does", key)
             delay_ms = await self._pause(delay_ms)
 
     async def _try(self, key: str, data: bytes) -> PutResult:

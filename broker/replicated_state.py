@@ -146,12 +146,13 @@ class ReplicatedState(Generic[MachineT]):
         self.index = index
         self.leader_epoch = leader_epoch
         self.status = Status.LOADING
+        self.config = config
+        """May be replaced at any time; what is appended next goes by it."""
         self._make_machine = make_machine
         self._machine: MachineT = make_machine()
         self._partitions = partitions
         self._now_ms = now_ms
         self._spawn = spawn
-        self._config = config
         self._loop = asyncio.get_running_loop()
         self._active = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -311,7 +312,7 @@ class ReplicatedState(Generic[MachineT]):
                     self.topic,
                     self.index,
                     batch,
-                    timeout_ms=self._config.append_timeout_ms,
+                    timeout_ms=self.config.append_timeout_ms,
                     expected_leader_epoch=self.leader_epoch,
                 )
             except KafkaError as error:
@@ -328,7 +329,7 @@ class ReplicatedState(Generic[MachineT]):
 
     def _split(self, encoded: list[tuple[bytes, bytes | None]]) -> Iterator[int]:
         """How many records go into each batch; one that is too large by itself goes alone and is refused."""
-        limit = self._config.batch_bytes_max - BATCH_OVERHEAD_BYTES
+        limit = self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES
         count = size = 0
         for key, value in encoded:
             record_size = len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
@@ -342,7 +343,7 @@ class ReplicatedState(Generic[MachineT]):
     def _build(self, encoded: list[tuple[bytes, bytes | None]]) -> bytearray:
         now_ms = self._now_ms()
         rows = [(key, value, (), now_ms) for key, value in encoded]
-        return batches.build_batch(rows, codec=self._config.codec)
+        return batches.build_batch(rows, codec=self.config.codec)
 
     def _append_failed(self, pending: _Round[Any], error: KafkaError, *, is_partly_applied: bool) -> bool:
         """True when the machine still says what the log says and may go on."""

@@ -167,11 +167,7 @@ class Broker:
             on_dir_failure=lambda path, error: replicas.directory_failed(path, error),
             background=lambda job, done: self.spawn(_offloaded(world, job, done)),
             intervals=_intervals(config),
-            cleaner=CleanerSettings(
-                enabled=config.log_cleaner_enable,
-                dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
-                io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
-            ),
+            cleaner=_cleaner(config),
             producer_expiration_ms=config.producer_id_expiration_ms,
         )
         cluster = Cluster(config, world, on_fenced=self.fail)
@@ -219,9 +215,18 @@ class Broker:
         )
 
     def _follow_configs(self, delta: Delta) -> None:
-        """What of the broker's own dynamic configuration reaches the listening side."""
         if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
-            self.components.network.limits = _limits(self.components.cluster.broker_config)
+            self._take_configs()
+
+    def _take_configs(self) -> None:
+        """What of the broker's own dynamic configuration reaches others than the logs of its topics."""
+        config, logs = self.components.cluster.broker_config, self.components.logs
+        self.components.network.limits = _limits(config)
+        logs.cleaner = _cleaner(config)
+        if logs.producer_expiration_ms != config.producer_id_expiration_ms:
+            logs.producer_expiration_ms = config.producer_id_expiration_ms
+            for held in logs.logs.values():
+                held.producer_expiration_ms = config.producer_id_expiration_ms
 
     async def _open(self) -> None:
         """Ports first, because the registration names them; whoever connects early waits unread."""
@@ -238,6 +243,7 @@ class Broker:
         await components.cluster.start(
             ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
         )
+        self._take_configs()
         components.logs.load(components.cluster.log_config)
         components.replicas.load(components.cluster.image)
         await components.groups.start(self._tasks)
@@ -286,9 +292,10 @@ class Broker:
 
     async def _clean(self) -> None:
         """Compaction, at the pace its slices ask for."""
-        pause_s = max(self.config.log_cleaner_backoff_ms / 1000, MAINTAIN_EVERY_S)
+        cluster = self.components.cluster
         while self.config.log_cleaner_enable:
-            await asyncio.sleep(pause_s)
+            backoff_s = cluster.broker_config.log_cleaner_backoff_ms / 1000
+            await asyncio.sleep(max(backoff_s, MAINTAIN_EVERY_S))
             for wait_ms in self.components.logs.clean(self.world.now_ms()):
                 await asyncio.sleep(wait_ms / 1000)
 
@@ -312,6 +319,14 @@ async def _offloaded(world: World, job: Callable[[], None], done: Callable[[OSEr
         done(error)
     else:
         done(None)
+
+
+def _cleaner(config: BrokerConfig) -> CleanerSettings:
+    return CleanerSettings(
+        enabled=config.log_cleaner_enable,
+        dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
+        io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+    )
 
 
 def _intervals(config: BrokerConfig) -> Intervals:
@@ -351,23 +366,25 @@ def run(
     store_url: str | None,
     admin: str | None,
     print_ready: Callable[[str], None],
-) -> int:
-    """Runs one broker on the real world until a signal; returns the exit code."""
+) -> None:
+    """Runs one broker on the real world until a signal. StartupError is what kept or stopped it, in one line."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    gc.set_threshold(*GC_THRESHOLDS)
     if config.ignored:
         log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
     admin_address = _address(admin) if admin is not None else None
     store = _store_name(config, store_url)
     try:
         world = real_world(config, store_url)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    except OSError as error:
+        raise StartupError(f"{error.filename}: {error.strerror}") from error
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
             runner.run(_serve(config, world, admin_address, store, print_ready))
-    except (StartupError, LogDirError, OSError) as error:
-        log.error("%s", error)
-        return 1
-    return 0
+        except LogDirError as error:
+            raise StartupError(str(error)) from error
 
 
 async def _serve(
@@ -384,7 +401,6 @@ async def _serve(
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
     await broker.start()
-    gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     first = next(iter(broker.listeners.values()))
     host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name

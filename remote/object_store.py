@@ -158,13 +158,14 @@ class LocalStore:
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
         self._directories: set[str] = set()
+        self._unsynced: set[str] = set()
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
 
     async def get(self, key: str) -> bytes:
         path = self._path(key)
-        return await self._read(key, lambda: self._files.read(path))
+        return await self._read(path, key, lambda: self._files.read(path))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         _check_range(start, end)
@@ -177,7 +178,7 @@ class LocalStore:
             finally:
                 file.close()
 
-        return await self._read(key, read)
+        return await self._read(path, key, read)
 
     async def put(self, key: str, data: bytes) -> None:
         path, temporary = self._path(key), self._next_temporary()
@@ -205,6 +206,7 @@ class LocalStore:
                 if error.errno in _HOPELESS:
                     raise
                 self._directories.clear()
+                self._unsynced.add(_parent(path))
                 return PutResult.UNKNOWN
             finally:
                 self._drop(temporary)
@@ -231,14 +233,29 @@ class LocalStore:
 
         await self._ask(key, remove)
 
-    async def _read(self, key: str, work: Callable[[], bytes]) -> bytes:
+    async def _read(self, path: str, key: str, work: Callable[[], bytes]) -> bytes:
+        """An object that is read is there for good: a put whose outcome was unknown is judged by it."""
+
         def read() -> bytes:
             try:
-                return work()
+                data = work()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise NoSuchObject(key) from None
+            self._sync_names(_parent(path))
+            return data
 
         return await self._ask(key, read)
+
+    def _sync_names(self, directory: str) -> None:
+        if directory not in self._unsynced:
+            return
+        # First, so that what is linked while this sync runs is not taken for synced.
+        self._unsynced.discard(directory)
+        try:
+            self._files.fsync_dir(directory)
+        except OSError:
+            self._unsynced.add(directory)
+            raise
 
     async def _ask(self, key: str, work: Callable[[], T]) -> T:
         try:

@@ -592,7 +592,7 @@ def _rebuild(
         if new_horizon is None:
             section += record.data[record.start : record.end]
         else:
-            delta = _encode_varint(record.delta + header.base_timestamp - new_horizon)
+            delta = _encode_varint(min(record.delta + header.base_timestamp - new_horizon, LONG_MAX))
             rest = record.data[record.delta_end : record.end]
             section += _encode_varint(1 + len(delta) + len(rest))
             section.append(record.data[record.body_at])
@@ -604,7 +604,7 @@ def _rebuild(
         _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, header.attributes | _DELETE_HORIZON)
         _LONG.pack_into(head, _BASE_TIMESTAMP_AT, new_horizon)
     if not header.is_log_append_time:
-        newest = max(record.delta for record in kept) + header.base_timestamp
+        newest = min(max(record.delta for record in kept) + header.base_timestamp, LONG_MAX)
         _LONG.pack_into(head, _MAX_TIMESTAMP_AT, newest)
     data = compress(header.codec, section, level) if header.codec else section
     return _sealed(head, data, len(kept))

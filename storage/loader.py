@@ -81,6 +81,7 @@ def load(
     tail with the power. None: that cannot be said.
     """
     names = _finish_interrupted(files, path)
+    _remove_stray_snapshots(files, path, names)
     bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
     if is_clean and state is not None:
         loaded = _load_noted(files, path, bases, state, now_ms=now_ms)
@@ -275,17 +276,25 @@ def replay_producer(table: ProducerTable, batch: bytes, header: BatchHeader) -> 
 def producers_at(files: Files, path: str, segments: Sequence[Segment], offset: int) -> ProducerTable:
     """The producers as of `offset`: the newest snapshot at or below it, and the batches since."""
     table, since = _newest_snapshot(files, path, offset)
-    for segment in segments:
-        if segment.size == 0 or segment.base_offset >= offset:
+    ends = [segment.base_offset for segment in segments[1:]] + [offset]
+    for segment, end in zip(segments, ends, strict=False):
+        if segment.size == 0 or segment.base_offset >= offset or end <= since:
             continue
-        position, _ = segment.locate(max(since, segment.base_offset))
-        for found in segment.scan(position, segment.size):
-            header = found.header
-            if header.last_offset >= offset:
-                break
-            if header.producer_id >= 0 and header.base_offset >= since:
-                replay_producer(table, segment.read_batch(found) if header.is_control else b"", header)
+        try:
+            _replay_producers(table, segment, since, offset)
+        except CorruptBatch:
+            continue  # damage where nothing is cut: whoever reads there is told, the others go on
     return table
+
+
+def _replay_producers(table: ProducerTable, segment: Segment, since: int, offset: int) -> None:
+    position = segment.locate(since)[0] if since > segment.base_offset else 0
+    for found in segment.scan(position, segment.size):
+        header = found.header
+        if header.last_offset >= offset:
+            break
+        if header.producer_id >= 0 and header.base_offset >= since:
+            replay_producer(table, segment.read_batch(found) if header.is_control else b"", header)
 
 
 def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTable, int]:
@@ -343,6 +352,14 @@ def _finish_swaps(files: Files, path: str) -> None:
     for name in sorted(names, key=lambda name: name.endswith(LOG + SWAP)):
         if name.endswith(SWAP):
             files.rename(join(path, name), join(path, name.removesuffix(SWAP)))
+
+
+def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str]) -> None:
+    """Those of no segment, but for the newest: each clean stop leaves one."""
+    bases = {name[:NAME_DIGITS] for name in names if _is_segment_file(name, LOG)}
+    for name in [name for name in names if _is_segment_file(name, SNAPSHOT)][:-1]:
+        if name[:NAME_DIGITS] not in bases:
+            files.unlink(join(path, name))
 
 
 def _remove_orphans(files: Files, path: str, names: Sequence[str], bases: set[int]) -> None:

@@ -18,9 +18,9 @@ from protocol.records import (
     BatchHeader,
     Codec,
     CorruptBatch,
+    DecompressedTooLarge,
     Record,
     build_batch,
-    check_records,
     iter_batches,
     iter_records,
     parse_control,
@@ -260,17 +260,22 @@ class AbstractLog(ABC):
     ) -> tuple[bytearray, BatchHeader]:
         """The batch as this log stores it: checked, recompressed and restamped as the configuration asks."""
         self._check_size(header)
+        config = self.config
+        wanted = header.codec if header.is_control else _CODECS.get(config.compression_type, header.codec)
+        is_rebuilt = wanted != header.codec
+        records: list[Record] = []
         if header.is_control:
             self._check_marker(buf, at, header)
         elif origin == "client":
-            self._check_client_records(buf, at, header, now_ms)
-        config = self.config
-        codec = header.codec
-        wanted = _CODECS.get(config.compression_type, codec)
+            self._check_timestamps(header, now_ms)
+        if is_rebuilt or (origin == "client" and (config.is_compacted or config.record_validation == "full")):
+            records = _read_records(buf, at, header)
+            if origin == "client":
+                self._check_client_records(records, now_ms)
         append_time = now_ms if config.is_log_append_time else None
-        if wanted != codec and not header.is_control:
+        if is_rebuilt:
             batch = build_batch(
-                _read_records(buf, at, header),
+                records,
                 base_offset=header.base_offset,
                 codec=Codec(wanted),
                 level=config.compression_level(config.compression_type),
@@ -289,18 +294,19 @@ class AbstractLog(ABC):
         self._check_size(rebuilt)
         return batch, rebuilt
 
-    def _check_client_records(self, buf: Buffer, at: int, header: BatchHeader, now_ms: int) -> None:
+    def _check_timestamps(self, header: BatchHeader, now_ms: int) -> None:
         if header.max_timestamp - now_ms > self._after_max_ms or (
             now_ms - header.base_timestamp > self._before_max_ms and header.base_timestamp != NO_TIMESTAMP
         ):
             raise _bad_timestamp(header, now_ms)
-        if self.config.record_validation == "full":
-            check_records(buf, at, header)
-            self._check_record_timestamps(_read_records(buf, at, header), now_ms)
+
+    def _check_client_records(self, records: list[Record], now_ms: int) -> None:
+        """What Kafka asks of each record, wherever they are read anyway."""
+        self._check_record_timestamps(records, now_ms)
         if self.config.is_compacted:
             keyless = tuple(
                 (index, "Compacted topic cannot accept message without key")
-                for index, record in enumerate(_read_records(buf, at, header))
+                for index, record in enumerate(records)
                 if record.key is None
             )
             if keyless:
@@ -532,10 +538,20 @@ def _checked_batches(buf: Buffer) -> list[tuple[int, BatchHeader]]:
 
 
 def _read_records(buf: Buffer, at: int, header: BatchHeader) -> list[Record]:
+    """All records, with offsets that add up: a batch built from others would take offsets of its
+    neighbours."""
     try:
-        return list(iter_records(buf, at, header))
+        records = list(iter_records(buf, at, header))
+    except DecompressedTooLarge as error:
+        raise KafkaError(ErrorCode.message_too_large, error.reason) from error
     except CorruptBatch as error:
         raise KafkaError(ErrorCode.invalid_record, error.reason) from error
+    for expected, record in enumerate(records, header.base_offset):
+        if record.offset != expected:
+            raise KafkaError(
+                ErrorCode.invalid_record, f"record with offset {record.offset} in place of {expected}"
+            )
+    return records
 
 
 def replay_marker(

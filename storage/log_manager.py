@@ -11,10 +11,12 @@ time.
 """
 
 import json
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os.path import basename, dirname, join
 from uuid import UUID
 
@@ -26,6 +28,8 @@ from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
 from storage.unified_log import SegmentFlush, UnifiedLog
 
+logger = logging.getLogger("tidewal.logs")
+
 LOCK = ".lock"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -35,6 +39,7 @@ CLEANER_POINTS = "cleaner-offset-checkpoint"
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
+LOGS_PER_SLICE = 256
 NOTES_VERSION = 2
 
 TopicPartition = tuple[str, int]
@@ -332,6 +337,7 @@ class LogManager:
     def _set_aside(self, topic: str, partition: int, suffix: str) -> UnifiedLog | None:
         log = self.logs.pop((topic, partition), None)
         self.cleaned_upto.pop((topic, partition), None)
+        self.uncleanable.discard((topic, partition))
         if log is None or log.offline is not None:
             return log
         unique = UUID(int=self._random.getrandbits(128)).hex
@@ -357,7 +363,10 @@ class LogManager:
         if self._is_due("retention", self.intervals.retention_ms, now_ms, self.intervals.initial_delay_ms):
             for log in list(self.logs.values()):
                 if log.offline is None:
-                    log.expire(now_ms)
+                    try:
+                        log.expire(now_ms)
+                    except KafkaError as error:
+                        logger.warning("retention of %s-%d stopped: %s", log.topic, log.partition, error)
                     yield
         if self._is_due("producers", self.intervals.producers_ms, now_ms):
             for log in list(self.logs.values()):
@@ -378,7 +387,9 @@ class LogManager:
         return True
 
     def _flush_due(self, now_ms: int) -> Iterator[None]:
-        for key, log in list(self.logs.items()):
+        for at, (key, log) in enumerate(list(self.logs.items()), 1):
+            if at % LOGS_PER_SLICE == 0:
+                yield
             if log.offline is not None or key in self._flushing:
                 continue
             is_late = (
@@ -409,25 +420,32 @@ class LogManager:
             log.flush_failed(error)
 
     def _remove_deleted(self, now_ms: int) -> Iterator[None]:
-        for log in list(self.logs.values()):
-            if log.has_deleted_files and log.offline is None:
-                log.remove_deleted(now_ms)
+        """In the background: a disk takes tens of milliseconds to give up a file of 1 GB."""
+        due: dict[str, list[str]] = {}
+        for at, log in enumerate(list(self.logs.values()), 1):
+            if at % LOGS_PER_SLICE == 0:
                 yield
-        waiting = []
-        for due, path in self._doomed:
-            if due > now_ms:
-                waiting.append((due, path))
-                continue
-            try:
-                for name in self.files.listdir(path):
-                    self.files.unlink(join(path, name))
-                    yield
+            if log.has_deleted_files and log.offline is None:
+                due.setdefault(log.log_dir, []).extend(log.take_due_files(now_ms))
+        for when, path in self._doomed:
+            if when <= now_ms:
+                due.setdefault(dirname(path), []).append(path)
+        self._doomed = [(when, path) for when, path in self._doomed if when > now_ms]
+        for log_dir, paths in due.items():
+            if paths and log_dir not in self.offline_dirs:
+                self._background(partial(self._remove, paths), partial(self._removed, log_dir))
+                yield
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            if path.endswith(DELETE_SUFFIX):
                 self.files.rmtree(path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self._dir_failed(path.rpartition("/")[0], error)
-        self._doomed = waiting
+            else:
+                self.files.unlink(path)
+
+    def _removed(self, log_dir: str, error: OSError | None) -> None:
+        if error is not None:
+            self._dir_failed(log_dir, error)
 
     def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
         starts_moved = any(log.log_start_unsaved for log in self.logs.values())

@@ -46,6 +46,7 @@ SCAN_BYTES = 4096  # covers one default index interval
 RECOVERY_BYTES = 1 << 20
 HINTS_MAX = 32
 INDEX_BYTES = 10 << 20
+NO_EPOCH = -1
 
 
 def segment_name(base_offset: int) -> str:
@@ -138,6 +139,10 @@ class Segment:
             file = self._file = self._files.open(self.path(LOG))
         return file
 
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     # ---- appending -----------------------------------------------------------------------------------------
 
     def appended(self, size: int, last_offset: int, max_timestamp: int, index_interval: int) -> None:
@@ -208,6 +213,8 @@ class Segment:
                 self._aborted = decode_aborted(self._files.read(self.path(TXN_INDEX)))
             except FileNotFoundError:
                 self._aborted = []
+            except BadIndex as error:
+                raise CorruptBatch(0, str(error)) from error
         return self._aborted
 
     def _load_indexes(self) -> None:
@@ -255,12 +262,27 @@ class Segment:
     @property
     def largest_timestamp(self) -> int:
         """Of all records, -1 if none has one."""
-        timestamp = self.max_timestamp
-        if timestamp is None:
+        if self.max_timestamp is None and not self._find_largest_timestamp():
             self._load_indexes()
-            timestamp = self.max_timestamp
-            assert timestamp is not None
+        timestamp = self.max_timestamp
+        assert timestamp is not None
         return timestamp
+
+    def _find_largest_timestamp(self) -> bool:
+        """From the last entry of the time index: retention asks every segment soon after a start."""
+        try:
+            file = self._files.open(self.path(TIME_INDEX))
+        except FileNotFoundError:
+            return False
+        entries, rest = divmod(file.size(), TIME_ENTRY_SIZE)
+        last = file.pread(TIME_ENTRY_SIZE, (entries - 1) * TIME_ENTRY_SIZE) if entries else b""
+        file.close()
+        timestamp = int.from_bytes(last[:8], "big", signed=True)
+        if rest or timestamp <= 0:  # missing, damaged, or zeros that Kafka allocated
+            return False
+        self.max_timestamp = timestamp
+        self.max_timestamp_offset = self.base_offset + int.from_bytes(last[8:], "big", signed=True)
+        return True
 
     def first_batch_timestamp(self) -> int | None:
         """What rolling by time counts from; None while empty."""
@@ -281,11 +303,13 @@ class Segment:
         self.is_sealed = True
 
     def release(self) -> None:
-        """Give back what only reading needs, unless it was used since the last call."""
-        if not self.is_used and self.is_sealed:
-            _ = self.largest_timestamp if self._times is not None else None
-            self._file = self._offsets = self._times = None
-            self._hints.clear()
+        """Give back the descriptor, and what only reading needs, unless it was used since the last call."""
+        if not self.is_used:
+            self._file = None
+            if self.is_sealed:
+                _ = self.largest_timestamp if self._times is not None else None
+                self._offsets = self._times = None
+                self._hints.clear()
         self.is_used = False
 
     def close(self) -> None:
@@ -376,12 +400,29 @@ class Segment:
             return None
         for found in self.scan(self.offsets.lookup(self.times.lookup(timestamp)), self.size):
             header = found.header
-            if header.max_timestamp < timestamp or header.last_offset < start_offset:
+            if header.max_timestamp < timestamp or header.last_offset < start_offset or not header.count:
                 continue
-            for record in iter_records(self.read_batch(found)):
-                if record.timestamp >= timestamp and record.offset >= start_offset:
-                    return record.timestamp, record.offset, header.leader_epoch
+            answer = self._find_record(found, timestamp, start_offset)
+            if answer is not None:
+                return answer
         return None
+
+    def _find_record(self, found: Found, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
+        """A producer's header is not compared with its records on the way in. Where they do not hold what it
+        promises, or cannot be read, it is taken at its word: to look on would read the whole segment."""
+        header = found.header
+        keeps_its_word = False
+        try:
+            for record in iter_records(self.read_batch(found)):
+                if record.timestamp >= timestamp:
+                    if record.offset >= start_offset:
+                        return record.timestamp, record.offset, header.leader_epoch
+                    keeps_its_word = True
+        except CorruptBatch:
+            keeps_its_word = False
+        if keeps_its_word:
+            return None
+        return header.max_timestamp, max(header.base_offset, start_offset), header.leader_epoch
 
     def find_max_timestamp(self) -> tuple[int, int, int] | None:
         """(timestamp, offset, leader epoch) of the first record with the segment's highest timestamp."""
@@ -390,10 +431,8 @@ class Segment:
             return None
         position, _ = self.locate(self.max_timestamp_offset)
         for found in self.scan(position, self.size):
-            if found.header.max_timestamp == highest:
-                for record in iter_records(self.read_batch(found)):
-                    if record.timestamp == highest:
-                        return highest, record.offset, found.header.leader_epoch
+            if found.header.max_timestamp == highest and found.header.count:
+                return self._find_record(found, highest, found.header.base_offset)
         return None
 
     def end_offset(self) -> int:
@@ -448,7 +487,6 @@ def _good_batches(
     """Batches from the start until the first that is damaged, out of order or out of the segment's range."""
     chunk = b""
     chunk_at = position = 0
-    epoch = -1
     while total - position >= HEADER_SIZE:
         at = position - chunk_at
         if at + HEADER_SIZE > len(chunk):
@@ -465,9 +503,8 @@ def _good_batches(
             return
         if header.base_offset < expected_offset or header.last_offset - base_offset > INT32_MAX:
             return
-        if header.leader_epoch < epoch:
-            return
-        epoch = header.leader_epoch
+        if header.leader_epoch < NO_EPOCH:
+            return  # one that is too high or too low by damage costs nothing that follows
         expected_offset = header.next_offset
         yield chunk[at : at + size], header
         position += size

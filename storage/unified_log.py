@@ -35,7 +35,7 @@ from storage.segment import DELETED, LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, SWAP, 
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
-UNKNOWN = -2  # below every timestamp, so that the next append looks
+UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
 
 
 def _ignore() -> None:
@@ -163,6 +163,8 @@ class UnifiedLog(AbstractLog):
             now_ms=now_ms,
             state=state,
         )
+        for segment in loaded.segments:
+            segment.close()  # most partitions are idle after a start, and descriptors are few
         return UnifiedLog(
             files=files,
             directory=directory,
@@ -212,6 +214,7 @@ class UnifiedLog(AbstractLog):
         self._staged.append(view)
 
     def _make_room(self, size: int, first: int, last: int, max_timestamp: int, now_ms: int) -> Segment:
+        self._look_up_active()
         active = self._active
         if active.size and (
             active.size + size > self._segment_bytes
@@ -226,6 +229,17 @@ class UnifiedLog(AbstractLog):
         if not self._active.size:
             self._set_roll_time(max_timestamp, now_ms)
         return self._active
+
+    def _look_up_active(self) -> None:
+        """The first append after a start needs its indexes and its first batch from the disk."""
+        active = self._active
+        try:
+            with self._disk():
+                _ = active.offsets, active.first_batch_timestamp()
+        except CorruptBatch as error:
+            raise KafkaError(
+                ErrorCode.kafka_storage_error, f"{basename(self.directory)} is damaged: {error}"
+            ) from error
 
     def _is_old(self, active: Segment, max_timestamp: int, now_ms: int) -> bool:
         if self._roll_at == UNKNOWN:
@@ -412,20 +426,25 @@ class UnifiedLog(AbstractLog):
         return count
 
     def _retention_timestamp(self, segment: Segment) -> int:
-        timestamp = segment.largest_timestamp
-        if timestamp < 0 and self.config.retention_ms >= 0:
-            return self.files.mtime_ms(segment.path(LOG))
-        return timestamp
+        """The clock of its file speaks for a segment without timestamps, or one that is damaged."""
+        config = self.config
+        if not config.is_deleted or (config.retention_ms < 0 and not config.remote_storage_enable):
+            return LONG_MAX
+        try:
+            timestamp = segment.largest_timestamp
+        except CorruptBatch:
+            timestamp = -1
+        return timestamp if timestamp >= 0 else self.files.mtime_ms(segment.path(LOG))
 
     @property
     def has_deleted_files(self) -> bool:
         return bool(self._doomed)
 
-    def remove_deleted(self, now_ms: int) -> None:
-        """Remove the files whose `file.delete.delay.ms` is over."""
-        while self._doomed and self._doomed[0][0] <= now_ms:
-            with self._disk():
-                self.files.unlink(self._doomed.pop(0)[1])
+    def take_due_files(self, now_ms: int) -> list[str]:
+        """The files whose `file.delete.delay.ms` is over, for the caller to remove."""
+        due = [path for due, path in self._doomed if due <= now_ms]
+        del self._doomed[: len(due)]
+        return due
 
     def truncate_to(self, offset: int) -> None:
         if self.offline is not None:
@@ -526,6 +545,8 @@ class UnifiedLog(AbstractLog):
                 self._mark_deleted(segment, now_ms)
             cleaned.rename_to("")
             self.files.fsync_dir(self.directory)
+            for segment in replaced[1:]:
+                self.files.unlink(snapshot_path(self.directory, segment.base_offset))
         self._segments[at : at + len(replaced)] = [cleaned]
         self._bases[at : at + len(replaced)] = [cleaned.base_offset]
         self.generation += 1
@@ -548,13 +569,14 @@ class UnifiedLog(AbstractLog):
         """The segments with bytes between the recovery point and `upto`, the small files, and the
         directory."""
         first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
-        with self._disk():
-            open_files = [
-                segment.file
-                for segment in self._segments[first:]
-                if segment.base_offset < upto and self.recovery_point < upto
-            ]
+        behind = [
+            segment
+            for segment in self._segments[first:]
+            if segment.base_offset < upto and self.recovery_point < upto
+        ]
+        open_files = [segment.file for segment in behind if segment.is_open]
         directory = self.directory if paths or self._directory_unsynced else None
+        paths = [*paths, *(segment.path(LOG) for segment in behind if not segment.is_open)]
         parent = None if self._is_anchored else self.log_dir
         self._unsynced.clear()
         self._flushable = max(self._flushable, upto)

@@ -57,8 +57,8 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
     return options
 
 
-def run_broker(options: BrokerOptions) -> int:
-    """Until a signal; the exit code."""
+def run_broker(options: BrokerOptions) -> None:
+    """Until a signal."""
     from broker.config import ConfigError, from_properties, parse_properties
 
     try:
@@ -68,13 +68,15 @@ def run_broker(options: BrokerOptions) -> int:
         if options.admin is not None:
             check_address(options.admin, "--admin", port_min=0)
         config = from_properties(properties, standalone=options.store is None)
-        from broker import server
-
-        return server.run(config, options.store, options.admin, _print_ready)
     except ConfigError as error:
         raise Failure(str(error)) from None
-    except OSError as error:
-        raise Failure(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from None
+    from broker import server
+    from broker.cluster import StartupError
+
+    try:
+        server.run(config, options.store, options.admin, _print_ready)
+    except (ConfigError, StartupError) as error:
+        raise Failure(str(error)) from None
 
 
 def _text_of(path: Path) -> str:

@@ -27,7 +27,11 @@ def run(arguments: list[str]) -> int:
     """The exit code; nothing but a bug leaves as an exception."""
     try:
         options = read_plainly(arguments[1:]) if arguments[:1] == ["broker"] else None
-        code = run_broker(options) if options is not None else _run_any(arguments)
+        code = 0
+        if options is not None:
+            run_broker(options)
+        else:
+            code = _run_any(arguments)
         sys.stdout.flush()
     except Failure as failure:
         complain(f"tidewal: {failure}")

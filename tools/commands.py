@@ -104,12 +104,12 @@ def broker(
             show_default=False,
         ),
     ] = None,
-) -> int:
+) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     Prints one line when clients may connect: ready node=1 listen=HOST:PORT store=URL
     """
-    return run_broker(
+    run_broker(
         BrokerOptions(
             config=config,
             node_id=node_id,

@@ -47,7 +47,7 @@ Fields: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
 _ROOT_LOGGER: Final = "root"
-_PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tools")
+_PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tidewal", "tools")
 _LEVELS: Final[Mapping[str, int]] = {
     "FATAL": logging.CRITICAL,
     "ERROR": logging.ERROR,
@@ -84,7 +84,7 @@ def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) ->
         rows = _rows(ctx.broker.cluster, resource.resource_type, resource.resource_name)
     except KafkaError as error:
         return {**named, "error_code": error.code, "error_message": error.message, "configs": []}
-    wanted = resource.configuration_keys
+    wanted = frozenset(resource.configuration_keys or ())
     return {
         **named,
         "error_code": ErrorCode.none,

@@ -9,6 +9,7 @@ image alone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -55,11 +56,14 @@ async def find_coordinator(ctx: Context, request: Any) -> Fields:
     key_type = get(request, "key_type", _GROUP_COORDINATOR)
     if ctx.api_version < 4:
         return {"throttle_time": 0, **await _coordinator_of(ctx, key_type, request.key, none_text="NONE")}
-    found = [
-        {"key": key, **await _coordinator_of(ctx, key_type, key, none_text="")}
-        for key in request.coordinator_keys
-    ]
-    return {"throttle_time": 0, "coordinators": found}
+    keys = tuple(dict.fromkeys(request.coordinator_keys))
+    # Together, because each may wait: for the topic to be made, for its partition to be loaded.
+    answers = await asyncio.gather(*(_coordinator_of(ctx, key_type, key, none_text="") for key in keys))
+    found = dict(zip(keys, answers, strict=True))
+    return {
+        "throttle_time": 0,
+        "coordinators": [{"key": key, **found[key]} for key in request.coordinator_keys],
+    }
 
 
 async def _coordinator_of(ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
@@ -425,15 +429,18 @@ async def delete_groups(ctx: Context, request: Any) -> Fields:
     by_partition: dict[int, list[str]] = {}
     for group_id in dict.fromkeys(request.groups_names):
         by_partition.setdefault(groups.partition_for(group_id), []).append(group_id)
-    results = []
-    for group_ids in by_partition.values():
-        try:
-            errors = await groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
-        except KafkaError as error:
-            errors = (error.code,) * len(group_ids)
-        pairs = zip(group_ids, errors, strict=True)
-        results += [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
-    return {"throttle_time": 0, "results": results}
+    answers = await asyncio.gather(*(_delete_some(ctx, group_ids) for group_ids in by_partition.values()))
+    return {"throttle_time": 0, "results": [row for rows in answers for row in rows]}
+
+
+async def _delete_some(ctx: Context, group_ids: list[str]) -> list[Fields]:
+    """Groups of one partition of the coordinator."""
+    try:
+        errors = await ctx.broker.groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
+    except KafkaError as error:
+        errors = (error.code,) * len(group_ids)
+    pairs = zip(group_ids, errors, strict=True)
+    return [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
 
 
 # Small things

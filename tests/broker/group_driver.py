@@ -4,6 +4,7 @@ replies.
 
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from broker.group import (
     Commit,
@@ -28,6 +29,7 @@ GROUP = "g"
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
 EPOCH_MS = 1_700_000_000_000
+TOPIC_ID = UUID(int=7)
 
 NO_ANSWER = object()
 
@@ -174,8 +176,8 @@ class Driver:
     def delete_groups(self, *group_ids: str) -> Any:
         return self.ask(DeleteGroups(group_ids=group_ids))
 
-    def forget_topics(self, *topics: str) -> Any:
-        return self.ask(ForgetTopics(topics=frozenset(topics)))
+    def forget_topics(self, *topics: str, topic_id: UUID = TOPIC_ID) -> Any:
+        return self.ask(ForgetTopics(topics=dict.fromkeys(topics, topic_id)))
 
     def expire(self) -> Any:
         return self.ask(ExpireOffsets())

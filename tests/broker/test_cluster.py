@@ -718,6 +718,49 @@ def test_without_a_controller_producers_are_told_to_try_again() -> None:
     site.run(story())
 
 
+def test_nobody_waits_for_producer_ids_longer_than_a_request_lasts() -> None:
+    site = Site()
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            member = site.member()
+            await member.start(task_group=tasks)
+            site.profile.down = True
+            asked_at = site.loop.time()
+            asked = [asyncio.ensure_future(member.next_producer_id()) for _ in range(3)]
+            failed = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(error) for error in failed] == [KafkaError] * 3
+            assert site.loop.time() - asked_at == pytest.approx(30)
+            site.profile.heal()
+            assert await member.next_producer_id() == 0
+            assert site.slots() == [1, 2], "all of them waited for one block"
+            await member.stop()
+
+    site.run(story())
+
+
+def test_who_only_asks_after_a_snapshot_does_not_take_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.cluster.SNAPSHOT_EVERY_SLOTS", 2)
+    taken: list[int] = []
+
+    class Counting(MemoryStore):
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            taken.extend([1] * key.startswith("meta/snapshot/"))
+            return await super().put_if_absent(key, data)
+
+    site = Site()
+
+    async def story() -> None:
+        member = await site.started(store=Counting())
+        await create(member, "t")
+        for _ in range(5):
+            await create(member, "t")
+            await asyncio.sleep(1)
+        assert (member.image.seq, len(taken)) == (2, 1)
+
+    site.run(story())
+
+
 def test_objects_describe_themselves() -> None:
     site = Site()
 

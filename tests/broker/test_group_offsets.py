@@ -1,6 +1,7 @@
 """Committed offsets: who may move them, how long they live, what deletes them."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -8,7 +9,7 @@ from broker.group import GroupConfig, GroupMachine, OffsetToCommit
 from broker.membership import State
 from protocol.errors import ErrorCode
 from protocol.formats import CommittedOffset, OffsetRecord
-from tests.broker.group_driver import GROUP, SESSION_MS, Driver, subscription
+from tests.broker.group_driver import GROUP, SESSION_MS, TOPIC_ID, Driver, subscription
 
 RETENTION_MS = 1_000_000
 
@@ -177,6 +178,15 @@ def test_deleted_topics_take_their_offsets_along(d: Driver) -> None:
     assert d.forget_topics("t") == 2
     assert d.machine.durable.get("h", "t", 0) is None
     assert (d.committed(), d.committed("other")) == (None, 2)
+
+
+def test_a_topic_deleted_late_leaves_its_successor_s_offsets(d: Driver) -> None:
+    """A partition that was loading hears of the deletion after the first commit for the topic's successor."""
+    successor = OffsetToCommit("t", 0, 5, topic_id=UUID(int=8))
+    deleted = OffsetToCommit("t", 1, 6, topic_id=TOPIC_ID)
+    d.commit(0, offsets=(successor, deleted))
+    assert d.forget_topics("t") == 1
+    assert (d.committed(partition=0), d.committed(partition=1)) == (5, None)
 
 
 def test_offsets_of_a_topic_in_use_are_not_deleted(d: Driver) -> None:

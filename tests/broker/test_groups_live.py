@@ -8,6 +8,7 @@ from broker.groups import OFFSETS_TOPIC
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.group_driver import subscription
+from tests.broker.raw_client import create_topic
 from tools.client import Address, Client
 
 if TYPE_CHECKING:
@@ -142,3 +143,38 @@ async def test_a_deleted_topic_s_offsets_are_gone(broker: "Broker") -> None:
         await client.request_controller(Api.DELETE_TOPICS, fields)
         await client.refresh(["t"], create=True)
         assert await member.committed() is None
+
+
+async def test_a_smaller_batch_bound_reaches_the_coordinator(broker: "Broker") -> None:
+    """max.message.bytes may change while offsets are committed; a commit is then several batches."""
+    async with connect(broker) as client:
+        await create_topic(broker, "many", partitions=100)
+        await client.refresh(["many"])
+        await find(client)
+        change = [{"name": "max.message.bytes", "config_operation": 0, "value": "4000"}]
+        resource = {"resource_type": 2, "resource_name": OFFSETS_TOPIC, "configs": change}
+        fields = {"resources": [resource], "validate_only": False}
+        reply = await client.request_controller(Api.INCREMENTAL_ALTER_CONFIGS, fields)
+        assert reply.responses[0].error_code is ErrorCode.none
+        rows = [
+            {"partition_index": at, "committed_offset": at, "committed_metadata": "x" * 100}
+            for at in range(100)
+        ]
+        topic = {"name": "many", "topic_id": client.known.topic_ids["many"], "partitions": rows}
+        answer = await client.request(
+            Api.OFFSET_COMMIT,
+            {
+                "group_id": GROUP,
+                "member_id": "",
+                "generation_id_or_member_epoch": -1,
+                "group_instance_id": None,
+                "topics": [topic],
+            },
+        )
+        assert {row.error_code for row in answer.topics[0].partitions} == {ErrorCode.none}
+        large = [{"name": "range", "metadata": subscription("t" * 200) + bytes(5_000)}]
+        member = Member(client)
+        assert (await member.join(protocols=large)).error_code is ErrorCode.none
+        assert (await member.sync()).error_code is ErrorCode.rebalance_in_progress
+        machine = broker.components.groups.machine(GROUP)
+        assert machine.groups[GROUP].members, "nobody lost the group, which is its members' own trouble"

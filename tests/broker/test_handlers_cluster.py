@@ -505,14 +505,15 @@ def test_a_creation_can_be_tried(version: int) -> None:
     run(story)
 
 
+@pytest.mark.parametrize("timeout_ms", [300, 0, -1])
 @pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_a_creation_that_takes_too_long_says_so(version: int) -> None:
+def test_a_creation_that_takes_too_long_says_so(version: int, timeout_ms: int) -> None:
     async def story(client: Client, member: Cluster) -> None:
         answer = await client.ask(
             Api.CREATE_TOPICS,
             version,
             topics=[new("t", num_partitions=1, replication_factor=1)],
-            timeout=300,
+            timeout=timeout_ms,
             validate_only=False,
         )
         assert [topic.error_code for topic in answer.topics] == [ErrorCode.request_timed_out]

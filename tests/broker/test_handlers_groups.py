@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.config import BrokerConfig, from_properties
+from broker.config import BrokerConfig, ResourceType, from_properties, log_config
 from broker.groups import OFFSETS_TOPIC, GroupCoordinator, partition_of
 from broker.handlers.groups import HANDLERS
 from broker.image import (
@@ -27,6 +27,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset, OffsetRecord
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
+from storage.policy import LogConfig
 from tests.broker.group_driver import subscription
 from tests.broker.test_replicated_state import AppendedAt, FakeLog, settle
 
@@ -88,6 +89,9 @@ class FakeCluster:
 
     def subscribe(self, listener: Callable[[Delta], None]) -> None:
         self.listeners.append(listener)
+
+    def log_config(self, topic: str) -> LogConfig:
+        return log_config(config(), self.image.config(ResourceType.TOPIC, topic))
 
     async def ensure_internal(self, name: str) -> None:
         self.created += 1
@@ -291,8 +295,10 @@ async def test_many_first_clients_make_the_topic_once(client: Client) -> None:
 
 async def test_a_topic_that_cannot_be_made_yet_is_not_available(client: Client) -> None:
     client.cluster.refuses = True
-    reply = await client.call(Api.FIND_COORDINATOR, 6, key_type=0, coordinator_keys=[GROUP])
-    (found,) = reply.coordinators
+    reply = await client.call(Api.FIND_COORDINATOR, 6, key_type=0, coordinator_keys=[GROUP, "other", GROUP])
+    assert client.cluster.created == 1, "who asks for many waits for one attempt"
+    assert [found.key for found in reply.coordinators] == [GROUP, "other", GROUP]
+    found = reply.coordinators[0]
     assert (found.error_code, found.node_id, found.host, found.port) == (
         ErrorCode.coordinator_not_available,
         -1,

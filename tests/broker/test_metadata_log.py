@@ -259,6 +259,16 @@ async def _trim(store: MemoryStore) -> None:
     await trimmed(store)
 
 
+def test_a_store_that_takes_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk answers every question and takes nothing: without a line nobody would know."""
+    log = log_on(Scripted(["unknown"] * 4))
+
+    assert asyncio.run(win(log, 1)) is not None
+    assert [record.message for record in caplog.records] == [
+        f"the object store does not take {slot_key(1)}, trying until it does"
+    ]
+
+
 def test_a_store_that_will_not_get_better_is_not_asked_for_ever() -> None:
     class Forbidden(MemoryStore):
         async def list(self, prefix: str, *, after: str = "") -> list[str]:

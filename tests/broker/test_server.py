@@ -218,3 +218,40 @@ async def test_several_log_dirs_and_one_of_them_fails(make_broker: "MakeBroker",
             f"{tmp_path}/one": ErrorCode.kafka_storage_error,
             f"{tmp_path}/two": ErrorCode.none,
         }
+
+
+async def test_dynamic_settings_reach_what_they_are_about_and_last(make_broker: "MakeBroker") -> None:
+    broker = await make_broker()
+    await create_topic(broker, "t")
+    wanted = {
+        "log.cleaner.dedupe.buffer.size": "1000000",
+        "log.cleaner.io.max.bytes.per.second": "5000.0",
+        "log.retention.ms": "77000",
+        "log.segment.bytes": "2000000",
+        "max.connections": "7",
+        "max.connections.per.ip": "5",
+        "message.max.bytes": "30000",
+        "producer.id.expiration.ms": "4000",
+    }
+    configs = [{"name": name, "config_operation": 0, "value": value} for name, value in wanted.items()]
+    resource = {"resource_type": 4, "resource_name": "", "configs": configs}
+    async with await RawClient.open(broker) as client:
+        answer = await client.call(
+            Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False
+        )
+        assert answer.responses[0].error_code is ErrorCode.none
+    _check_in_force(broker)
+    await broker.stop()
+    _check_in_force(await make_broker())
+
+
+def _check_in_force(broker: server.Broker) -> None:
+    components = broker.components
+    held = components.logs.logs["t", 0]
+    assert held.producer_expiration_ms == components.logs.producer_expiration_ms == 4_000
+    assert (held.config.retention_ms, held.config.segment_bytes) == (77_000, 2_000_000)
+    assert held.config.max_message_bytes == 30_000
+    limits = components.network.limits
+    assert (limits.connections, limits.connections_per_ip) == (7, 5)
+    cleaner = components.logs.cleaner
+    assert (cleaner.dedupe_bytes, cleaner.io_max_bytes_per_second) == (1_000_000, 5_000.0)

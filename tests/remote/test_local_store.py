@@ -98,6 +98,23 @@ async def test_an_answer_that_was_lost_after_the_link_is_unknown(tmp_path: Path)
     assert await store.get("meta/2") == b"mine"
 
 
+async def test_an_object_whose_name_is_not_durable_is_not_yet_read(tmp_path: Path) -> None:
+    """Who reads the key after UNKNOWN takes what is there for committed."""
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("meta/1", b"x")
+    files.fail = {"fsync_dir": errno.EIO}
+    assert await store.put_if_absent("meta/2", b"mine") is PutResult.UNKNOWN
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await store.get("meta/2")
+    files.fail = {}
+    files.calls.clear()
+    for _ in range(2):
+        assert await store.get("meta/2") == b"mine"
+    assert files.calls.count("fsync_dir meta") == 1
+
+
 async def test_a_full_disk_is_unknown_and_leaves_nothing(tmp_path: Path) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

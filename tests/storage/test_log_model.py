@@ -123,7 +123,8 @@ class LogHistory(RuleBasedStateMachine):
     @rule()
     def retention(self) -> None:
         self.log.expire(self.now)
-        self.log.remove_deleted(self.now)
+        for path in self.log.take_due_files(self.now):
+            self.log.files.unlink(path)
 
     @rule()
     def maintain(self) -> None:

@@ -1,0 +1,179 @@
+"""What an operation may cost: files opened and kept open, files read, work in one slice."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.files import DiskFiles
+from storage.index import OffsetIndex, TimeIndex
+from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.policy import LogConfig
+from tests.storage.support import NOW, TOPIC_ID, append, batch_of, drain, kill, manager_on
+
+SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+AT_ONCE = Intervals(retention_ms=0, initial_delay_ms=0)
+
+
+class Watched(DiskFiles):
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        self.opened.append(path)
+        return super().open(path, create=create)
+
+    def read(self, path: str) -> bytes:
+        self.opened.append(path)
+        return super().read(path)
+
+
+def filled(
+    root: Path, *, partitions: int = 5, config: LogConfig = SMALL, idempotent: bool = False
+) -> LogManager:
+    manager = manager_on(root, config=config)
+    for index in range(partitions):
+        log = manager.create("topic", TOPIC_ID, index, config)
+        for at in range(20):
+            append(log, batch_of(1, producer=(1, 0, at)) if idempotent else batch_of(1))
+        assert len(log.segments) > 4
+    return manager
+
+
+def open_files(root: Path) -> int:
+    gc.collect()  # a killed manager's files go with it
+    return sum(
+        os.path.realpath(link).startswith(f"{root}/data/t") for link in Path("/proc/self/fd").iterdir()
+    )
+
+
+def settle(manager: LogManager) -> None:
+    for log in manager.logs.values():
+        log.set_high_watermark(log.log_end_offset)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_and_its_first_retention_keep_no_file_open(tmp_path: Path, clean: bool) -> None:
+    """5,000 partitions of 10 segments would otherwise need 50,000 descriptors half a minute later."""
+    filled(tmp_path).close(clean=clean)
+    manager = manager_on(tmp_path, config=SMALL, intervals=AT_ONCE)
+    assert open_files(tmp_path) == 0
+    settle(manager)
+    drain(manager.maintain(NOW))
+    assert open_files(tmp_path) == 0
+    assert all(log.log_start_offset == 0 for log in manager.logs.values())
+
+
+def test_the_first_retention_reads_no_whole_index(tmp_path: Path) -> None:
+    """An index of a full segment takes 80 ms to read; the newest timestamp is its last entry."""
+    filled(tmp_path).close()
+    files = Watched()
+    config = LogConfig(segment_bytes=400, index_interval_bytes=100, retention_ms=1000)
+    manager = manager_on(tmp_path, files=files, config=config, intervals=AT_ONCE)
+    settle(manager)
+    files.opened.clear()
+    drain(manager.maintain(NOW + 1000))
+    assert not [path for path in files.opened if path.endswith((".index", ".log"))]
+    assert all(log.log_start_offset == 0 for log in manager.logs.values())
+    drain(manager.maintain(NOW + 1001))
+    assert all(log.log_start_offset == 20 for log in manager.logs.values())
+
+
+def test_segments_that_need_no_time_are_not_asked_for_it(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=400, index_interval_bytes=100, cleanup_policy=("compact",))
+    filled(tmp_path, config=config).close()
+    files = Watched()
+    manager = manager_on(
+        tmp_path, files=files, config=config, intervals=AT_ONCE, cleaner=CleanerSettings(enabled=True)
+    )
+    settle(manager)
+    files.opened.clear()
+    drain(manager.maintain(NOW + 10**12))
+    assert not files.opened
+
+
+def test_files_of_idle_partitions_are_closed(tmp_path: Path) -> None:
+    manager = filled(tmp_path)
+    assert open_files(tmp_path)
+    for log in manager.logs.values():
+        log.release_idle()
+        log.release_idle()
+    assert open_files(tmp_path) == 0
+    for log in manager.logs.values():
+        assert append(log, batch_of(1)).first_offset == 20
+    kill(manager)
+    again = manager_on(tmp_path, config=SMALL)
+    assert {log.log_end_offset for log in again.logs.values()} == {21}
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_producers_are_known_from_the_snapshot_alone(tmp_path: Path, clean: bool) -> None:
+    """Segments that end below it hold nothing new."""
+    filled(tmp_path, idempotent=True).close(clean=clean)
+    files = Watched()
+    manager = manager_on(tmp_path, files=files, config=SMALL)
+    log = manager.logs["topic", 0]
+    closed = {segment.base_offset for segment in list(log.segments)[:-1]}
+    if not clean:
+        closed = set()  # nothing was synced: all of it is recovered
+    touched = {int(os.path.basename(path)[:20]) for path in files.opened if path.endswith((".index", ".log"))}
+    assert not touched & closed
+    assert log.producer_table.entries[1].last_sequence == 19
+
+
+def test_a_recovery_reads_from_the_recovery_point_on(tmp_path: Path) -> None:
+    manager = filled(tmp_path, idempotent=True, partitions=1)
+    manager.logs["topic", 0].fsync()
+    manager._checkpoint("recovery-point-offset-checkpoint")
+    kill(manager)
+    files = Watched()
+    log = manager_on(tmp_path, files=files, config=SMALL).logs["topic", 0]
+    closed = {segment.base_offset for segment in list(log.segments)[:-1]}
+    touched = {int(os.path.basename(path)[:20]) for path in files.opened if path.endswith((".index", ".log"))}
+    assert not touched & closed
+    assert log.producer_table.entries[1].last_sequence == 19
+
+
+def test_snapshots_do_not_pile_up(tmp_path: Path) -> None:
+    """One for each segment and one for the end; a compacted topic is never rid of its oldest segment."""
+    config = LogConfig(
+        cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.01, segment_bytes=400, index_interval_bytes=9
+    )
+    for turn in range(5):
+        manager = manager_on(tmp_path, config=config)
+        log = manager.create("topic", TOPIC_ID, 0, config)
+        for at in range(20):
+            append(log, batch_of(1, producer=(1, 0, 20 * turn + at)))
+        drain(manager.clean(NOW))
+        manager.close()
+    manager = manager_on(tmp_path, config=config)
+    log = manager.logs["topic", 0]
+    snapshots = list(Path(log.directory).glob("*.snapshot"))
+    assert len(snapshots) <= len(log.segments) + 1
+    assert log.producer_table.entries[1].last_sequence == 99
+
+
+def test_a_topic_made_anew_is_compacted_again(tmp_path: Path) -> None:
+    manager = filled(tmp_path, partitions=1)
+    manager.uncleanable.add(("topic", 0))
+    manager.delete("topic", 0)
+    assert not manager.uncleanable
+
+
+def test_many_partitions_are_looked_after_in_slices(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    for index in range(600):
+        manager.create("topic", TOPIC_ID, index, LogConfig())
+    assert drain(manager.maintain(NOW)) >= 2
+
+
+def test_an_index_of_a_full_segment_is_read_within_milliseconds() -> None:
+    """Not by looking at each of its entries; damage between those looked at shows when it is used."""
+    offsets, times = OffsetIndex(), TimeIndex()
+    for at in range(100_000):
+        offsets.append(at * 10, at * 4096)
+        times.maybe_append(NOW + at, at * 10)
+    assert OffsetIndex.decode(offsets.encode(), 1 << 30).entries == offsets.entries
+    again = TimeIndex.decode(times.encode())
+    assert (again.timestamps, again.offsets) == (times.timestamps, times.offsets)

@@ -1,0 +1,292 @@
+"""What must stay small: a damaged or lying batch, a failing disk or a lost file costs what it touches and no
+more."""
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import Codec, Record, build_batch, crc_of, parse_header
+from storage.files import DiskFiles
+from storage.log_manager import Intervals, run_inline
+from storage.policy import LogConfig
+from storage.unified_log import UnifiedLog
+from tests.storage.support import (
+    NOW,
+    TOPIC_ID,
+    FaultyFiles,
+    append,
+    batch_of,
+    drain,
+    kill,
+    log_on,
+    manager_on,
+    read_all,
+    records_of,
+)
+
+SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+EXPIRING = LogConfig(segment_bytes=400, index_interval_bytes=100, retention_ms=1)
+AT_ONCE = Intervals(retention_ms=0, initial_delay_ms=0)
+IO_ERROR = OSError(errno.EIO, "input/output error")
+
+
+def fill(log: UnifiedLog, batches: int = 12) -> UnifiedLog:
+    for _ in range(batches):
+        append(log, batch_of(2))
+    return log
+
+
+def renew_crc(batch: bytearray) -> None:
+    struct.pack_into(">I", batch, 17, crc_of(batch, 0, len(batch)))
+
+
+def crooked(*deltas: int, timestamp: int = NOW, **options: object) -> bytearray:
+    """A batch whose header is in order and whose records have other offsets than it says."""
+    batch = build_batch(
+        [Record(delta, timestamp, b"k", b"v") for delta in deltas],
+        last_offset=len(deltas) - 1,
+        **options,  # type: ignore[arg-type]
+    )
+    assert parse_header(batch).count == len(deltas)
+    return batch
+
+
+# ---- records that are not what their header says --------------------------------------------------------
+
+
+@pytest.mark.parametrize("deltas", [(-5,), (7,), (0, 2, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [LogConfig(compression_type="gzip"), LogConfig(cleanup_policy=("compact",))],
+    ids=["codec", "keys"],
+)
+def test_where_records_are_read_their_offsets_must_add_up(
+    tmp_path: Path, config: LogConfig, deltas: tuple[int, ...]
+) -> None:
+    log = log_on(tmp_path, config=config)
+    log.append_records(batch_of(3), leader_epoch=0, now_ms=NOW)
+    with pytest.raises(KafkaError) as refused:
+        log.append_records(crooked(*deltas), leader_epoch=0, now_ms=NOW)
+    assert refused.value.code is ErrorCode.invalid_record
+    assert log.log_end_offset == 3
+
+
+def test_where_records_are_read_their_own_timestamps_count(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
+    batch = batch_of(1, timestamp=NOW + 86_400_000)
+    struct.pack_into(">q", batch, 35, NOW)  # the header claims less
+    renew_crc(batch)
+    with pytest.raises(KafkaError) as refused:
+        log.append_records(batch, leader_epoch=0, now_ms=NOW)
+    assert refused.value.code is ErrorCode.invalid_timestamp
+
+
+def test_a_bomb_on_a_topic_whose_records_are_read_is_too_large(tmp_path: Path) -> None:
+    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
+    bomb = build_batch([(b"k", bytes(20 << 20), (), NOW)], codec=Codec.ZSTD)
+    with pytest.raises(KafkaError) as refused:
+        log.append_records(bomb, leader_epoch=0, now_ms=NOW)
+    assert refused.value.code is ErrorCode.message_too_large
+
+
+def lying(max_timestamp: int, **options: object) -> bytearray:
+    batch = batch_of(2, **options)  # type: ignore[arg-type]
+    struct.pack_into(">q", batch, 35, max_timestamp)
+    renew_crc(batch)
+    return batch
+
+
+def test_a_header_that_promises_a_timestamp_is_taken_at_its_word(tmp_path: Path) -> None:
+    """Looking for the record it does not have would read the rest of the segment at every question."""
+    log = log_on(tmp_path)
+    append(log, batch_of(2))
+    append(log, lying(NOW + 1000))
+    for _ in range(5):
+        append(log, lying(NOW + 1000))
+    assert log.offset_for_timestamp(NOW + 500, log.log_end_offset) == (NOW + 1000, 2, 0)
+    assert log.offset_of_max_timestamp() == (NOW + 1000, 2, 0)
+
+
+def test_a_batch_that_cannot_be_unpacked_does_not_end_a_question_of_time(tmp_path: Path) -> None:
+    log = log_on(tmp_path)
+    append(log, batch_of(2))
+    broken = batch_of(2, timestamp=NOW + 10, codec=Codec.ZSTD)
+    broken[61:] = bytes(len(broken) - 61)
+    renew_crc(broken)
+    append(log, broken)
+    assert log.offset_for_timestamp(NOW + 5, log.log_end_offset) == (NOW + 10, 2, 0)
+    assert log.offset_of_max_timestamp() == (NOW + 10, 2, 0)
+
+
+def test_compaction_leaves_a_timestamp_past_all_time_alone(tmp_path: Path) -> None:
+    config = LogConfig(
+        cleanup_policy=("compact",),
+        min_cleanable_dirty_ratio=0.01,
+        segment_bytes=300,
+        message_timestamp_after_max_ms=(1 << 63) - 1,
+    )
+    manager = manager_on(tmp_path, config=config)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    batch = build_batch([(b"a", b"1", (), 1 << 62), (b"b", b"1", (), (1 << 62) + 100)])
+    struct.pack_into(">q", batch, 27, (1 << 62) + (1 << 61) * 2 - 50)  # base and delta pass the last int64
+    renew_crc(batch)
+    append(log, batch)
+    for value in range(20):
+        append(log, batch_of([(b"a", b"%d" % value)]))
+    drain(manager.clean(NOW))
+    assert log.offline is None
+
+
+# ---- maintenance ----------------------------------------------------------------------------------------
+
+
+def test_maintenance_outlives_a_disk_that_fails_in_it(tmp_path: Path) -> None:
+    """The broker has other directories; this generator runs in its root task group."""
+    files = FaultyFiles(
+        error=IO_ERROR, only=lambda operation, path: (operation, "/one/" in path) == ("rename", 1)
+    )
+    manager = manager_on(tmp_path, files=files, dirs=("one", "two"), config=EXPIRING, intervals=AT_ONCE)
+    logs = [fill(manager.create("topic", TOPIC_ID, index, EXPIRING)) for index in range(4)]
+    files.fail_at = files.operations + 1
+    drain(manager.maintain(NOW + 100))
+    assert list(manager.offline_dirs) == [str(tmp_path / "one")]
+    alive = [log for log in logs if log.offline is None]
+    assert len(alive) == 2
+    assert all(log.log_start_offset == log.log_end_offset for log in alive)
+
+
+def test_maintenance_outlives_a_damaged_segment(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=EXPIRING)
+    log = fill(manager.create("topic", TOPIC_ID, 0, EXPIRING))
+    fill(manager.create("other", TOPIC_ID, 0, EXPIRING))
+    manager.close()
+    Path(log.segments[0].path(".timeindex")).unlink()
+    Path(log.segments[0].path(".log")).write_bytes(b"\xff" * log.segments[0].size)
+    manager = manager_on(tmp_path, config=EXPIRING, intervals=AT_ONCE)
+    for each in manager.logs.values():
+        each.set_high_watermark(each.log_end_offset)
+    drain(manager.maintain(NOW + 100))
+    assert manager.logs["other", 0].log_start_offset > 0
+    assert manager.logs["topic", 0].offline is None
+
+
+def test_files_whose_time_is_over_are_removed_beside_the_loop(tmp_path: Path) -> None:
+    """A file of 1 GB takes the disk tens of milliseconds to give up."""
+    waiting: list[object] = []
+    manager = manager_on(
+        tmp_path, config=EXPIRING, intervals=AT_ONCE, background=lambda job, done: waiting.append((job, done))
+    )
+    log = fill(manager.create("topic", TOPIC_ID, 0, EXPIRING))
+    fill(manager.create("gone", TOPIC_ID, 0, EXPIRING))
+    drain(manager.maintain(NOW + 100))
+    manager.delete("gone", 0)
+    later = NOW + 200_000
+    drain(manager.maintain(later))
+    drain(manager.maintain(later))
+
+    def left() -> list[Path]:
+        data = tmp_path / "data"
+        return [*data.rglob("*.deleted"), *data.glob("*-delete")]
+
+    assert left()
+    for job, done in waiting:  # type: ignore[misc]
+        run_inline(job, done)  # type: ignore[arg-type]
+    assert not left()
+    assert not log.has_deleted_files
+
+
+# ---- the way to the disk --------------------------------------------------------------------------------
+
+
+class Unreadable(DiskFiles):
+    refused = ""
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        if self.refused and path.endswith(self.refused):
+            raise OSError(errno.EIO, "input/output error", path)
+        return super().open(path, create=create)
+
+    def read(self, path: str) -> bytes:
+        if self.refused and path.endswith(self.refused):
+            raise OSError(errno.EIO, "input/output error", path)
+        return super().read(path)
+
+
+@pytest.mark.parametrize("refused", [".log", "index"])
+def test_a_first_append_after_a_start_meets_a_failing_disk(tmp_path: Path, refused: str) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    fill(manager.create("topic", TOPIC_ID, 0, SMALL), 1)
+    manager.close()
+    files = Unreadable()
+    failures: list[tuple[str, OSError]] = []
+    manager = manager_on(tmp_path, files=files, config=SMALL, failures=failures)
+    files.refused = refused
+    with pytest.raises(KafkaError) as refusal:
+        append(manager.logs["topic", 0], batch_of())
+    assert refusal.value.code is ErrorCode.kafka_storage_error
+    assert failures
+
+
+def test_a_damaged_transaction_index_is_an_error_of_its_reader(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
+    manager.close()
+    Path(log.segments[0].path(".txnindex")).write_bytes(b"\xff" * 7)
+    log = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    with pytest.raises(KafkaError) as refusal:
+        log.aborted_in(0, 5)
+    assert refusal.value.code is ErrorCode.corrupt_message
+    assert log.offline is None
+
+
+# ---- start ----------------------------------------------------------------------------------------------
+
+
+def test_damage_below_the_recovery_point_does_not_keep_the_broker_down(tmp_path: Path) -> None:
+    """Nothing is cut there: whoever reads those offsets is told, everyone else is served."""
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for sequence in range(12):
+        append(log, batch_of(1, producer=(1, 0, sequence), value_bytes=60))
+    log.fsync()
+    drain(manager.maintain(NOW))
+    manager.close()
+    directory = Path(log.directory)
+    for path in directory.glob("*.snapshot"):
+        path.unlink()
+    (directory.parent / ".kafka_cleanshutdown").unlink()
+    first = sorted(directory.glob("*.log"))[0]
+    first.write_bytes(b"\xff" * first.stat().st_size)
+    for path in directory.glob("*index"):
+        path.unlink()
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    assert again.log_end_offset == 12
+    assert append(again, batch_of(1, producer=(1, 0, 12))).first_offset == 12
+
+
+def test_an_epoch_damaged_upwards_does_not_cost_what_follows_it(tmp_path: Path) -> None:
+    """The field is not under the CRC. The leader goes on in its own epoch; a later kill must keep that."""
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2), epoch=3)
+    append(log, batch_of(2), epoch=3)
+    kill(manager)
+    path = Path(log.segments[-1].path(".log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 + 12] = 0x40
+    path.write_bytes(data)
+    manager = manager_on(tmp_path)
+    log = manager.logs["topic", 0]
+    log.epoch_start(4)
+    append(log, batch_of(2), epoch=4)
+    append(log, batch_of(2), epoch=5)
+    end, held = log.log_end_offset, read_all(log)
+    kill(manager)
+    again = manager_on(tmp_path).logs["topic", 0]
+    again.set_high_watermark(again.log_end_offset)
+    assert again.log_end_offset == end
+    assert read_all(again) == held
+    assert len(records_of(again)) == end
