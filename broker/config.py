@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
+from math import isinf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
 # Most topics have the same settings, and one request may name thousands of topics.
 ALIKE_MAX = 128
+STRING_BYTES_MAX = 2**15 - 1
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::", "[::]"})
 
 
@@ -66,9 +68,10 @@ class ConfigType(IntEnum):
 
 # --- values ------------------------------------------------------------------------------------------------
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_COMMA = re.compile(r"\s*,\s*")
+# Every pattern takes time in proportion to its text: a value may be as long as a request. The lengths keep
+# out what Python refuses to parse, or parses to infinity after a long while.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,9})?")
 _BITS = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}
 
 
@@ -86,11 +89,11 @@ def parse_value(kind: ConfigType, name: str, text: str) -> Any:
                 raise _invalid(name, text, f"Not a number of type {kind.name}")
             return int(trimmed)
         case ConfigType.DOUBLE:
-            if _DOUBLE.fullmatch(trimmed) is None:
+            if _DOUBLE.fullmatch(trimmed) is None or isinf(float(trimmed)):
                 raise _invalid(name, text, "Not a number of type DOUBLE")
             return float(trimmed)
         case ConfigType.LIST:
-            return tuple(_COMMA.split(trimmed)) if trimmed else ()
+            return tuple(item.strip() for item in trimmed.split(",")) if trimmed else ()
         case _:
             return trimmed
 
@@ -267,6 +270,7 @@ _BROKER_CHECKS: dict[str, Check] = {
     "compression.type": _one_of(*_CODECS),
     "compression.zstd.level": _between(-131072, 22),
     "fetch.max.bytes": _at_least(1024),
+    "log.cleaner.io.max.bytes.per.second": _at_least(1),
     "log.cleaner.min.cleanable.ratio": _between(0, 1),
     "log.cleanup.policy": _each_of("compact", "delete"),
     "log.index.size.max.bytes": _at_least(4),
@@ -861,11 +865,14 @@ def _inter_broker_listener(raw: Mapping[str, str | None], advertised: tuple[List
     return name
 
 
+_COUNT = re.compile(r"[0-9]{1,10}")
+
+
 def _ip_overrides(text: str) -> dict[str, int]:
     found = {}
     for entry in parse_value(ConfigType.LIST, "max.connections.per.ip.overrides", text):
         host, _, count = entry.rpartition(":")
-        if not host or not count.isdigit():
+        if not host or _COUNT.fullmatch(count) is None:
             raise _invalid("max.connections.per.ip.overrides", entry, "Expected HOST:COUNT")
         found[host] = int(count)
     return found
@@ -915,8 +922,16 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     return LogConfig(**values)
 
 
+def _check_lengths(values: Mapping[str, str]) -> None:
+    """What is set must fit the responses of every version, which describe it."""
+    for name, value in values.items():
+        if len(name.encode()) > STRING_BYTES_MAX or len(value.encode()) > STRING_BYTES_MAX:
+            raise ConfigError(f"Configuration {name[:100]} is longer than {STRING_BYTES_MAX} bytes")
+
+
 def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
     """ConfigError unless a topic may have all these settings together."""
+    _check_lengths(overrides)
     for name in overrides:
         if name not in TOPIC and name not in _HIDDEN_TOPIC:
             raise ConfigError(f"Unknown topic config name: {name}")
@@ -952,6 +967,7 @@ def _group_default(config: BrokerConfig, definition: Definition) -> Any:
 
 
 def check_group_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
+    _check_lengths(overrides)
     for name in overrides:
         if name not in GROUP:
             raise ConfigError(f"Unknown group config name: {name}")
@@ -980,6 +996,7 @@ _NOT_WHILE_RUNNING = frozenset({"listeners", "listener.security.protocol.map"})
 
 def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, per_broker: bool) -> None:
     """ConfigError unless these may be a broker's (or the cluster's default) dynamic settings."""
+    _check_lengths(dynamic)
     fixed = sorted(
         name for name in dynamic if name in _NOT_WHILE_RUNNING or (name in BROKER and BROKER[name].read_only)
     )

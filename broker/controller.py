@@ -539,12 +539,11 @@ def _spliced(resource_type: int, values: Mapping[str, str], op: ConfigOp) -> str
         raise KafkaError(ErrorCode.invalid_config, _not_a_list(resource_type, op, definition))
     before = values.get(op.name, definition.default or "")
     parts = [part for part in before.split(",") if part]
-    for item in (op.value or "").split(","):
-        if op.operation == Operation.APPEND and item not in parts:
-            parts.append(item)
-        if op.operation == Operation.SUBTRACT and item in parts:
-            parts.remove(item)
-    return ",".join(parts)
+    items = (op.value or "").split(",")
+    if op.operation == Operation.APPEND:
+        return ",".join(dict.fromkeys([*parts, *items]))
+    gone = set(items)
+    return ",".join(part for part in parts if part not in gone)
 
 
 def _not_a_list(resource_type: int, op: ConfigOp, definition: settings.Definition | None) -> str:

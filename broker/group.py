@@ -787,7 +787,9 @@ class GroupMachine:
         expire_ms = -1 if command.retention_ms < 0 else min(now.wall_ms + command.retention_ms, INT64_MAX)
         errors = []
         for offset in command.offsets:
-            if _java_length(offset.metadata or "") > self.config.offset_metadata_max_bytes:
+            metadata = offset.metadata or ""
+            is_long = _java_length(metadata) > self.config.offset_metadata_max_bytes
+            if is_long or not _is_storable(metadata):
                 errors.append(ErrorCode.offset_metadata_too_large)
                 continue
             errors.append(ErrorCode.none)
@@ -1002,8 +1004,12 @@ def _differs(asked: str | None, actual: str | None) -> bool:
 
 def _check_storable(*texts: str) -> None:
     """The wire's newer strings may be longer than those of the records."""
-    if any(len(text) > STRING_BYTES_MAX // 4 and len(text.encode()) > STRING_BYTES_MAX for text in texts):
+    if not all(map(_is_storable, texts)):
         raise KafkaError(ErrorCode.invalid_request, "a name is too long to be stored")
+
+
+def _is_storable(text: str) -> bool:
+    return len(text) <= STRING_BYTES_MAX // 4 or len(text.encode()) <= STRING_BYTES_MAX
 
 
 def _java_length(text: str) -> int:

@@ -10,7 +10,7 @@ Invariant: a machine lives exactly as long as this broker leads its partition in
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -238,7 +238,7 @@ class GroupCoordinator:
             self._take_batch_bound()
         if delta.topics_deleted and self._tasks is not None:
             topics = {topic.name: topic.id for topic in delta.topics_deleted}
-            self._tasks.create_task(self._ask_all(ForgetTopics(topics=topics)), name="forget topics")
+            self._tasks.create_task(self._forget_topics(topics), name="forget topics")
 
     def _take_batch_bound(self) -> None:
         """A batch is bounded by the settings of the offsets topic, which may change while this broker runs."""
@@ -253,16 +253,24 @@ class GroupCoordinator:
                 state.machine.config = self._group_config
 
     async def _expire_for_ever(self) -> None:
+        """One partition after the other, since each looks through all its offsets at once."""
         while True:
             await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1000)
-            await self._ask_all(ExpireOffsets())
+            for state in list(self._states.values()):
+                if state.status is Status.ACTIVE:
+                    await self._ask_one(state, ExpireOffsets())
+                    await asyncio.sleep(0)
 
-    async def _ask_all(self, command: Command) -> None:
-        await asyncio.gather(*(self._ask_one(self._states[index], command) for index in sorted(self._states)))
+    async def _forget_topics(self, topics: Mapping[str, UUID]) -> None:
+        """Also on a partition that still loads, since nobody will say it again."""
+
+        async def forget(state: GroupState) -> None:
+            await state.wait_settled()
+            await self._ask_one(state, ForgetTopics(topics=topics))
+
+        await asyncio.gather(*map(forget, list(self._states.values())))
 
     async def _ask_one(self, state: GroupState, command: Command) -> None:
-        """Also of a partition that still loads, since nobody will say it again."""
-        await state.wait_settled()
         try:
             await state.ask(command)
         except KafkaError as error:

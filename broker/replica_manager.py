@@ -19,7 +19,7 @@ from broker.partition import Partition, TopicStats
 from broker.ports import World
 from broker.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import Appended
+from storage.log import AbstractLog, Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
 
@@ -197,7 +197,12 @@ class ReplicaManager:
             part = source.read(offset, _READ_ALL_BYTES, bound=end, min_one=True)
             if part is None or part.size == 0:
                 return
-            yield part.read()
+            try:
+                chunk = part.read()
+            except OSError as error:
+                source.flush_failed(error)
+                raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
+            yield chunk
             offset = part.next_offset
 
     # ----------------------------------------------------------------------------------------------- fsync
@@ -211,23 +216,27 @@ class ReplicaManager:
     async def _sync(self, partition: Partition) -> None:
         try:
             while not partition.offline and partition.synced < partition.log.log_end_offset:
-                job = partition.log.fsync_target()
-                end = partition.log.log_end_offset if job is None else job.upto
-                if job is not None:
-                    try:
-                        await self._world.offload(job.run)
-                    except OSError as error:
-                        partition.log.flush_failed(error)
-                        self._partition_failed(
-                            partition, KafkaError(ErrorCode.kafka_storage_error, str(error))
-                        )
-                        return
-                    partition.log.mark_flushed(end)
-                partition.synced_to(end)
+                partition.synced_to(await self._sync_once(partition.log))
                 if partition.data_waiters:
                     self.purgatory.wake(partition)
+        except KafkaError as error:
+            if self._partitions.get((partition.topic, partition.index)) is partition:
+                self._partition_failed(partition, error)
         finally:
             partition.syncing = False
+
+    async def _sync_once(self, source: AbstractLog) -> int:
+        """Up to where it synced. KafkaError when the disk fails, or the log was deleted meanwhile."""
+        job = source.fsync_target()
+        if job is None:
+            return source.log_end_offset
+        try:
+            await self._world.offload(job.run)
+        except OSError as error:
+            source.flush_failed(error)
+            raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
+        source.mark_flushed(job.upto)
+        return job.upto
 
     # ------------------------------------------------------------------------------------------- the image
 

@@ -427,7 +427,7 @@ class ReplicatedState(Generic[MachineT]):
         while self.status is Status.LOADING:
             try:
                 machine = await self._replay()
-            except (KafkaError, batches.CorruptBatch) as error:
+            except (KafkaError, OSError, batches.CorruptBatch) as error:
                 log.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
                 await self._pause()
                 continue

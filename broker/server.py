@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -367,13 +368,14 @@ def run(
     admin: str | None,
     print_ready: Callable[[str], None],
 ) -> None:
-    """Runs one broker on the real world until a signal. StartupError is what kept or stopped it, in one line."""
+    """Runs one broker on the real world until a signal; StartupError says in one line what prevented that."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     gc.set_threshold(*GC_THRESHOLDS)
     if config.ignored:
         log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+    raise_descriptor_limit()
     admin_address = _address(admin) if admin is not None else None
     store = _store_name(config, store_url)
     try:
@@ -385,6 +387,16 @@ def run(
             runner.run(_serve(config, world, admin_address, store, print_ready))
         except LogDirError as error:
             raise StartupError(str(error)) from error
+
+
+def raise_descriptor_limit() -> None:
+    """Every connection and every segment in use takes a descriptor; the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:  # macOS names an infinite limit and refuses it
+            log.warning("open files stay limited to %d: %s", soft, error)
 
 
 async def _serve(

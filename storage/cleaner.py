@@ -11,7 +11,7 @@ milliseconds to wait before the next one, which is how `log.cleaner.io.max.bytes
 
 import hashlib
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidewal.cleaner")
 
 RECORDS_PER_SLICE = 256
-BYTES_PER_SLICE = 256 << 10
+BYTES_INLINE = 32 << 10
 WRITE_BYTES = 512 << 10
 KEY_BYTES_EXACT = 64
 KEY_OVERHEAD_BYTES = 100  # of a dict entry, its key object and its offset
@@ -95,9 +95,10 @@ def plan_cleaning(log: UnifiedLog, cleaned_upto: int, now_ms: int) -> CleaningPl
             end = min(end, segment.base_offset)
             break
         dirty_bytes += segment.size
-        timestamp = segment.first_batch_timestamp()
-        if timestamp is not None and timestamp > 0:
-            earliest = min(earliest, timestamp)
+        if log.config.max_compaction_lag_ms < LONG_MAX:
+            timestamp = segment.first_batch_timestamp()
+            if timestamp is not None and timestamp > 0:
+                earliest = min(earliest, timestamp)
     total = clean_bytes + dirty_bytes
     return CleaningPlan(
         log=log,
@@ -152,7 +153,7 @@ def _clean_log(manager: "LogManager", key: "TopicPartition", plan: CleaningPlan,
     keys = KeyMap(manager.cleaner.dedupe_bytes)
     segments = [segment for segment in log.segments[:-1] if segment.base_offset < plan.end]
     try:
-        for wait_ms in _map_keys(log, segments, plan, keys, pace):
+        for wait_ms in _map_keys(manager, segments, plan, keys, pace):
             yield wait_ms
             if log.generation != generation:
                 return
@@ -178,9 +179,9 @@ def _groups(log: UnifiedLog, segments: list[Segment]) -> list[list[Segment]]:
     extents = [
         SegmentExtent(
             base_offset=segment.base_offset,
-            end_offset=_end_of(log, segment),
+            end_offset=log.end_of(segment),
             size=segment.size,
-            index_bytes=8 * len(segment.offsets),
+            index_bytes=segment.index_bytes(),
         )
         for segment in segments
     ]
@@ -289,9 +290,10 @@ class Transactions:
 
 
 def _map_keys(
-    log: UnifiedLog, segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
+    manager: "LogManager", segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
 ) -> Slices:
     """Read the dirty part and note the last offset of every key."""
+    log = plan.log
     transactions = Transactions()
     keys.end = plan.first_dirty
     for at, segment in enumerate(segments):
@@ -299,7 +301,8 @@ def _map_keys(
         if next_base <= plan.first_dirty:
             continue
         transactions.add(_aborted_around(log, segment.base_offset, next_base))
-        position, _ = segment.locate(max(plan.first_dirty, segment.base_offset))
+        first_dirty = plan.first_dirty
+        position = segment.locate(first_dirty)[0] if first_dirty > segment.base_offset else 0
         for found in segment.scan(position, segment.size):
             header = found.header
             if header.base_offset >= plan.end:
@@ -311,7 +314,8 @@ def _map_keys(
                 transactions.ended_by(header, _marker_kind(batch, header))
             elif not transactions.is_aborted_data(header):
                 records = 0
-                for record in walk(batch, header):
+                data = yield from _unpacked(manager, batch, header)
+                for record in walk(data, header):
                     if record.key is not None and record.offset >= plan.first_dirty:
                         if not keys.put(record.key, record.offset):
                             return
@@ -357,10 +361,12 @@ def _clean_group(
     output = _Output(cleaned, log.config.index_interval_bytes)
     producers = dict(log.producer_table.entries)
     for segment in group:
-        transactions.add(_aborted_around(log, segment.base_offset, _end_of(log, segment)))
+        transactions.add(_aborted_around(log, segment.base_offset, log.end_of(segment)))
         for found in segment.scan(0, segment.size):
             pace.add(found.header.size)
-            yield from _clean_batch(segment, found, output, keys, transactions, producers, log, now_ms)
+            yield from _clean_batch(
+                manager, segment, found, output, keys, transactions, producers, log, now_ms
+            )
             yield pace.wait_ms()
             if log.generation != generation:
                 _discard(log, cleaned)
@@ -376,11 +382,6 @@ def _clean_group(
     if synced[0] is not None:
         raise synced[0]
     return cleaned
-
-
-def _end_of(log: UnifiedLog, segment: Segment) -> int:
-    following = [other.base_offset for other in log.segments if other.base_offset > segment.base_offset]
-    return following[0] if following else log.log_end_offset
 
 
 def _sync(log: UnifiedLog, cleaned: Segment) -> None:
@@ -431,6 +432,7 @@ class _Output:
 
 
 def _clean_batch(
+    manager: "LogManager",
     segment: Segment,
     found: Found,
     output: _Output,
@@ -460,7 +462,8 @@ def _clean_batch(
     total = 0
     has_tombstone = False
     if not drop_all:
-        for record in walk(batch, header):
+        data = yield from _unpacked(manager, batch, header)
+        for record in walk(data, header):
             total += 1
             if header.is_control or _is_kept(record, header, keys, horizon, now_ms):
                 kept.append(record)
@@ -475,7 +478,7 @@ def _clean_batch(
             output.add(batch, header.last_offset, header.max_timestamp)
             return
         level = log.config.compression_level(_CODEC_NAMES.get(header.codec, ""))
-        rebuilt = yield from _rebuild(batch, header, kept, new_horizon, level)
+        rebuilt = yield from _rebuild(manager, batch, header, kept, new_horizon, level)
         output.add(rebuilt, header.last_offset, max_timestamp_of(rebuilt))
     elif _keeps_producer(header, producers):
         output.add(_emptied(batch), header.last_offset, header.max_timestamp)
@@ -530,9 +533,9 @@ class Walked:
         self.is_tombstone = is_tombstone
 
 
-def walk(batch: bytes, header: BatchHeader) -> Iterator[Walked]:
-    """The records of a batch without building them. CorruptBatch when sizes do not add up."""
-    data = records_data(batch, 0, header)
+def walk(data: bytes, header: BatchHeader) -> Iterator[Walked]:
+    """The records of a batch, given its records section, without building them. CorruptBatch when sizes do
+    not add up."""
     at = 0
     try:
         for _ in range(header.count):
@@ -581,8 +584,39 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _unpacked(manager: "LogManager", batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
+    """The records section."""
+    if not header.codec or header.size <= BYTES_INLINE:
+        return records_data(batch, 0, header)
+    return (yield from _beside(manager, lambda: records_data(batch, 0, header)))
+
+
+def _beside(manager: "LogManager", work: Callable[[], bytes]) -> Generator[int, None, bytes]:
+    """What native code does with a large batch takes too long for the loop."""
+    result: list[bytes | CorruptBatch] = []
+    done: list[OSError | None] = []
+
+    def job() -> None:
+        try:
+            result.append(work())
+        except CorruptBatch as error:
+            result.append(error)
+
+    manager.run_in_background(job, done.append)
+    while not done:
+        yield 1
+    if isinstance(result[0], CorruptBatch):
+        raise result[0]
+    return result[0]
+
+
 def _rebuild(
-    batch: bytes, header: BatchHeader, kept: list[Walked], new_horizon: int | None, level: int | None
+    manager: "LogManager",
+    batch: bytes,
+    header: BatchHeader,
+    kept: list[Walked],
+    new_horizon: int | None,
+    level: int | None,
 ) -> Generator[int, None, bytearray]:
     """The batch with only `kept` in it. A delete horizon takes the place of the base timestamp (KIP-534),
     so the timestamp deltas are then written anew; otherwise records are copied as they are."""
@@ -606,8 +640,12 @@ def _rebuild(
     if not header.is_log_append_time:
         newest = min(max(record.delta for record in kept) + header.base_timestamp, LONG_MAX)
         _LONG.pack_into(head, _MAX_TIMESTAMP_AT, newest)
-    data = compress(header.codec, section, level) if header.codec else section
-    return _sealed(head, data, len(kept))
+    if not header.codec:
+        return _sealed(head, section, len(kept))
+    if len(section) <= BYTES_INLINE:
+        return _sealed(head, compress(header.codec, section, level), len(kept))
+    packed = yield from _beside(manager, lambda: compress(header.codec, section, level))
+    return _sealed(head, packed, len(kept))
 
 
 def _emptied(batch: bytes) -> bytearray:

@@ -526,7 +526,7 @@ class LogManager:
         if error is not None:
             self._dir_failed(path, error)
         elif (path, name) in self._write_again:
-            self._write_points(path, name, run_inline)
+            self._write_points(path, name, self._background)
 
     def _points_of(self, name: str, logs: Sequence[UnifiedLog]) -> dict[TopicPartition, int]:
         match name:

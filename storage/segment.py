@@ -206,6 +206,15 @@ class Segment:
             assert self._times is not None
         return self._times
 
+    def index_bytes(self) -> int:
+        """Of the offset index, without reading it."""
+        if self._offsets is not None:
+            return len(self._offsets) * OFFSET_ENTRY_SIZE
+        try:
+            return self._files.size(self.path(OFFSET_INDEX))
+        except FileNotFoundError:
+            return 0
+
     @property
     def aborted(self) -> list[AbortedTxn]:
         if self._aborted is None:
@@ -234,8 +243,10 @@ class Segment:
     def _check_last_entry(self, offsets: OffsetIndex) -> None:
         """A stale index shows where it should end: its last entry must point at the batch it names.
         Indexes that are empty beside records may be what a power cut left of them."""
-        if self.size and (not self._times or (not offsets.entries and self.size > 2 * SCAN_BYTES)):
+        if self.size and not offsets.entries and self.size > 2 * SCAN_BYTES:
             raise BadIndex("no entries")
+        if self.size and not self._times and (self.first_batch_timestamp() or 0) >= 0:
+            raise BadIndex("no timestamps")
         if self.max_timestamp is not None and self.max_timestamp != self._times_end():
             raise BadIndex("a time index of another moment")
         if offsets.entries:

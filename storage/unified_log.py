@@ -31,7 +31,17 @@ from storage.loader import (
 from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
 from storage.producers import CompletedTxn
-from storage.segment import DELETED, LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, SWAP, TIME_INDEX, TXN_INDEX, Segment
+from storage.segment import (
+    DELETED,
+    LOG,
+    OFFSET_INDEX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    Segment,
+)
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
@@ -374,6 +384,11 @@ class UnifiedLog(AbstractLog):
                         return found
         return found
 
+    def end_of(self, segment: Segment) -> int:
+        """Where the next segment begins."""
+        at = bisect_right(self._bases, segment.base_offset)
+        return self._bases[at] if at < len(self._bases) else self.log_end_offset
+
     def _local_segments(self) -> list[Segment]:
         return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
 
@@ -627,8 +642,8 @@ class UnifiedLog(AbstractLog):
 
     def close(self) -> None:
         """A clean stop: everything written, and synced but for what the next start can tell to be damaged and
-        rebuild (indexes, snapshots): that is 2 syncs instead of 7 for each log. A log that is offline is
-        left as it is."""
+        rebuild (snapshots, the indexes of the active segment): that is 2 syncs instead of 7 for each log. A
+        log that is offline is left as it is."""
         if self.offline is not None:
             return
         self.flush_staged()
@@ -639,7 +654,7 @@ class UnifiedLog(AbstractLog):
             if self._snapshot_at != self.log_end_offset and self.log_end_offset > self._bases[0]:
                 self._save_snapshot(self.log_end_offset)
         if self.recovery_point < self.log_end_offset or self._directory_unsynced:
-            lasting = [path for path in self._unsynced if path.endswith((METADATA, EPOCHS, TXN_INDEX))]
+            lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
             job = self._flush_of(self.log_end_offset, lasting)
             with self._disk():
                 job.run()

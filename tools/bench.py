@@ -12,6 +12,7 @@ import math
 import queue
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999"
 PROGRESS_EVERY = 1000
 POLL_EVERY = 256
 QUEUE_KB_MAX = 32 << 10  # as the Java producer's buffer.memory: more only makes records wait in the client
+STARTS = 7
+REST_S = 5.0
 WARM_UP_RECORDS = 20
 """Connections, metadata and the first long poll are not what a latency run is about."""
 
@@ -122,6 +125,7 @@ def consume(load: Load, *, fetch_size_bytes: int, progress: Progress) -> Result:
             "message.max.bytes": 50 << 20,
             "receive.message.max.bytes": 100 << 20,
             "queued.min.messages": 1_000_000,
+            "fetch.queue.backoff.ms": 10,  # the default of 1 s measures the client's full queue
         }
     )
     try:
@@ -447,25 +451,57 @@ def write_json(result: Result, file: str) -> None:
 
 
 @contextlib.contextmanager
-def _own_broker() -> Iterator[str]:
+def _own_broker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Its bootstrap address and its process."""
     with tempfile.TemporaryDirectory(prefix="tidewal-bench-") as folder:
         command = [sys.executable, "-m", "tools.cli", "broker", "--listen", "127.0.0.1:0", "--data", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
             try:
                 assert process.stdout is not None
                 words = dict(word.split("=", 1) for word in process.stdout.readline().split()[1:])
                 if "listen" not in words:
                     raise Failure("the broker did not start")
-                yield words["listen"]
+                yield words["listen"], process
             finally:
                 process.send_signal(signal.SIGTERM)
 
 
+def _start_up() -> str:
+    """From process start to the ready line with an empty data directory, and memory some seconds later."""
+    ready_s = []
+    memory = "unknown"
+    for run in range(STARTS):
+        started = time.perf_counter()
+        with _own_broker() as (_, process):
+            ready_s.append(time.perf_counter() - started)
+            if run == STARTS - 1:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(REST_S)
+                memory = _resident(process.pid)
+    low, middle, high = min(ready_s), statistics.median(ready_s), max(ready_s)
+    return (
+        f"start: ready in {middle:.2f} s (median of {STARTS}, {low:.2f} to {high:.2f}), "
+        f"memory at rest {memory}"
+    )
+
+
+def _resident(pid: int) -> str:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "unknown"
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return f"{int(sizes[0]) / 1024:.0f} MB" if sizes else "unknown"
+
+
 def main() -> int:
-    """Produce in three record sizes, read it back, and latency, against a fresh broker on this machine."""
+    """Start-up, produce in three record sizes, read it back, and latency, against a fresh broker."""
     runs: list[Result] = []
     try:
-        with _own_broker() as bootstrap:
+        emit(_start_up())
+        with _own_broker() as (bootstrap, _):
             for records, size in ((500_000, 100), (300_000, 1000), (20_000, 10_000)):
                 load = Load(
                     bootstrap=bootstrap, topic=f"bench-{size}", records=records, record_size_bytes=size

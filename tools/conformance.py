@@ -1,7 +1,8 @@
 """CONFORMANCE.md: what is asked of this broker, what proves it, and which API versions it serves.
 
 Owns the page. Does not own the demands (tests/requirements.tsv), which tests prove them (the `requirement`
-marks that pytest collects) nor the served versions (protocol.apis).
+marks that pytest collects), the served versions (protocol.apis) nor what differs from Kafka
+(tests/differences.tsv).
 Invariant: the page says "covered" only where a test carries the mark, and test_tidy fails when the page is
 stale.
 """
@@ -20,6 +21,7 @@ from protocol import apis
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMANDS = ROOT / "tests" / "requirements.tsv"
+DIFFERENCES = ROOT / "tests" / "differences.tsv"
 KAFKA_RANGES = ROOT / "protocol" / "data" / "kafka-4.3.1-api-versions.txt"
 PAGE = ROOT / "CONFORMANCE.md"
 COLLECT_S_MAX = 120
@@ -97,15 +99,17 @@ def render(demands: Sequence[Demand], marks: Marks) -> str:
     parts = [
         "# Conformance",
         "",
-        "Written by `make conformance` from `tests/requirements.tsv`, from the `requirement` marks on the",
-        "tests and from the table of served APIs. `make test` fails when it is stale, and runs every test",
-        "named here.",
+        "Written by `make conformance` from `tests/requirements.tsv`, `tests/differences.tsv`, the",
+        "`requirement` marks on the tests and the table of served APIs. `make test` fails when it is stale,",
+        "and runs every test named here.",
         "",
         f"**{covered} of {len(provable)} demands are covered by a test.** A demand without a test counts as",
         f"not done, whatever the code does. {len(demands) - len(provable)} more entries are narrative, with",
         "nothing to prove.",
         "",
         *_api_section(),
+        "",
+        *_difference_section(),
     ]
     for family, members in groupby(demands, key=lambda demand: demand.family):
         parts += ["", *_family_section(TITLES[family], list(members), marks)]
@@ -130,6 +134,20 @@ def _api_section() -> list[str]:
     names = {row.name for _, row in served}
     others = [name for name in _KAFKA_API.findall(KAFKA_RANGES.read_text()) if name not in names]
     return [*rows, "", f"Served by Kafka and not here yet: {', '.join(others)}."]
+
+
+def _difference_section() -> list[str]:
+    lines = [line for line in DIFFERENCES.read_text().splitlines() if line and not line.startswith("#")]
+    return [
+        "## What is answered otherwise than by Apache Kafka, and why",
+        "",
+        "`tests/compat/test_differential.py` sends the same requests to both and compares the answers; these",
+        "are the differences that are meant.",
+        "",
+        "| where | Kafka's | ours | why |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(line.split(chr(9)))} |" for line in lines),
+    ]
 
 
 def _family_section(title: str, demands: Sequence[Demand], marks: Marks) -> list[str]:

@@ -424,7 +424,7 @@ def _created(ctx: Context, result: TopicResult, with_configs: bool) -> Fields:
 def _error(error: KafkaError | None) -> Fields:
     if error is None:
         return {"error_code": ErrorCode.none, "error_message": None}
-    return {"error_code": error.code, "error_message": error.message}
+    return {"error_code": error.code, "error_message": configs.message_of(error)}
 
 
 async def delete_topics(ctx: Context, request: Any) -> Fields:

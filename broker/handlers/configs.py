@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 Fields: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
+MESSAGE_MAX_CHARS: Final = 1_000
+
 _ROOT_LOGGER: Final = "root"
 _PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tidewal", "tools")
 _LEVELS: Final[Mapping[str, int]] = {
@@ -83,7 +85,7 @@ def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) ->
     try:
         rows = _rows(ctx.broker.cluster, resource.resource_type, resource.resource_name)
     except KafkaError as error:
-        return {**named, "error_code": error.code, "error_message": error.message, "configs": []}
+        return {**named, "error_code": error.code, "error_message": message_of(error), "configs": []}
     wanted = frozenset(resource.configuration_keys or ())
     return {
         **named,
@@ -91,6 +93,14 @@ def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) ->
         "error_message": "",
         "configs": [_row(row, synonyms, documented) for row in rows if not wanted or row.name in wanted],
     }
+
+
+def message_of(error: KafkaError) -> str | None:
+    """What goes into a response: it may quote a name or value as long as a string can be, and must fit one."""
+    message = error.message
+    if message is None or len(message) <= MESSAGE_MAX_CHARS:
+        return message
+    return f"{message[:MESSAGE_MAX_CHARS]}…"
 
 
 def _row(row: ConfigRow, synonyms: bool, documented: bool) -> Fields:
@@ -265,7 +275,7 @@ async def _altered(
         responses.append(
             {
                 "error_code": ErrorCode.none if error is None else error.code,
-                "error_message": None if error is None else error.message,
+                "error_message": None if error is None else message_of(error),
                 "resource_type": resource.resource_type,
                 "resource_name": resource.resource_name,
             }

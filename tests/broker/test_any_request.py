@@ -23,7 +23,7 @@ SEED = 1
 WAIT_S = 0.2
 """Some requests wait for what does not come; after this long their connection is given up."""
 NAMES = (
-    *("t", "t", "u", "new", "g", "g", "m", "1", "1", "", "x" * 300, "é\0\n/..", "__consumer_offsets"),
+    *("t", "t", "u", "new", "g", "g", "m", "1", "1", "", "x" * 32_767, "é\0\n/..", "__consumer_offsets"),
     *("consumer", "range", "retention.ms", "cleanup.policy", "compact", "delete", "1000", "-1"),
     *("max.connections.per.ip.overrides", "broker", "consumer.session.timeout.ms", "Stable", "classic"),
 )

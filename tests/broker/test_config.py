@@ -1,5 +1,6 @@
 """Kafka's settings: the tables, values and their checks, which level wins, what is described."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,9 @@ def test_values_are_read_as_kafka_reads_them(kind: str, text: str, value: object
         ("DOUBLE", "nan"),
         ("DOUBLE", "1e"),
         ("INT", "\u0661"),
+        ("LONG", "1" * 5_000),
+        ("DOUBLE", "1e999"),
+        ("DOUBLE", "1" * 500),
     ],
 )
 def test_what_is_no_value_is_refused_by_name(kind: str, text: str) -> None:
@@ -198,6 +202,15 @@ def test_what_is_no_value_is_refused_by_name(kind: str, text: str) -> None:
 )
 def test_doubles_are_written_as_java_writes_them(value: float, text: str) -> None:
     assert format_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("DOUBLE", "1" * 200_000 + "x"), ("LIST", "a" + " " * 200_000 + "b")]
+)
+def test_a_long_value_takes_no_longer_than_its_length(kind: str, text: str) -> None:
+    """Whoever may alter a configuration may send a value as long as a request; backtracking would take hours."""
+    with suppress(ConfigError):
+        assert parse_value(ConfigType[kind], "name", text) == (text,)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -302,6 +315,9 @@ def test_names_for_one_listener_and_for_plugins_are_known() -> None:
         ("record.validation", "some"),
         ("listener.name.plaintext.max.connections", "many"),
         ("fetch.max.bytes", "1023"),
+        ("log.cleaner.io.max.bytes.per.second", "0"),
+        ("max.connections.per.ip.overrides", "host:\u00b2"),
+        ("max.connections.per.ip.overrides", "host:" + "1" * 5_000),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, value: str) -> None:

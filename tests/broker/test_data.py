@@ -347,6 +347,7 @@ async def test_diverging_epochs_are_told_without_data(broker: "Broker") -> None:
 # --- offsets ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("1023-02")
 async def test_list_offsets(broker: "Broker") -> None:
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:

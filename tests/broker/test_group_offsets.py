@@ -78,6 +78,19 @@ def test_metadata_is_bounded_for_each_partition(d: Driver) -> None:
     assert [d.committed(partition=index) for index in range(5)] == [1, None, None, 4, 5]
 
 
+def test_metadata_fits_the_record_however_much_is_allowed() -> None:
+    d = Driver(GroupConfig(offset_metadata_max_bytes=100_000))
+    offsets = (
+        OffsetToCommit("t", 0, 1, metadata="x" * 32_767),
+        OffsetToCommit("t", 1, 2, metadata="x" * 32_768),
+        OffsetToCommit("t", 2, 3, metadata="é" * 16_384),
+    )
+    too_large = ErrorCode.offset_metadata_too_large
+    for retention_ms in (-1, 5):
+        answer = d.commit(0, offsets=offsets, retention_ms=retention_ms)
+        assert answer == (ErrorCode.none, too_large, too_large)
+
+
 def test_all_of_a_commit_is_kept(d: Driver) -> None:
     d.commit(0, offsets=(OffsetToCommit("t", 3, 9, leader_epoch=4, metadata="why"),))
     found = d.machine.durable.get(GROUP, "t", 3)

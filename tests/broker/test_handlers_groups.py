@@ -496,7 +496,7 @@ async def test_who_is_not_the_coordinator_says_so(client: Client) -> None:
 async def test_who_still_loads_says_so_but_not_to_heartbeats(client: Client) -> None:
     await client.find()
     index = partition_of(GROUP, 50)
-    client.replicas.logs[index].read_error = ErrorCode.kafka_storage_error
+    client.replicas.logs[index].read_error = KafkaError(ErrorCode.kafka_storage_error)
     client.replicas.lead(index, 1)
     await settle()
     loading = ErrorCode.coordinator_load_in_progress

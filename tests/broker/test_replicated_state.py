@@ -1,6 +1,7 @@
 """The shell around a machine: order, batching, failure, loading, and that nobody waits for ever."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class FakeLog:
     """What the next appends fail with, and whether the batch is in the log all the same."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     appending: asyncio.Event = field(default_factory=asyncio.Event)
-    read_error: ErrorCode | None = None
+    read_error: Exception | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -74,7 +75,7 @@ class FakeLog:
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         if self.read_error is not None:
-            raise KafkaError(self.read_error)
+            raise self.read_error
         yield from self.batches
 
     def counts(self) -> list[int]:
@@ -455,11 +456,14 @@ async def test_compressed_batches_are_read_and_written(
     assert again.machine.durable == state.machine.durable
 
 
+@pytest.mark.parametrize(
+    "error", [KafkaError(ErrorCode.kafka_storage_error), OSError(errno.EIO, "Input/output error")]
+)
 async def test_a_log_that_cannot_be_read_is_tried_again(
-    disk: FakeLog, make: MakeState, monkeypatch: pytest.MonkeyPatch
+    disk: FakeLog, make: MakeState, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("broker.replicated_state.LOAD_RETRY_S", 0)
-    disk.read_error = ErrorCode.kafka_storage_error
+    disk.read_error = error
     state = make()
     await settle()
     assert await code_of(state.ask(commit(1))) is ErrorCode.coordinator_load_in_progress
@@ -469,7 +473,7 @@ async def test_a_log_that_cannot_be_read_is_tried_again(
 
 
 async def test_closing_ends_the_loading(disk: FakeLog, make: MakeState) -> None:
-    disk.read_error = ErrorCode.kafka_storage_error
+    disk.read_error = KafkaError(ErrorCode.kafka_storage_error)
     state = make()
     await settle()
     state.close()

@@ -1,6 +1,7 @@
 """A broker's life: start, restart, refusal, and an end that is never silent."""
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,3 +256,13 @@ def _check_in_force(broker: server.Broker) -> None:
     assert (limits.connections, limits.connections_per_ip) == (7, 5)
     cleaner = components.logs.cleaner
     assert (cleaner.dedupe_bytes, cleaner.io_max_bytes_per_second) == (1_000_000, 5_000.0)
+
+
+def test_the_descriptor_limit_is_raised_as_far_as_it_goes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        server.raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -612,6 +612,7 @@ def test_fetches_that_miss(twins: Twins, version: int) -> None:
         twins.same(Api.FETCH, version, **fetch_fields(name, 3, session_id=77, session_epoch=0))
 
 
+@pytest.mark.requirement("1023-02")
 @pytest.mark.parametrize("version", [1, 4, 7, 8, 9, 10, 11])
 def test_list_offsets_by_special_time(twins: Twins, version: int) -> None:
     name = twins.topic()

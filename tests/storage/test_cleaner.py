@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.records import Codec, end_txn_marker, iter_batches, parse_header
+from protocol.records import Codec, end_txn_marker, iter_batches, parse_header, records_data
 from storage.cleaner import KeyMap, plan_cleaning, walk
 from storage.log_manager import CleanerSettings, LogManager
 from storage.policy import LogConfig, SegmentExtent, plan_groups
@@ -274,7 +274,7 @@ def test_a_truncation_during_compaction_stops_it(tmp_path: Path) -> None:
 )
 def test_walk_sees_what_the_record_reader_sees(rows: list[tuple[bytes, bytes | None]]) -> None:
     batch = bytes(batch_of(rows, base_offset=5))
-    walked = list(walk(batch, parse_header(batch)))
+    walked = list(walk(records_data(batch, 0, parse_header(batch)), parse_header(batch)))
     assert [(record.key, record.is_tombstone) for record in walked] == [(k, v is None) for k, v in rows]
     assert [record.offset for record in walked] == list(range(5, 5 + len(rows)))
 

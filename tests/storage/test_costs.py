@@ -2,15 +2,32 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from protocol.records import Codec
+from storage import cleaner
+from storage.cleaner import _groups
 from storage.files import DiskFiles
 from storage.index import OffsetIndex, TimeIndex
-from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.log_manager import CleanerSettings, Done, Intervals, LogManager, run_inline
 from storage.policy import LogConfig
-from tests.storage.support import NOW, TOPIC_ID, append, batch_of, drain, kill, manager_on
+from storage.unified_log import UnifiedLog
+from tests.storage.support import (
+    NOW,
+    TOPIC_ID,
+    append,
+    batch_of,
+    drain,
+    kill,
+    manager_on,
+    read_all,
+    records_of,
+)
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 AT_ONCE = Intervals(retention_ms=0, initial_delay_ms=0)
@@ -177,3 +194,93 @@ def test_an_index_of_a_full_segment_is_read_within_milliseconds() -> None:
     assert OffsetIndex.decode(offsets.encode(), 1 << 30).entries == offsets.entries
     again = TimeIndex.decode(times.encode())
     assert (again.timestamps, again.offsets) == (times.timestamps, times.offsets)
+
+
+def test_a_checkpoint_that_waited_for_another_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+    jobs: list[tuple[Callable[[], None], Done]] = []
+    manager = manager_on(tmp_path, background=lambda job, done: jobs.append((job, done)))
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(2):
+        append(log, batch_of(1))
+        manager.checkpoint_high_watermarks()
+    assert len(jobs) == 1
+    run_inline(*jobs[0])
+    assert len(jobs) == 2
+    run_inline(*jobs[1])
+    text = (tmp_path / "data" / "replication-offset-checkpoint").read_text()
+    assert text.endswith("topic 0 2\n")
+
+
+def test_segments_without_timestamps_keep_their_indexes(tmp_path: Path) -> None:
+    """An empty time index beside them is as it should be, and no reason to read the segment again."""
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    for _ in range(20):
+        append(log, batch_of(1, timestamp=-1))
+    manager.close()
+    files = Watched()
+    log = manager_on(tmp_path, files=files, config=SMALL).logs["topic", 0]
+    log.set_high_watermark(log.log_end_offset)
+    assert len(read_all(log, 0)) == log.size
+    assert not [path for path in files.opened if path.endswith(".tmp")]
+
+
+def compacted(root: Path, **options: Any) -> tuple[LogManager, UnifiedLog]:
+    config = LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.5, segment_bytes=200_000)
+    manager = manager_on(root, config=config, **options)
+    return manager, manager.create("topic", TOPIC_ID, 0, config)
+
+
+def test_planning_a_compaction_opens_no_segment(tmp_path: Path) -> None:
+    config = LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=1.0, segment_bytes=400)
+    filled(tmp_path, config=config).close()
+    files = Watched()
+    manager = manager_on(tmp_path, files=files, config=config)
+    settle(manager)
+    files.opened.clear()
+    drain(manager.clean(NOW))
+    assert not files.opened
+
+
+def test_grouping_segments_reads_none_of_their_indexes(tmp_path: Path) -> None:
+    config = LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.01, segment_bytes=400)
+    filled(tmp_path, config=config, partitions=1).close()
+    files = Watched()
+    log = manager_on(tmp_path, files=files, config=config).logs["topic", 0]
+    files.opened.clear()
+    assert _groups(log, list(log.segments)[:-1])
+    assert not files.opened
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
+def test_large_batches_are_unpacked_and_packed_beside_the_loop(tmp_path: Path, codec: Codec) -> None:
+    beside: list[str] = []
+
+    def background(job: Callable[[], None], done: Done) -> None:
+        beside.append("start")
+        run_inline(job, done)
+        beside.append("end")
+
+    manager, log = compacted(tmp_path, background=background)
+    noise = Random(3).randbytes(70_000)
+    for value in range(8):
+        rows = [(b"a", noise), (b"b-%d" % value, b"x")]
+        append(log, batch_of(rows, codec=codec))
+    at_work = []
+    original = cleaner.compress, cleaner.records_data
+
+    def watch(call: Callable[..., bytes]) -> Callable[..., bytes]:
+        def watched(*args: Any) -> bytes:
+            if any(len(arg) > cleaner.BYTES_INLINE for arg in args if isinstance(arg, bytes | bytearray)):
+                at_work.append(beside[-1] if beside else "")
+            return call(*args)
+
+        return watched
+
+    cleaner.compress, cleaner.records_data = watch(original[0]), watch(original[1])
+    try:
+        drain(manager.clean(NOW))
+    finally:
+        cleaner.compress, cleaner.records_data = original
+    assert at_work and set(at_work) == {"start"}
+    assert {record.key for record in records_of(log)} == {b"a", *(b"b-%d" % value for value in range(8))}

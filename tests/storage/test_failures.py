@@ -4,12 +4,13 @@ more."""
 import errno
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import Codec, Record, build_batch, crc_of, parse_header
-from storage.files import DiskFiles
+from storage.files import DiskFiles, File
 from storage.log_manager import Intervals, run_inline
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
@@ -290,3 +291,43 @@ def test_an_epoch_damaged_upwards_does_not_cost_what_follows_it(tmp_path: Path) 
     assert again.log_end_offset == end
     assert read_all(again) == held
     assert len(records_of(again)) == end
+
+
+# ---- a clean stop ------------------------------------------------------------------------------------------
+
+
+class Synced(DiskFiles):
+    """Remembers what was synced."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        return SyncedFile(self, super().open(path, create=create))
+
+
+class SyncedFile:
+    def __init__(self, files: Synced, inner: File) -> None:
+        self._files = files
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def fsync(self) -> None:
+        self._files.paths.append(self._inner.path)
+        self._inner.fsync()
+
+
+def test_a_clean_stop_leaves_no_old_index_of_a_closed_segment_to_a_power_cut(tmp_path: Path) -> None:
+    """One from the stop before would fit the segment but for its end, and nothing would tell."""
+    manager = manager_on(tmp_path, config=SMALL)
+    fill(manager.create("topic", TOPIC_ID, 0, SMALL), 1)
+    manager.close()
+    files = Synced()
+    manager = manager_on(tmp_path, files=files, config=SMALL)
+    log = fill(manager.logs["topic", 0], 4)
+    assert len(log.segments) > 1
+    first = log.segments[0]
+    manager.close()
+    assert {first.path(".log"), first.path(".index"), first.path(".timeindex")} <= set(files.paths)
