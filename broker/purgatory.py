@@ -14,7 +14,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Any, Final
 
 from broker.partition import Partition
 
@@ -26,10 +26,11 @@ _COMPACT_AT: Final = 1024
 class Waiter(ABC):
     """Something with a deadline. `done` is set by whoever finishes it."""
 
-    __slots__ = ("done",)
+    __slots__ = ("done", "is_to_wake")
 
     def __init__(self) -> None:
         self.done = False
+        self.is_to_wake = False
 
     @abstractmethod
     def expired(self) -> None: ...
@@ -70,8 +71,16 @@ class Purgatory:
             self._arm()
 
     def wake(self, partition: Partition) -> None:
-        """Pokes who waits for data here: some now, the rest in later turns of the loop."""
-        self._wakes.extend(partition.data_waiters)  # type: ignore[arg-type]
+        """Pokes who waits for data here: some now, the rest in later turns of the loop.
+
+        Whoever is still to be poked for an earlier append sees this one too, and stands in line once.
+        """
+        wakes = self._wakes
+        waiter: Any
+        for waiter in partition.data_waiters:
+            if not waiter.is_to_wake:
+                waiter.is_to_wake = True
+                wakes.append(waiter)
         if not self._waking:
             self._wake_portion()
 
@@ -81,6 +90,7 @@ class Purgatory:
         try:
             for _ in range(min(len(wakes), WAKE_PORTION)):
                 waiter = wakes.popleft()
+                waiter.is_to_wake = False
                 if not waiter.done:
                     waiter.poke()
         finally:

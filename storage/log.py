@@ -547,9 +547,10 @@ def _read_records(buf: Buffer, at: int, header: BatchHeader) -> list[Record]:
     except CorruptBatch as error:
         raise KafkaError(ErrorCode.invalid_record, error.reason) from error
     for expected, record in enumerate(records, header.base_offset):
-        if record.offset != expected:
+        if record.offset != expected or record.timestamp > LONG_MAX:
             raise KafkaError(
-                ErrorCode.invalid_record, f"record with offset {record.offset} in place of {expected}"
+                ErrorCode.invalid_record,
+                f"record with offset {record.offset} in place of {expected}, timestamp {record.timestamp}",
             )
     return records
 

@@ -39,6 +39,8 @@ from storage.log import Appended, RecordsRejected
 log = logging.getLogger(__name__)
 
 TEMPLATES_MAX: Final = 1024
+TEMPLATE_BYTES_MAX: Final = 1024
+"""Of a head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
 _ZSTD_FROM: Final = 7
 _HINT_FROM: Final = 10
@@ -74,6 +76,7 @@ class Template:
     __slots__ = (
         "acks",
         "answer",
+        "body_at",
         "codec_max",
         "end",
         "flexible",
@@ -85,9 +88,10 @@ class Template:
     )
 
     def __init__(
-        self, *, version: int, request: ProduceRequest, topic: TopicKey, partition: Partition
+        self, *, version: int, body_at: int, request: ProduceRequest, topic: TopicKey, partition: Partition
     ) -> None:
         self.version = version
+        self.body_at = body_at
         self.flexible = version >= PRODUCE_FLEXIBLE
         self.trailing = 3 if self.flexible else 0
         self.end = request.single_at
@@ -166,11 +170,12 @@ class Produce:
         return (self._after_write, template, correlation_id, appended)
 
     def _long(self, connection: Connection, template: Template, frame: Frame, correlation_id: int) -> Answer:
-        client_id_at = 8
-        size = int.from_bytes(frame[client_id_at : client_id_at + 2], "big", signed=True)
-        body_at = client_id_at + 2 + max(size, 0) + (1 if template.flexible else 0)
         return self.handle(
-            connection, frame, version=template.version, correlation_id=correlation_id, body_at=body_at
+            connection,
+            frame,
+            version=template.version,
+            correlation_id=correlation_id,
+            body_at=template.body_at,
         )
 
     def _refused(
@@ -231,7 +236,7 @@ class Produce:
                     results.append(self._append(job, name, index, records))
             job.topics.append((topic, results))
         if request.single_at >= 0 and request.transactional_id is None and not job.failed:
-            self._learn(connection, frame, version, request)
+            self._learn(connection, frame, version, body_at, request)
         return (self._completed, job)
 
     def _refuse_all(self, request: ProduceRequest) -> ErrorCode | None:
@@ -313,7 +318,9 @@ class Produce:
             hint = leader_hint(self._cluster, topic, index)
         return ProduceResult(index, code, message=error.message, record_errors=errors, hint=hint)
 
-    def _learn(self, connection: Connection, frame: Frame, version: int, request: ProduceRequest) -> None:
+    def _learn(
+        self, connection: Connection, frame: Frame, version: int, body_at: int, request: ProduceRequest
+    ) -> None:
         topic, partitions = request.topics[0]
         name = self._name(topic)
         assert name is not None
@@ -321,6 +328,8 @@ class Produce:
         if not isinstance(partition, Partition) or partition.fast_log is None:
             return
         templates, end = connection.produce_templates, request.single_at
+        if end > TEMPLATE_BYTES_MAX:
+            return
         if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
             templates.clear()
             connection.produce_ends.clear()
@@ -329,7 +338,7 @@ class Produce:
             connection.produce_ends.insert(0, end)
             del connection.produce_ends[ENDS_MAX:]
         templates[bytes(frame[8:end])] = Template(
-            version=version, request=request, topic=topic, partition=partition
+            version=version, body_at=body_at, request=request, topic=topic, partition=partition
         )
 
     def _completed(self, connection: Connection, ticket: tuple[Any, _Job]) -> Answer:

@@ -321,6 +321,21 @@ async def list_offset(client: RawClient, timestamp: int, *, version: int = 11, *
     return response.topics[0].partitions[0]
 
 
+async def test_a_partition_named_twice_among_many_is_found_without_delay(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    partitions = [
+        {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
+        for index in (0, 1, *range(20_000))
+    ]
+    topics = [{"name": "t", "partitions": partitions}]
+    async with await RawClient.open(broker) as client:
+        response = await client.call(
+            Api.LIST_OFFSETS, 6, replica_id=-1, isolation_level=0, topics=topics, timeout=0
+        )
+        codes = [each.error_code for each in response.topics[0].partitions]
+        assert codes[:5] == [ErrorCode.invalid_request] * 4 + [ErrorCode.unknown_topic_or_partition]
+
+
 async def test_list_offsets_errors(broker: "Broker") -> None:
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
