@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -373,9 +374,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.abort()
 
-    def abort_idle(self) -> None:
-        """An idle peer does not take what is queued for it either."""
-        log.info("closed the connection of %s:%d: idle", self.peer_host, self.peer_port)
+    def abort(self, reason: str) -> None:
+        """For a peer that does not take what is queued for it either."""
+        log.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
         if self._transport is not None:
             self._stalled |= CLOSED
             self._transport.abort()
@@ -500,6 +501,20 @@ class Connection(asyncio.BufferedProtocol):
         return bool(self._stalled & WAIT) or bool(
             self._slots and not self._stalled & WRITE and self._bulk is None
         )
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer closed while we read nothing: the loop does not hear of it then, and what it
+        waited for may be weeks away.
+        """
+        if not self._paused or self._transport is None:
+            return False
+        real = self._transport.get_extra_info("socket")
+        if real is None:
+            return False
+        state = select.poll()
+        state.register(real.fileno(), getattr(select, "POLLRDHUP", 0))
+        return bool(state.poll(0))
 
     def pace(self) -> None:
         """Reads nothing until `unpace`."""
@@ -737,11 +752,13 @@ class NetworkServer:
         self.tick += 1
         oldest = self.tick - _SWEEPS_PER_IDLE
         for connection in list(self._connections):
-            if connection.tick >= self.tick - 1 or connection.is_waiting:
+            if connection.has_left:
+                connection.abort("the peer left")
+            elif connection.tick >= self.tick - 1 or connection.is_waiting:
                 continue
-            if connection.tick < oldest:
+            elif connection.tick < oldest:
                 self.stats.closed_idle += 1
-                connection.abort_idle()
+                connection.abort("idle")
             else:
                 connection.rest()
         self._schedule_sweep()

@@ -307,6 +307,22 @@ async def test_a_client_that_leaves_takes_its_waiters_along(broker: "Broker") ->
     await until(lambda: broker.components.network.connection_count == 0)
 
 
+async def test_a_client_that_leaves_requests_behind_a_wait_is_missed(make_broker: "MakeBroker") -> None:
+    """Nothing is read while a wait holds requests back, so the loop does not see the peer go."""
+    broker = await make_broker(connections_max_idle_ms="300")
+    await create_topic(broker, "t")
+    waiters = broker.components.replicas.partition("t", 0).data_waiters
+    client = await RawClient.open(broker)
+    wait = client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=2**31 - 1))
+    await client.send(wait * 3)
+    await until(lambda: waiters)
+    (connection,) = connections(broker)
+    assert connection._paused
+    client.writer.close()
+    await until(lambda: broker.components.network.connection_count == 0)
+    assert not waiters
+
+
 async def test_unanswered_produce_requests_of_a_connection_are_bounded(make_broker: "MakeBroker") -> None:
     """Commits that do not come stall the connection at the bound; later all are answered in order."""
     broker = await make_broker()
