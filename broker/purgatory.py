@@ -43,6 +43,10 @@ class Waiter(ABC):
         """Nobody wants the answer any more."""
         self.done = True
 
+    def broke(self, error: Exception) -> None:
+        """A bug in `poke` or `expired`: it may not fall on whoever happened to append, nor come again."""
+        raise error
+
 
 class Purgatory:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -92,7 +96,10 @@ class Purgatory:
                 waiter = wakes.popleft()
                 waiter.is_to_wake = False
                 if not waiter.done:
-                    waiter.poke()
+                    try:
+                        waiter.poke()
+                    except Exception as error:
+                        waiter.broke(error)
         finally:
             if wakes:
                 self._loop.call_soon(self._wake_portion)
@@ -113,7 +120,10 @@ class Purgatory:
             while heap and (heap[0][2].done or heap[0][0] <= due):
                 waiter = heappop(heap)[2]
                 if not waiter.done:
-                    waiter.expired()
+                    try:
+                        waiter.expired()
+                    except Exception as error:
+                        waiter.broke(error)
         finally:
             if heap and self._timer is None:
                 self._arm()

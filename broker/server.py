@@ -200,7 +200,14 @@ class Broker:
         dispatcher = Dispatcher(
             components=components,
             handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
-            produce=Produce(replicas=replicas, cluster=cluster, purgatory=purgatory, now_ms=world.now_ms),
+            produce=Produce(
+                replicas=replicas,
+                cluster=cluster,
+                purgatory=purgatory,
+                now_ms=world.now_ms,
+                offload=world.offload,
+                spawn=self.spawn,
+            ),
             fetch=Fetch(
                 replicas=replicas,
                 cluster=cluster,

@@ -8,6 +8,7 @@ the first batch is served whole whatever the limits are, so that a reader always
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
@@ -34,6 +35,8 @@ from protocol.hot import (
     parse_fetch,
 )
 from storage.log import AbstractLog, LogSlice
+
+log = logging.getLogger(__name__)
 
 _SIZE: Final = Struct(">i")
 _SEEN_BYTES_MAX: Final = 64 * 1024
@@ -399,6 +402,11 @@ class FetchWait(Waiter):
     def abandoned(self) -> None:
         self.done = True
         self._leave()
+
+    def broke(self, error: Exception) -> None:
+        self.abandoned()
+        log.error("a Fetch failed after its wait", exc_info=error)
+        self._connection.close("its Fetch failed")
 
     def _answer(self, fetched: Fetched) -> None:
         self.done = True

@@ -170,9 +170,9 @@ async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") 
     partition.isr = partition.replicas = (1, 2)
     partition.refresh()
     async with await RawClient.open(broker) as client:
-        for _ in range(2):
+        for offset in range(2):
             answer = await client.produce("t", batch_of(b"x"), acks=-1, timeout=50)
-            assert answer.error_code is ErrorCode.request_timed_out
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.request_timed_out, offset)
         assert (await client.fetch("t", 0)).records == b""
         assert (await client.produce("t", batch_of(b"x"), acks=1)).error_code is ErrorCode.none
         partition.follower_at(2, 3)
