@@ -81,7 +81,7 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
             "compression.type": batching.compression,
             "max.in.flight.requests.per.connection": batching.in_flight,
             "queue.buffering.max.messages": 1_000_000,
-            "queue.buffering.max.kbytes": QUEUE_KB_MAX,
+            "queue.buffering.max.kbytes": max(QUEUE_KB_MAX, 2 * load.record_size_bytes >> 10),
         }
     )
     payloads = _payloads(load.record_size_bytes)

@@ -279,8 +279,9 @@ class Produce:
                     except KafkaError as error:
                         prepared = error
                     results.append(self._append(job, name, index, records, prepared))
+                    # nothing stays unwritten over the walk of the next one
+                    self._replicas.wake(self._replicas.flush())
                 job.topics.append((topic, results))
-            self._replicas.wake(self._replicas.flush())
             answer = self._completed(connection, (None, job), slot)
         except asyncio.CancelledError:
             connection.close()

@@ -1,6 +1,7 @@
 """Bad input and what it is answered: each row of Kafka's behaviour that meets the data path."""
 
 import logging
+from pathlib import Path
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
@@ -373,9 +374,10 @@ async def test_init_producer_id_without_transactions(broker: "Broker") -> None:
 
 
 async def test_a_failing_disk_answers_56_and_6_to_old_fetches(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broker = await make_broker()
+    """With a second disk: a broker ends when its last one is lost."""
+    broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
         await client.produce("t", GOOD)

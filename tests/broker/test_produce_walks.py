@@ -117,3 +117,21 @@ async def test_a_duplicate_is_known_before_and_after_the_walk(broker: "Broker") 
             assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 0)
         assert (await first.produce("t", batch)).base_offset == 0
         assert (await first.produce("t", batch_of_many(1))).base_offset == 2000
+
+
+async def test_nothing_stays_unwritten_while_another_partition_is_walked(broker: "Broker") -> None:
+    await create_topic(broker, "t", cleanup_policy="compact")
+    await create_topic(broker, "plain")
+    replicas = broker.components.replicas
+    fields = produce_fields("plain", batch_of_many(1))
+    fields["topic_data"] += produce_fields("t", batch_of_many())["topic_data"]
+    async with await RawClient.open(broker) as client:
+        await client.send(client.encode(Api.PRODUCE, 9, fields))
+        plain, walked = replicas.partition("plain", 0).log, replicas.partition("t", 0).log
+        async with asyncio.timeout(10):
+            while plain.log_end_offset == 0:  # noqa: ASYNC110 - the broker's own state
+                await asyncio.sleep(0)
+        assert walked.log_end_offset == 0
+        assert not replicas.touched
+        assert plain.high_watermark == 1
+        await client.receive_as(Api.PRODUCE, 9)
