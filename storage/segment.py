@@ -152,7 +152,8 @@ class Segment:
         position = self.size
         if position == 0:
             self.first_timestamp = max_timestamp
-        if max_timestamp > self.largest_timestamp:
+        largest = self.max_timestamp
+        if max_timestamp > (self.largest_timestamp if largest is None else largest):
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self.bytes_since_index > index_interval:
