@@ -116,10 +116,11 @@ class Dispatcher:
             raise Disconnect("it asked for something this broker fails at") from None
 
     def settle(self) -> list[Partition]:
+        flushed = self._replicas.flush() if self._replicas.touched else []
+        if not self._written:
+            return flushed
         written, self._written = self._written, []
-        if self._replicas.touched:
-            written.extend(self._replicas.flush())
-        return written
+        return written + flushed
 
     def settled(self, settlement: list[Partition]) -> None:
         if settlement:

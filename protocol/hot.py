@@ -349,6 +349,8 @@ class ProduceAnswer:
     def encode_run(self, correlation_ids: Sequence[int], offsets: Sequence[int], start: int) -> bytes:
         """The responses to a run of requests under CreateTime, one behind the other."""
         pack, size, prefix, suffix = self._pack, self._size, self._prefix, self._suffix
+        if len(offsets) == 1 and self._with_start:
+            return pack(size, correlation_ids[0], prefix, offsets[0], -1, start, suffix)
         asked = zip(correlation_ids, offsets, strict=True)
         if self._with_start:
             return b"".join([pack(size, each, prefix, base, -1, start, suffix) for each, base in asked])

@@ -198,7 +198,8 @@ class Produce:
                 size += stop - start
         finally:
             if offsets:
-                self._replicas.touch(partition)
+                if not partition.dirty:
+                    self._replicas.touch(partition)
                 stats = partition.stats
                 stats.produce += len(offsets)
                 stats.messages_in += records
