@@ -319,6 +319,8 @@ class UnifiedLog(AbstractLog):
         except OSError as error:
             raise self._fail(error) from error
         self._staged = []
+        # the next flush begins here, and who reads at the end goes on where a flush ended
+        self._active.remember(self.log_end_offset, self._active.size)
         if (
             self._flush_messages < LONG_MAX
             and self.log_end_offset - self.recovery_point >= self._flush_messages
@@ -388,10 +390,12 @@ class UnifiedLog(AbstractLog):
         at = max(0, bisect_right(bases, offset) - 1)
         while offset < bound and at < len(bases):
             end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
-            with self._reading():
+            try:
                 found = self._segments[at].read(
                     offset, max_bytes, bound=bound, end_offset=end, min_one=min_one
                 )
+            except (OSError, CorruptBatch) as error:
+                raise self._unreadable(error) from error
             if found is None or found.size > 0:
                 return found
             at += 1
@@ -773,7 +777,10 @@ class UnifiedLog(AbstractLog):
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise self._fail(error) from error
-        except CorruptBatch as error:
-            raise KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}") from error
+        except (OSError, CorruptBatch) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError | CorruptBatch) -> KafkaError:
+        if isinstance(error, OSError):
+            return self._fail(error)
+        return KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}")
