@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -61,8 +61,9 @@ class FrameHandler(Protocol):
 
 
 class ProduceFrames(FrameHandler, Protocol):
-    def repeat(self, connection: Connection, template: Any, frame: Frame, correlation_id: int) -> Answer:
-        """A Produce whose head was seen before; `handle` does the same by the long way."""
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+        """Handles frames from `at` on while they are Produces whose head was seen before; where it stopped.
+        `handle` does the same by the long way."""
 
 
 class Dispatcher:
@@ -91,16 +92,18 @@ class Dispatcher:
         self._logged: set[tuple[object, ...]] = set()
         self._written: list[Partition] = []
 
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+        try:
+            stop = self._repeat(connection, frames, at, answers)
+        except Exception as error:
+            self._log_once("a repeated Produce", error)
+            raise Disconnect("it asked for something this broker fails at") from None
+        self._counts[Api.PRODUCE] += stop - at
+        return stop
+
     def handle(self, connection: Connection, frame: Frame) -> Answer:
         try:
             kind, correlation_id = _HEAD(frame)
-            if kind == connection.produce_kind:
-                templates = connection.produce_templates
-                for end in connection.produce_ends:
-                    template = templates.get(bytes(frame[8:end]))
-                    if template is not None:
-                        self._counts[0] += 1
-                        return self._repeat(connection, template, frame, correlation_id)
             return self._handle(connection, frame, kind >> 16, kind & 0xFFFF, correlation_id)
         except Disconnect:
             raise
@@ -113,10 +116,11 @@ class Dispatcher:
             raise Disconnect("it asked for something this broker fails at") from None
 
     def settle(self) -> list[Partition]:
+        flushed = self._replicas.flush() if self._replicas.touched else []
+        if not self._written:
+            return flushed
         written, self._written = self._written, []
-        if self._replicas.touched:
-            written.extend(self._replicas.flush())
-        return written
+        return written + flushed
 
     def settled(self, settlement: list[Partition]) -> None:
         if settlement:

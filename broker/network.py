@@ -78,11 +78,14 @@ class Bulk:
 
 Answer: TypeAlias = "bytes | Slot | Bulk | tuple[Any, ...] | None"
 """What handling a frame gives. A tuple is a call `answer[0](connection, answer)` for after the service has
-settled; None is no response at all."""
+settled, which may also give a list: the answers to several frames; None is no response at all."""
 
 
 class Service(Protocol):
     """What runs behind the connections."""
+
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+        """Handles frames from `at` on by the short way for as long as it may; where it stopped."""
 
     def handle(self, connection: Connection, frame: Frame) -> Answer: ...
 
@@ -130,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self.produce_kind = -1
         self.produce_ends: list[int] = []
         self.produce_templates: dict[bytes, Any] = {}
+        self.produce_last: Any = None
         self.fetch_seen: Any = None
         self.tick = server.tick
         self.unsent = 0
@@ -177,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
         self._bulk = None
         self.produce_templates.clear()
+        self.produce_last = None
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()
@@ -244,12 +249,18 @@ class Connection(asyncio.BufferedProtocol):
         rest: Sequence[Frame] = ()
         broken: str | None = None
         try:
-            for at, frame in enumerate(frames):
-                answer = handle(self, frame)
+            at = 0
+            while at < len(frames):
+                if self.produce_templates:
+                    at = service.repeat(self, frames, at, answers)
+                    if at == len(frames):
+                        break
+                answer = handle(self, frames[at])
+                at += 1
                 if answer is not None:
                     answers.append(answer)
                 if self._stalled or self.unsent > _UNSENT_MAX:
-                    rest = frames[at + 1 :]
+                    rest = frames[at:]
                     break
         except Disconnect as error:
             broken = str(error)
@@ -268,6 +279,9 @@ class Connection(asyncio.BufferedProtocol):
             if answer.__class__ is tuple:
                 answer = answer[0](self, answer)
                 if answer is None:
+                    continue
+                if answer.__class__ is list:
+                    slots.extend(answer)
                     continue
             if answer.__class__ is bytes and not slots and self._bulk is None:
                 ready.append(answer)

@@ -55,6 +55,7 @@ class Partition:
     __slots__ = (
         "_commit_waiters",
         "_ends",
+        "_stands_alone",
         "acks_all_ok",
         "data_waiters",
         "dirty",
@@ -110,6 +111,7 @@ class Partition:
         self.data_waiters: dict[DataWaiter, None] = {}
         self._commit_waiters: deque[CommitWaiter] = deque()
         self._ends: dict[int, int] = {}
+        self._stands_alone = False
 
     def __repr__(self) -> str:
         role = "offline" if self.offline else "leader" if self.is_leader else "follower"
@@ -160,6 +162,7 @@ class Partition:
         self.fast_log = log if writable and not log.needs_walk else None
         needed = min(log.config.min_insync_replicas, max(len(self.replicas), 1))
         self.acks_all_ok = len(self.isr) >= needed
+        self._stands_alone = self.isr == (self.node_id,) and not self.syncs
 
     # ---------------------------------------------------------------------------------------------- checks
 
@@ -207,8 +210,8 @@ class Partition:
         """Moves the high watermark as far as the members allow and answers who waited for that."""
         if not self.is_leader or self.offline:
             return False
-        frontier = self.frontier()
         log = self.log
+        frontier = log.log_end_offset if self._stands_alone else self.frontier()
         if frontier <= log.high_watermark:
             return False
         log.set_high_watermark(frontier)

@@ -10,10 +10,11 @@ By hand because a generic encoder makes a whole broker 2.5 to 5 times dearer, an
 records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from protocol.errors import MalformedRequest
@@ -345,28 +346,70 @@ class ProduceAnswer:
         numbers = "qqq" if self._with_start else "qq"
         self._pack = Struct(f">ii{len(self._prefix)}s{numbers}{len(self._suffix)}s").pack
 
-    def encode(self, correlation_id: int, base: int, append_time: int, start: int) -> bytes:
-        size, prefix, suffix = self._size, self._prefix, self._suffix
+    def encode_run(self, correlation_ids: Sequence[int], offsets: Sequence[int], start: int) -> bytes:
+        """The responses to a run of requests under CreateTime, one behind the other."""
+        pack, size, prefix, suffix = self._pack, self._size, self._prefix, self._suffix
+        if len(offsets) == 1 and self._with_start:
+            return pack(size, correlation_ids[0], prefix, offsets[0], -1, start, suffix)
+        asked = zip(correlation_ids, offsets, strict=True)
         if self._with_start:
-            return self._pack(size, correlation_id, prefix, base, append_time, start, suffix)
-        return self._pack(size, correlation_id, prefix, base, append_time, suffix)
+            return b"".join([pack(size, each, prefix, base, -1, start, suffix) for each, base in asked])
+        return b"".join([pack(size, each, prefix, base, -1, suffix) for each, base in asked])
 
 
-def single_records(frame: memoryview | bytearray, at: int, flexible: bool) -> int:
-    """Where the records start when exactly one record set fills the rest of the frame, else -1.
+class ProduceShape:
+    """A Produce whose head was seen before, when one whole batch fills the rest of it.
 
-    `at` is where the records' length stands, as `ProduceRequest.single_at` of an earlier request told.
+    For frames of one `length` everything up to the batch's own length is known beforehand: one struct reads
+    such a frame (`unpack`), and `prefix` is what must stand between its correlation id and its leader epoch.
+    After the batch comes `tail` and nothing else.
     """
-    try:
-        if not flexible:
-            start = at + 4
-            return start if _I32.unpack_from(frame, at)[0] == len(frame) - start else -1
-        size, start = read_uvarint(frame, at)
-        if start + size + 2 != len(frame) or frame[-1] or frame[-2] or frame[-3]:
-            return -1
-    except (StructError, IndexError, MalformedRequest):
-        return -1
-    return start
+
+    __slots__ = ("_end", "_flexible", "_head", "length", "prefix", "start", "stop", "tail", "unpack")
+
+    def __init__(self, head: bytes, flexible: bool) -> None:
+        """`head` is what stands from the client id to the partition's index."""
+        self._head = head
+        self._end = _CLIENT_ID_AT + len(head)
+        self._flexible = flexible
+        self.tail = _NO_TAGS * 3 if flexible else b""
+        self.length = -1
+        self.prefix = b""
+        self.start = self.stop = 0
+        self.unpack = _unpack_plain(0)
+
+    def fit(self, length: int) -> bool:
+        """Takes the shape of frames of `length` bytes; False where no whole batch can be."""
+        rest = length - self._end - len(self.tail)
+        if self._flexible:
+            width = len(uvarint(max(rest - 1, 0)))
+            size = rest - width
+            size_field = uvarint(max(size + 1, 0))
+            if len(size_field) != width:
+                return False
+        else:
+            size = rest - 4
+            size_field = _I32.pack(max(size, 0))
+        if size < _BATCH_HEADER:
+            return False
+        self.prefix = self._head + size_field + _BATCH_LEAD.pack(0, size - _BATCH_LEAD.size)
+        self.start = self._end + len(size_field)
+        self.stop = self.start + size
+        self.unpack = _unpack_plain(len(self.prefix))
+        self.length = length
+        return True
+
+
+_CLIENT_ID_AT: Final = 8
+_BATCH_HEADER: Final = 61
+_BATCH_LEAD: Final = Struct(">qi")
+
+
+@lru_cache(maxsize=256)
+def _unpack_plain(prefix_size: int) -> Callable[[Any], tuple[Any, ...]]:
+    """(API key and version, correlation id, prefix, magic, CRC, attributes, last offset delta, base and max
+    timestamp, producer id, epoch and sequence, count)."""
+    return Struct(f">Ii{prefix_size}s4xbIhiqqqhii").unpack_from
 
 
 # ----------------------------------------------------------------------------------------------------- Fetch

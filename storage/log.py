@@ -274,6 +274,22 @@ class AbstractLog(ABC):
             Appended, (first_offset, last_offset, log_append_time, self.log_start_offset, False)
         )
 
+    def append_plain(
+        self,
+        batch: memoryview,
+        last_offset_delta: int,
+        base_timestamp: int,
+        max_timestamp: int,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        leader_epoch: int,
+        now_ms: int,
+    ) -> int:
+        """`append` for the batch that nearly every batch is, without a header object: its first offset, or -1
+        when `append` must look at it. Positional, because it is called for every batch of a busy producer."""
+        return -1
+
     def append_records(
         self, buf: Buffer, *, leader_epoch: int, now_ms: int, origin: Origin = "client"
     ) -> Appended:
@@ -479,7 +495,9 @@ class AbstractLog(ABC):
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Kept within the log. It may go back only where the log was cut."""
-        bounded = max(self.log_start_offset, min(high_watermark, self.log_end_offset))
+        bounded = high_watermark if high_watermark < self.log_end_offset else self.log_end_offset
+        if bounded < self.log_start_offset:
+            bounded = self.log_start_offset
         self.high_watermark = bounded
         table = self.producer_table
         if table.ongoing or table.unreplicated:

@@ -24,6 +24,9 @@ REMEMBERED_BATCHES = 5
 NO_EPOCH = -1
 SEQUENCE_MASK = 0x7FFFFFFF
 
+# a named tuple's own constructor costs as much as all else that a batch changes here
+_new_tuple = tuple.__new__
+
 _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
@@ -102,6 +105,15 @@ class ProducerEntry:
             self.batches.clear()
             self.next_sequence = 0
 
+    def sent(self, sequence: int, first_offset: int, last_offset: int, timestamp: int) -> None:
+        """Remember a data batch."""
+        last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
+        self.batches.append(
+            _new_tuple(SentBatch, (sequence, last_sequence, first_offset, last_offset, timestamp))
+        )
+        self.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
+        self.last_timestamp = timestamp
+
 
 class ProducerTable:
     __slots__ = ("entries", "ongoing", "unreplicated")
@@ -156,6 +168,19 @@ class ProducerTable:
             f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
         )
 
+    def next_in_line(self, producer_id: int, epoch: int, sequence: int) -> ProducerEntry | None:
+        """The entry of a producer that goes on where it stopped, outside a transaction; for any other `check`
+        decides."""
+        entry = self.entries.get(producer_id)
+        if (
+            entry is None
+            or entry.epoch != epoch
+            or entry.next_sequence != sequence
+            or entry.txn_first_offset >= 0
+        ):
+            return None
+        return entry
+
     # ---- what was appended ---------------------------------------------------------------------------------
 
     def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
@@ -166,12 +191,7 @@ class ProducerTable:
             entry = self.entries[producer_id] = ProducerEntry(producer_id, header.producer_epoch)
         elif entry.epoch != header.producer_epoch:
             entry.set_epoch(header.producer_epoch)
-        base_sequence = header.base_sequence
-        last_sequence = (base_sequence + header.last_offset_delta) & SEQUENCE_MASK
-        timestamp = header.max_timestamp
-        entry.batches.append(SentBatch(base_sequence, last_sequence, first_offset, last_offset, timestamp))
-        entry.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
-        entry.last_timestamp = timestamp
+        entry.sent(header.base_sequence, first_offset, last_offset, header.max_timestamp)
         if header.is_transactional and entry.txn_first_offset < 0:
             entry.txn_first_offset = first_offset
             self.ongoing[first_offset] = producer_id

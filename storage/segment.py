@@ -152,7 +152,8 @@ class Segment:
         position = self.size
         if position == 0:
             self.first_timestamp = max_timestamp
-        if max_timestamp > self.largest_timestamp:
+        largest = self.max_timestamp
+        if max_timestamp > (self.largest_timestamp if largest is None else largest):
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self.bytes_since_index > index_interval:
@@ -361,6 +362,14 @@ class Segment:
             yield Found(position, header)
             position += size
 
+    def remember(self, offset: int, position: int) -> None:
+        """The batch with `offset`, or the first one after it, begins at `position`: a reader that goes on
+        there need not look for it."""
+        hints = self._hints
+        if len(hints) >= HINTS_MAX:
+            del hints[next(iter(hints))]
+        hints[offset] = position
+
     def read_batch(self, found: Found) -> bytes:
         return self.file.pread(found.header.size, found.position)
 
@@ -391,9 +400,7 @@ class Segment:
             if stop == position:
                 return None
         if stop < self.size:
-            if len(self._hints) >= HINTS_MAX:
-                self._hints.clear()
-            self._hints[next_offset] = stop
+            self.remember(next_offset, stop)
         return LogSlice(self.file, position, stop - position, first_offset, next_offset)
 
     def _cut(self, position: int, limit: int, min_one: bool) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import basename, dirname, join
+from struct import Struct
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import CorruptBatch
+from protocol.records import OVERHEAD, CorruptBatch
 from storage.files import File, Files, write_replacing
 from storage.index import AbortedTxn
 from storage.loader import (
@@ -47,6 +48,8 @@ Jitter = Callable[[int], int]  # a number in [0, bound)
 
 EXPIRED_AT_ONCE = 32  # each costs up to 8 calls to the file system
 UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
+
+_stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
 
 
 def _ignore() -> None:
@@ -197,6 +200,7 @@ class UnifiedLog(AbstractLog):
         self._roll_at = UNKNOWN
         self._active.index_bytes_max = config.segment_index_bytes
         self._index_interval = config.index_interval_bytes
+        self._plain_size_max = self._batch_length_max + OVERHEAD
 
     def adopt_topic_id(self, topic_id: UUID) -> None:
         """For a new log, or one whose `partition.metadata` a power cut took."""
@@ -207,6 +211,47 @@ class UnifiedLog(AbstractLog):
                 self._write_small(METADATA, encode_metadata(topic_id))
 
     # ---- append --------------------------------------------------------------------------------------------
+
+    def append_plain(
+        self,
+        batch: memoryview,
+        last_offset_delta: int,
+        base_timestamp: int,
+        max_timestamp: int,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        leader_epoch: int,
+        now_ms: int,
+    ) -> int:
+        size = len(batch)
+        active = self._active
+        first_offset = self.log_end_offset
+        last_offset = first_offset + last_offset_delta
+        if (
+            size > self._plain_size_max
+            or active.size + size > self._segment_bytes
+            or max_timestamp > self._roll_at
+            or max_timestamp - now_ms > self._after_max_ms
+            or now_ms - base_timestamp > self._before_max_ms
+            or leader_epoch != self.epochs.latest
+            or last_offset - active.base_offset > INT32_MAX
+            or active.is_index_full
+            or self._roll_by_clock
+            or self.offline is not None
+        ):
+            return -1
+        if producer_id >= 0:
+            entry = self.producer_table.next_in_line(producer_id, producer_epoch, base_sequence)
+            if entry is None:
+                return -1
+            entry.sent(base_sequence, first_offset, last_offset, max_timestamp)
+        # the length between base offset and leader epoch is written again: one call is cheaper than two
+        _stamp(batch, 0, first_offset, size - OVERHEAD, leader_epoch)
+        active.appended(size, last_offset, max_timestamp, self._index_interval)
+        self._staged.append(batch)
+        self.log_end_offset = last_offset + 1
+        return first_offset
 
     def _stage(self, view: memoryview, first: int, last: int, max_timestamp: int, now_ms: int) -> None:
         active = self._active
@@ -272,6 +317,8 @@ class UnifiedLog(AbstractLog):
         except OSError as error:
             raise self._fail(error) from error
         self._staged = []
+        # the next flush begins here, and who reads at the end goes on where a flush ended
+        self._active.remember(self.log_end_offset, self._active.size)
         if (
             self._flush_messages < LONG_MAX
             and self.log_end_offset - self.recovery_point >= self._flush_messages
@@ -341,10 +388,12 @@ class UnifiedLog(AbstractLog):
         at = max(0, bisect_right(bases, offset) - 1)
         while offset < bound and at < len(bases):
             end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
-            with self._reading():
+            try:
                 found = self._segments[at].read(
                     offset, max_bytes, bound=bound, end_offset=end, min_one=min_one
                 )
+            except (OSError, CorruptBatch) as error:
+                raise self._unreadable(error) from error
             if found is None or found.size > 0:
                 return found
             at += 1
@@ -728,7 +777,10 @@ class UnifiedLog(AbstractLog):
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise self._fail(error) from error
-        except CorruptBatch as error:
-            raise KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}") from error
+        except (OSError, CorruptBatch) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError | CorruptBatch) -> KafkaError:
+        if isinstance(error, OSError):
+            return self._fail(error)
+        return KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}")

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from struct import Struct
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
 from crc32c import crc32c
 
 from broker.cluster import Cluster
-from broker.network import Answer, Connection, Disconnect, Frame, Slot
+from broker.network import Answer, Connection, Frame, Slot
 from broker.partition import Partition
 from broker.ports import Offload
 from broker.purgatory import Purgatory, Waiter
@@ -30,13 +30,13 @@ from protocol.hot import (
     ProduceAnswer,
     ProduceRequest,
     ProduceResult,
+    ProduceShape,
     TopicKey,
     encode_produce,
     parse_produce,
-    single_records,
 )
-from protocol.records import HEADER_SIZE, MAGIC, OVERHEAD, BatchHeader, Codec, check_produced, parse_header
-from storage.log import INLINE_BYTES, WALK_RECORDS, Appended, Prepared, RecordsRejected
+from protocol.records import HEADER_SIZE, MAGIC, Codec, check_produced, parse_header
+from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,7 @@ _START_UNTOLD: Final = frozenset(
     }
 )
 _CRC_FROM: Final = 21
-_unpack_header: Final = Struct(">qiibIhiqqqhii").unpack_from
-# places in a batch header: producer id, epoch and sequence are 9 to 11
-_BASE_OFFSET, _LENGTH, _MAGIC_AT, _CRC, _ATTRIBUTES, _LAST_DELTA, _COUNT = 0, 1, 3, 4, 5, 6, 12
-_NO_PRODUCER: Final = (-1, -1, -1)
-# a named tuple's own constructor costs as much as all checks together
-_new_tuple: Final = tuple.__new__
+_CLIENT_ID_AT: Final = 8
 
 
 class Template:
@@ -75,28 +70,13 @@ class Template:
     decided.
     """
 
-    __slots__ = (
-        "acks",
-        "answer",
-        "body_at",
-        "codec_max",
-        "end",
-        "flexible",
-        "partition",
-        "timeout_ms",
-        "topic",
-        "trailing",
-        "version",
-    )
+    __slots__ = ("acks", "answer", "codec_max", "partition", "shape", "timeout_ms", "topic", "version")
 
     def __init__(
-        self, *, version: int, body_at: int, request: ProduceRequest, topic: TopicKey, partition: Partition
+        self, *, version: int, head: bytes, request: ProduceRequest, topic: TopicKey, partition: Partition
     ) -> None:
         self.version = version
-        self.body_at = body_at
-        self.flexible = version >= PRODUCE_FLEXIBLE
-        self.trailing = 3 if self.flexible else 0
-        self.end = request.single_at
+        self.shape = ProduceShape(head, version >= PRODUCE_FLEXIBLE)
         self.codec_max = int(Codec.ZSTD if version >= _ZSTD_FROM else Codec.LZ4)
         self.acks = request.acks
         self.timeout_ms = request.timeout_ms
@@ -122,106 +102,142 @@ class Produce:
         self._cluster = cluster
         self._purgatory = purgatory
         self._now_ms = now_ms
-        self._after_write = self._written
+        self._after_run = self._run_written
 
     # ---------------------------------------------------------------------------------------- the short way
 
-    def repeat(self, connection: Connection, template: Template, frame: Frame, correlation_id: int) -> Answer:
-        """The rules of `check_produced` on a batch that breaks none; anything else goes the long way.
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+        """Handles frames from `at` on for as long as each is a plain batch behind a known head; where it
+        stopped."""
+        if frames[at].__class__ is bytearray:
+            frames = [memoryview(frame) for frame in frames]
+        while at < len(frames):
+            last: Template | None = connection.produce_last
+            done = 0 if last is None else self._run(last, frames, at, answers)
+            if not done:
+                template = _find(connection, frames[at])
+                if template is None or template is last:
+                    break
+                done = self._run(template, frames, at, answers)
+                if not done:
+                    break
+                connection.produce_last = template
+            at += done
+        return at
 
-        Written out rather than called, because this is run for every request: each call here is 1 % of it.
+    def _run(self, template: Template, frames: Sequence[Any], at: int, answers: list[Any]) -> int:
+        """Appends the frames from `at` on that are as `template` says, up to the first that breaks a rule of
+        `check_produced` or that the log must look at: that one goes the long way. How many they were.
+
+        Written out rather than called, because it is run for every request: each call here is 3 % of it.
         """
         partition = template.partition
         target = partition.fast_log
-        start = single_records(frame, template.end, template.flexible)
-        size = len(frame) - start - template.trailing
-        if (
-            start < 0
-            or size < HEADER_SIZE
-            or target is None
-            or (template.acks < 0 and not partition.acks_all_ok)
-        ):
-            return self._long(connection, template, frame, correlation_id)
-        fields = _unpack_header(frame, start)
-        count = fields[_COUNT]
-        if (
-            fields[_LENGTH] != size - OVERHEAD
-            or fields[_BASE_OFFSET]
-            or fields[_MAGIC_AT] != MAGIC
-            or not 0 <= fields[_ATTRIBUTES] <= template.codec_max
-            or not 0 < count == fields[_LAST_DELTA] + 1
-            or (fields[9:12] != _NO_PRODUCER and min(fields[9:12]) < 0)
-            or crc32c(frame[start + _CRC_FROM : start + size]) != fields[_CRC]
-        ):
-            return self._long(connection, template, frame, correlation_id)
-        stats = partition.stats
-        stats.produce += 1
+        if target is None or (template.acks < 0 and not partition.acks_all_ok):
+            return 0
+        append, leader_epoch, now_ms = target.append_plain, partition.leader_epoch, self._now_ms()
+        shape, version, codec_max = template.shape, template.version, template.codec_max
+        length, unpack, prefix, start, stop = (
+            shape.length,
+            shape.unpack,
+            shape.prefix,
+            shape.start,
+            shape.stop,
+        )
+        tail = shape.tail
+        records = size = 0
+        asked: list[int] = []
+        offsets: list[int] = []
         try:
-            appended = target.append(
-                frame,
-                _new_tuple(BatchHeader, fields),
-                start,
-                leader_epoch=partition.leader_epoch,
-                now_ms=self._now_ms(),
+            for frame in islice(frames, at, None):
+                if len(frame) != length:
+                    if not shape.fit(len(frame)):
+                        break
+                    length, unpack, prefix = shape.length, shape.unpack, shape.prefix
+                    start, stop = shape.start, shape.stop
+                (
+                    kind,
+                    correlation_id,
+                    begins,
+                    magic,
+                    crc,
+                    attributes,
+                    last_delta,
+                    base_timestamp,
+                    max_timestamp,
+                    producer_id,
+                    producer_epoch,
+                    base_sequence,
+                    count,
+                ) = unpack(frame)
+                if (
+                    begins != prefix
+                    or kind != version
+                    or magic != MAGIC
+                    or not 0 <= attributes <= codec_max
+                    or not 0 < count == last_delta + 1
+                    or (
+                        (producer_epoch < 0 or base_sequence < 0)
+                        if producer_id >= 0
+                        else not producer_id == producer_epoch == base_sequence == -1
+                    )
+                    or frame[stop:] != tail
+                ):
+                    break
+                batch = frame[start:stop]
+                if crc32c(batch[_CRC_FROM:]) != crc:
+                    break
+                offset = append(
+                    batch,
+                    last_delta,
+                    base_timestamp,
+                    max_timestamp,
+                    producer_id,
+                    producer_epoch,
+                    base_sequence,
+                    leader_epoch,
+                    now_ms,
+                )
+                if offset < 0:
+                    break
+                asked.append(correlation_id)
+                offsets.append(offset)
+                records += count
+                size += stop - start
+        finally:
+            if offsets:
+                if not partition.dirty:
+                    self._replicas.touch(partition)
+                stats = partition.stats
+                stats.produce += len(offsets)
+                stats.messages_in += records
+                stats.bytes_in += size
+        if offsets:
+            answers.append(
+                (self._after_run, template, asked, offsets, offsets[0] + records, target.log_start_offset)
             )
-        except KafkaError as error:
-            stats.failed_produce += 1
-            return self._refused(connection, template, correlation_id, error)
-        if not partition.dirty:
-            partition.dirty = True
-            self._replicas.touched.append(partition)
-        if not appended.duplicate:
-            stats.messages_in += count
-            stats.bytes_in += size
-        return (self._after_write, template, correlation_id, appended)
+        return len(offsets)
 
-    def _long(self, connection: Connection, template: Template, frame: Frame, correlation_id: int) -> Answer:
-        return self.handle(
-            connection,
-            frame,
-            version=template.version,
-            correlation_id=correlation_id,
-            body_at=template.body_at,
-        )
-
-    def _refused(
-        self, connection: Connection, template: Template, correlation_id: int, error: KafkaError
-    ) -> Answer:
-        result = self._error_result(template.version, template.partition.index, error)
-        if error.code not in _START_UNTOLD:
-            result.start = template.partition.log.log_start_offset
-        if template.acks == 0:
-            raise Disconnect(f"a Produce with acks=0 failed: {error}")
-        return encode_produce(template.version, correlation_id, [(template.topic, [result])])
-
-    def _written(self, connection: Connection, ticket: tuple[Any, Template, int, Appended]) -> Answer:
-        """After the write: the answer, or a wait for the in-sync replicas."""
-        _, template, correlation_id, appended = ticket
+    def _run_written(
+        self, connection: Connection, ticket: tuple[Any, Template, list[int], list[int], int, int]
+    ) -> Answer | list[Answer]:
+        """After the write: the answers, or waits for the in-sync replicas."""
+        _, template, asked, offsets, end, log_start = ticket
         partition = template.partition
-        if partition.offline:
-            error = KafkaError(ErrorCode.kafka_storage_error, "the log directory failed")
-            if template.acks == 0:
-                connection.close(f"a Produce with acks=0 failed: {error}")
-                return None
-            result = self._error_result(template.version, partition.index, error)
-            return encode_produce(template.version, correlation_id, [(template.topic, [result])])
         if template.acks == 0:
+            if partition.offline:
+                connection.close("a Produce with acks=0 failed: the log directory failed")
             return None
-        if template.acks < 0 and partition.log.high_watermark <= appended.last_offset:
-            result = ProduceResult(
-                partition.index,
-                _NONE,
-                appended.first_offset,
-                appended.log_append_time,
-                appended.log_start_offset,
-            )
-            wait = CommitWait(connection, template.version, correlation_id, [(template.topic, [result])])
-            wait.on(partition, result, appended.last_offset + 1)
-            self._purgatory.watch(wait, max(template.timeout_ms, 0) / 1000)
-            return wait.slot
-        return template.answer.encode(
-            correlation_id, appended.first_offset, appended.log_append_time, appended.log_start_offset
-        )
+        if not partition.offline and (template.acks > 0 or partition.log.high_watermark >= end):
+            return template.answer.encode_run(asked, offsets, log_start)
+        answers: list[Answer] = []
+        for correlation_id, offset, needed in zip(asked, offsets, [*offsets[1:], end], strict=True):
+            job = _Job(template.version, correlation_id, template)
+            result = ProduceResult(partition.index, _NONE, offset, -1, log_start)
+            job.topics.append((template.topic, [result]))
+            job.appended.append((partition, result, needed))
+            answers.append(self._completed(connection, (None, job)))
+        return answers
 
     # ----------------------------------------------------------------------------------------- the long way
 
@@ -234,7 +250,8 @@ class Produce:
             # the read buffer is used again before the walk ends
             request = parse_produce(memoryview(bytearray(frame)), body_at, version)
             slot = connection.slot()
-            self._spawn(self._walk(connection, slot, _Job(version, correlation_id, request)))
+            job = _Job(version, correlation_id, request)
+            self._spawn(self._walk(connection, slot, job, request.topics))
             return slot
         job = _Job(version, correlation_id, request)
         job.failed = fatal is not None
@@ -248,7 +265,7 @@ class Produce:
                     results.append(self._append(job, name, index, records))
             job.topics.append((topic, results))
         if request.single_at >= 0 and request.transactional_id is None and not job.failed:
-            self._learn(connection, frame, version, body_at, request)
+            self._learn(connection, frame, version, request)
         return (self._completed, job)
 
     def _must_walk(self, request: ProduceRequest) -> bool:
@@ -266,10 +283,16 @@ class Produce:
                     return True
         return False
 
-    async def _walk(self, connection: Connection, slot: Slot, job: _Job) -> None:
+    async def _walk(
+        self,
+        connection: Connection,
+        slot: Slot,
+        job: _Job,
+        topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]],
+    ) -> None:
         """The long way in turns: the connection waits, nobody else does."""
         try:
-            for topic, partitions in job.request.topics:
+            for topic, partitions in topics:
                 name = self._name(topic)
                 results: list[ProduceResult] = []
                 for index, records in partitions:
@@ -410,9 +433,7 @@ class Produce:
             hint = leader_hint(self._cluster, topic, index)
         return ProduceResult(index, code, message=error.message, record_errors=errors, hint=hint)
 
-    def _learn(
-        self, connection: Connection, frame: Frame, version: int, body_at: int, request: ProduceRequest
-    ) -> None:
+    def _learn(self, connection: Connection, frame: Frame, version: int, request: ProduceRequest) -> None:
         topic, partitions = request.topics[0]
         name = self._name(topic)
         assert name is not None
@@ -424,13 +445,15 @@ class Produce:
             return
         if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
             templates.clear()
+            connection.produce_last = None
             connection.produce_ends.clear()
             connection.produce_kind = version
         if end not in connection.produce_ends:
             connection.produce_ends.insert(0, end)
             del connection.produce_ends[ENDS_MAX:]
-        templates[bytes(frame[8:end])] = Template(
-            version=version, body_at=body_at, request=request, topic=topic, partition=partition
+        head = bytes(frame[_CLIENT_ID_AT:end])
+        templates[head] = Template(
+            version=version, head=head, request=request, topic=topic, partition=partition
         )
 
     def _completed(
@@ -459,6 +482,14 @@ class Produce:
         return wait.slot
 
 
+def _find(connection: Connection, frame: Frame) -> Template | None:
+    for end in connection.produce_ends:
+        template: Template | None = connection.produce_templates.get(bytes(frame[_CLIENT_ID_AT:end]))
+        if template is not None:
+            return template
+    return None
+
+
 class _AbortedType(KafkaError):
     """120 TRANSACTION_ABORTABLE, which the error type does not know yet."""
 
@@ -467,11 +498,11 @@ _Aborted: Final = _AbortedType(ErrorCode.invalid_txn_state, "the partition is no
 
 
 class _Job:
-    """A Produce on the long way, between its appends and the write."""
+    """A Produce between its appends and its answer."""
 
     __slots__ = ("appended", "correlation_id", "failed", "request", "topics", "version")
 
-    def __init__(self, version: int, correlation_id: int, request: ProduceRequest) -> None:
+    def __init__(self, version: int, correlation_id: int, request: ProduceRequest | Template) -> None:
         self.version = version
         self.correlation_id = correlation_id
         self.request = request

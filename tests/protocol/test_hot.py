@@ -1,6 +1,7 @@
 """What is read and packed by hand is what the generated message types read and write."""
 
 from collections.abc import Sequence
+from struct import pack
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from protocol import hot
 from protocol.apis import Api
 from protocol.errors import ErrorCode, MalformedRequest
 from protocol.messages import decode_request, decode_response, encode_request, encode_response, get
+from protocol.records import HEADER_SIZE, OVERHEAD, parse_header
 from protocol.wire import parse_head
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
@@ -72,9 +74,12 @@ def test_produce_requests_are_read_as_the_generated_reader_does(
         for topic in expected.topic_data
     ]
     if found.single_at >= 0:
-        start = hot.single_records(frame, found.single_at, version >= hot.PRODUCE_FLEXIBLE)
+        shape = hot.ProduceShape(bytes(frame[8 : found.single_at]), version >= hot.PRODUCE_FLEXIBLE)
         records = topics[0][2][0][1]
-        assert bytes(frame[start : start + len(records)]) == records
+        if shape.fit(len(frame)):
+            assert bytes(frame[shape.start : shape.stop]) == records
+        else:
+            assert len(records) < HEADER_SIZE
 
 
 @given(produce_versions, names, ids, indexes, st.binary(min_size=1, max_size=20_000))
@@ -92,9 +97,16 @@ def test_every_plain_single_partition_produce_can_be_a_template(
     frame, body_at, _ = request_of(Api.PRODUCE, version, fields)
     found = hot.parse_produce(frame, body_at, version)
     assert found.single_at > body_at
-    start = hot.single_records(frame, found.single_at, version >= hot.PRODUCE_FLEXIBLE)
-    assert bytes(frame[start : start + len(records)]) == records
-    assert hot.single_records(frame[:-1], found.single_at, version >= hot.PRODUCE_FLEXIBLE) == -1
+    shape = hot.ProduceShape(bytes(frame[8 : found.single_at]), version >= hot.PRODUCE_FLEXIBLE)
+    assert shape.fit(len(frame)) == (len(records) >= HEADER_SIZE)
+    if len(records) >= HEADER_SIZE:
+        assert bytes(frame[shape.start : shape.stop]) == records
+        assert frame[shape.stop :] == shape.tail
+        fields = shape.unpack(frame)
+        lead = pack(">qi", 0, len(records) - OVERHEAD)
+        assert fields[0] == version
+        assert fields[2] == shape.prefix == bytes(frame[8 : shape.start]) + lead
+        assert fields[3:] == parse_header(records)[3:]
 
 
 results = st.builds(
@@ -150,14 +162,20 @@ def test_produce_responses_are_the_generated_ones(
     )
 
 
-@given(produce_versions, names, ids, indexes, epochs, st.tuples(int64s, int64s, int64s))
-def test_the_prepared_answer_is_the_packed_one(
-    version: int, name: str, topic_id: UUID, index: int, correlation_id: int, numbers: tuple[int, ...]
+@given(produce_versions, names, ids, indexes, st.lists(st.tuples(epochs, int64s)), int64s)
+def test_the_prepared_answers_are_the_packed_ones(
+    version: int, name: str, topic_id: UUID, index: int, asked: list[tuple[int, int]], start: int
 ) -> None:
     topic = topic_id if version >= 13 else name
-    prepared = hot.ProduceAnswer(version, topic, index).encode(correlation_id, *numbers)
-    result = hot.ProduceResult(index, 0, *numbers)
-    assert prepared == hot.encode_produce(version, correlation_id, [(topic, [result])])
+    prepared = hot.ProduceAnswer(version, topic, index).encode_run(
+        [correlation_id for correlation_id, _ in asked], [offset for _, offset in asked], start
+    )
+    assert prepared == b"".join(
+        hot.encode_produce(
+            version, correlation_id, [(topic, [hot.ProduceResult(index, 0, offset, -1, start)])]
+        )
+        for correlation_id, offset in asked
+    )
 
 
 fetch_partitions = st.lists(st.tuples(indexes, epochs, int64s, epochs, indexes), max_size=4)

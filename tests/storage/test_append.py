@@ -1,9 +1,12 @@
 """What a log takes, what it refuses with which code, and what it stores."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import (
@@ -20,7 +23,17 @@ from protocol.records import (
 from storage.log import RecordsRejected
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
-from tests.storage.support import NOW, append, batch_of, headers_of, log_on, read_all, records_of
+from tests.storage.support import (
+    NOW,
+    append,
+    append_short,
+    batch_of,
+    directory_bytes,
+    headers_of,
+    log_on,
+    read_all,
+    records_of,
+)
 
 HOUR = 3_600_000
 
@@ -77,6 +90,55 @@ def test_timestamp_bounds(tmp_path: Path) -> None:
     log.set_config(LogConfig(message_timestamp_before_max_ms=1000))
     assert refused(log, batch_of(timestamp=NOW - 1001)) is ErrorCode.invalid_timestamp
     append(log, batch_of(timestamp=NOW - 1000))
+
+
+shapes = st.tuples(
+    st.integers(1, 3),
+    st.integers(0, 200),
+    st.sampled_from([-1, 0, NOW - 6 * HOUR, NOW - HOUR, NOW, NOW, NOW, NOW + 1, NOW + 2 * HOUR]),
+    st.none() | st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 6)),
+    st.sampled_from([0, 0, 0, 1]),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(shapes, max_size=40),
+    st.sampled_from(
+        [
+            LogConfig(segment_bytes=600, index_interval_bytes=100),
+            LogConfig(max_message_bytes=250, segment_index_bytes=32, index_interval_bytes=0),
+            LogConfig(segment_ms=HOUR, message_timestamp_before_max_ms=5 * HOUR),
+        ]
+    ),
+)
+def test_the_short_way_in_leaves_what_append_leaves(shapes: list[Any], config: LogConfig) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        short, whole = (log_on(f"{root}/{name}", config=config) for name in ("short", "whole"))
+        epoch = 0
+        for count, size, timestamp, producer, newer, flushes in shapes:
+            epoch += newer
+            batch = batch_of(count, value_bytes=size, timestamp=timestamp, producer=producer)
+            outcomes = []
+            for log in (short, whole):
+                try:
+                    if log is short:
+                        outcomes.append(append_short(log, bytearray(batch), epoch=epoch))
+                    else:
+                        header = parse_header(batch)
+                        appended = log.append(bytearray(batch), header, 0, leader_epoch=epoch, now_ms=NOW)
+                        outcomes.append((appended.first_offset, appended.last_offset))
+                except KafkaError as error:
+                    outcomes.append((error.code, error.message))
+                if flushes:
+                    log.flush_staged()
+            assert outcomes[0] == outcomes[1]
+        assert short.producers() == whole.producers()
+        assert short.clean_state().epochs == whole.clean_state().epochs
+        for log in (short, whole):
+            log.close()
+        assert directory_bytes(short.directory) == directory_bytes(whole.directory)
 
 
 def test_a_compacted_topic_refuses_records_without_a_key_by_index(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from protocol.records import Codec
+from protocol.records import Codec, iter_batches, parse_header
 from storage import cleaner
 from storage.cleaner import _groups
 from storage.files import DiskFiles
 from storage.index import OffsetIndex, TimeIndex
 from storage.log_manager import CleanerSettings, Done, Intervals, LogManager, run_inline
 from storage.policy import LogConfig
+from storage.segment import HINTS_MAX, Segment
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
@@ -176,6 +177,27 @@ def test_a_topic_made_anew_is_compacted_again(tmp_path: Path) -> None:
     manager.uncleanable.add(("topic", 0))
     manager.delete("topic", 0)
     assert not manager.uncleanable
+
+
+def test_a_reader_that_keeps_up_reads_no_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on where a flush ended, which the segment remembers."""
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    monkeypatch.setattr(Segment, "scan", None)
+    for _ in range(3 * HINTS_MAX):
+        offset = log.log_end_offset
+        for _ in range(3):
+            batch = batch_of(2)
+            log.append(batch, parse_header(batch), 0, leader_epoch=0, now_ms=NOW)
+        log.flush_staged()
+        found = log.read(offset, 1 << 20, bound=log.log_end_offset, min_one=True)
+        assert found is not None
+        assert (found.first_offset, found.next_offset) == (offset, log.log_end_offset)
+        assert [header.base_offset for _, header in iter_batches(found.read())] == [
+            offset,
+            offset + 2,
+            offset + 4,
+        ]
 
 
 def test_many_partitions_are_looked_after_in_slices(tmp_path: Path) -> None:
