@@ -6,11 +6,12 @@ the broker is ready, and nothing here changes the broker.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from broker.server import Components
 
 
-class _Scrape(Collector):
-    def __init__(self, components: Components) -> None:
-        self._components = components
+class _One(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        return collect(self._components)
+        yield self._family
 
 
 class AdminHttp:
@@ -35,8 +36,7 @@ class AdminHttp:
 
     def __init__(self, components: Components, *, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Scrape(components))
+        self._components = components
         self._runner: web.AppRunner | None = None
         self.host = ""
         self.port = 0
@@ -58,9 +58,15 @@ class AdminHttp:
             await runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+        text = bytearray()
+        family = ""
+        for piece in collect(self._components):
+            lines = generate_latest(_One(piece))
+            # a family is headed once: two lines, its help and its type
+            text += lines.split(b"\n", 2)[2] if piece.name == family else lines
+            family = piece.name
+            await asyncio.sleep(0)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -333,6 +333,9 @@ class Cluster:
             return None
 
     def _write_directories(self, directories: Sequence[Directory]) -> None:
+        """Mark new ones as this node's; one bad disk is left to whoever writes its logs."""
+        problem = ""
+        failed = 0
         for directory in directories:
             if directory.cluster_id is not None and directory.directory_id is not None:
                 continue
@@ -345,7 +348,11 @@ class Cluster:
             try:
                 write_whole(self._world.files, path, data)
             except OSError as error:
-                raise StartupError(f"{path} cannot be written: {error.strerror or error}") from error
+                problem = f"{path} cannot be written: {error.strerror or error}"
+                _log.error("%s", problem)
+                failed += 1
+        if failed == len(directories):
+            raise StartupError(problem)
 
     # --- reading the log ---
 

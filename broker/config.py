@@ -738,7 +738,8 @@ def _build(
         listeners=listeners,
         advertised=advertised,
         inter_broker_listener=_inter_broker_listener(raw, advertised),
-        ignored=tuple(sorted(name for name in static if _base_name(name) not in _MEANINGFUL)),
+        # One listener's own value means nothing yet, even of a name that means something for all.
+        ignored=tuple(sorted(name for name in static if name not in _MEANINGFUL)),
         node_id=_node_id(raw),
         broker_rack=raw["broker.rack"] or None,
         log_dirs=_list(raw, "log.dirs") or _list(raw, "log.dir"),
@@ -1046,8 +1047,13 @@ class ConfigRow(NamedTuple):
 
 def describe_broker(config: BrokerConfig) -> list[ConfigRow]:
     """One broker: everything Kafka knows, and whatever else was set."""
+    return list(_broker_rows(config))
+
+
+@lru_cache(maxsize=1)
+def _broker_rows(config: BrokerConfig) -> tuple[ConfigRow, ...]:
     extra = {*config.static, *config.dynamic_default, *config.dynamic_broker} - BROKER.keys()
-    return [_broker_row(config, name) for name in sorted({*BROKER, *extra})]
+    return tuple(_broker_row(config, name) for name in sorted({*BROKER, *extra}))
 
 
 def describe_broker_defaults(config: BrokerConfig) -> list[ConfigRow]:
@@ -1075,11 +1081,16 @@ def _topic_rows(config: BrokerConfig, overrides: tuple[tuple[str, str], ...]) ->
 
 
 def describe_group(config: BrokerConfig, overrides: Mapping[str, str]) -> list[ConfigRow]:
-    values = group_values(config, overrides)
-    return [
-        _inherited_row(config, GROUP[name], overrides, values[name], ConfigSource.GROUP)
-        for name in sorted(GROUP)
-    ]
+    return list(_group_rows(config, tuple(sorted(overrides.items()))))
+
+
+@lru_cache(maxsize=ALIKE_MAX)
+def _group_rows(config: BrokerConfig, overrides: tuple[tuple[str, str], ...]) -> tuple[ConfigRow, ...]:
+    own = dict(overrides)
+    values = group_values(config, own)
+    return tuple(
+        _inherited_row(config, GROUP[name], own, values[name], ConfigSource.GROUP) for name in sorted(GROUP)
+    )
 
 
 def _inherited_row(

@@ -188,8 +188,11 @@ class CreateTopics:
     def decide(self, image: Image, rules: Rules) -> Decision[list[TopicResult]]:
         results: list[TopicResult] = []
         records: list[Record] = []
+        # Each has one partition at least; what is refused costs time as well.
+        _check_size(len(self.topics))
         counts = Counter(topic.name for topic in self.topics)
         normalized = _normalized(image, self.topics)
+        partitions = 0
         for topic in self.topics:
             if counts[topic.name] > 1:
                 continue
@@ -198,6 +201,8 @@ class CreateTopics:
             except KafkaError as error:
                 results.append(TopicResult(name=topic.name, error=error))
                 continue
+            partitions += len(made.partitions)
+            _check_size(partitions)
             records += [TopicCreated(name=made.name, topic_id=made.id, partitions=made.partitions), *changes]
             values = {change.name: change.value for change in changes if change.value is not None}
             results.append(TopicResult(name=topic.name, topic=made, configs=values))
@@ -205,12 +210,11 @@ class CreateTopics:
             if count > 1:
                 duplicate = KafkaError(ErrorCode.invalid_request, "Duplicate topic name.")
                 results.append(TopicResult(name=name, error=duplicate))
-        _check_size(sum(len(result.topic.partitions) for result in results if result.topic is not None))
         return Decision(response=results, records=() if self.validate_only else tuple(records))
 
 
 def _normalized(image: Image, topics: Iterable[NewTopic]) -> dict[str, str]:
-    """Names that would share a metric's name with another, by that name; most topics can collide with none."""
+    """Topics by what metrics call them; empty where none of the new ones can share that with another."""
     if not any("." in topic.name or "_" in topic.name for topic in topics):
         return {}
     return {name.replace(".", "_"): name for name in image.topics}
@@ -436,15 +440,20 @@ class CreatePartitions:
     def decide(self, image: Image, rules: Rules) -> Decision[list[tuple[str, KafkaError | None]]]:
         results: list[tuple[str, KafkaError | None]] = []
         records: list[Record] = []
+        _check_size(len(self.topics))
         counts = Counter(topic.name for topic in self.topics)
+        partitions = 0
         for topic in self.topics:
             if counts[topic.name] > 1:
                 continue
             try:
-                records.append(_add_partitions(image, rules, topic))
+                added = _add_partitions(image, rules, topic)
             except KafkaError as error:
                 results.append((topic.name, error))
                 continue
+            partitions += len(added.partitions)
+            _check_size(partitions)
+            records.append(added)
             results.append((topic.name, None))
         for name, count in counts.items():
             if count > 1:

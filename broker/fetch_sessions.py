@@ -12,7 +12,7 @@ from typing import Any, Final
 from protocol.hot import FetchItem, FetchRequest, TopicKey
 
 EVICTION_MS: Final = 120_000
-MAX_EPOCH: Final = 2**31 - 1
+INITIAL_EPOCH, FINAL_EPOCH, MAX_EPOCH = 0, -1, 2**31 - 1
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
 FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
@@ -119,7 +119,7 @@ class FetchSessions:
         return sum(len(session.wanted) for session in self._sessions.values())
 
     def turn(self, request: FetchRequest, *, uses_ids: bool, now_ms: int) -> FetchTurn:
-        if request.session_epoch <= 0:
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             return self._full(request)
         session = self._sessions.get(request.session_id)
         if session is None:
@@ -142,7 +142,7 @@ class FetchSessions:
         """A session named in a full request is closed; epoch 0 asks for a new one, -1 does not."""
         self._sessions.pop(request.session_id, None)
         wanted = {(item.topic, item.partition): Wanted(item) for item in request.items}
-        return FetchTurn(wanted.values(), creates=request.session_epoch == 0)
+        return FetchTurn(wanted.values(), creates=request.session_epoch == INITIAL_EPOCH)
 
     def create(self, wanted: Iterable[Wanted], *, uses_ids: bool, now_ms: int) -> int:
         """A new session's id, or 0 when there is no room."""

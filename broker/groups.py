@@ -241,7 +241,7 @@ class GroupCoordinator:
             self._tasks.create_task(self._forget_topics(topics), name="forget topics")
 
     def _take_batch_bound(self) -> None:
-        """A batch is bounded by the settings of the offsets topic, which may change while this broker runs."""
+        """A batch is bounded by the offsets topic's settings, which may change while this broker runs."""
         bytes_max = self._cluster.log_config(OFFSETS_TOPIC).max_message_bytes
         if bytes_max == self._state_config.batch_bytes_max:
             return

@@ -4,7 +4,8 @@ Owns: reading frames, holding back what may not run yet, ordered slots, sending 
 straight from the file), and every limit on connections, bytes and idle time. Does not own: what a request
 means (dispatch). Invariant: the responses of one connection leave in the order of its requests; what one
 connection can make the broker keep is bounded: one read buffer, one frame, one read's worth of held frames,
-`PIPELINED_MAX` unanswered Produce requests, and the transport's high water mark plus one chunk.
+`PIPELINED_MAX` unanswered Produce requests, one round's answers behind them, and the transport's high water
+mark plus one chunk.
 
 All complete frames of one read are handled, then the service settles (one write per partition), then one send
 leaves with all answers: unbatched responses cost twice the CPU. A request that must wait stalls its
@@ -17,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -40,6 +42,8 @@ PUMP_MAX: Final = 2 << 20
 """Bytes one connection may send from files before the loop gets another turn."""
 _HELD_ROUND: Final = 64
 _UNSENT_MAX: Final = 256 * 1024
+_LARGE_BUFFER: Final = 1 << 20
+"""What a read buffer grows to by itself; a larger one is there for a large frame."""
 _SWEEPS_PER_IDLE: Final = 10
 _QUEUED_BYTES: Final = 512 << 20
 
@@ -132,7 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         self.fetch_seen: Any = None
         self.tick = server.tick
         self.unsent = 0
-        """Bytes answered in this round and not yet sent; a round ends early when they are many."""
+        """Bytes answered and not yet sent: a round ends early when they are many, and no other begins while
+        they stand behind an answer that is not there yet."""
         self._server = server
         self._service = server.service
         self._loop = server.loop
@@ -146,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._socket: socket.socket | None = None
         self._can_sendfile = True
         self._is_pumping = False
-        self._admitted = False
+        self._is_running = False
         self._queued = 0
 
     def __repr__(self) -> str:
@@ -223,12 +228,16 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------------- requests
 
     def _run(self, frames: Sequence[Frame]) -> None:
-        while frames:
-            frames = self._round(frames)
-            if self._stalled:
-                if frames:
-                    self._hold(frames)
-                return
+        self._is_running = True
+        try:
+            while frames:
+                frames = self._round(frames)
+                if self._stalled:
+                    if frames:
+                        self._hold(frames)
+                    return
+        finally:
+            self._is_running = False
 
     def _round(self, frames: Sequence[Frame]) -> Sequence[Frame]:
         """Handles frames until one stalls the connection; returns what is left."""
@@ -255,7 +264,6 @@ class Connection(asyncio.BufferedProtocol):
             broken = str(error)
         finally:
             settlement = service.settle()
-        self.unsent = 0
         self._reply(answers)
         service.settled(settlement)
         if broken is not None:
@@ -273,13 +281,15 @@ class Connection(asyncio.BufferedProtocol):
                 if answer.__class__ is list:
                     slots.extend(answer)
                     continue
-            if answer.__class__ is bytes and not slots:
+            if answer.__class__ is bytes and not slots and self._bulk is None:
                 ready.append(answer)
             else:
                 slots.append(answer)
         if slots:
             self._release(ready)
-        elif ready:
+            return
+        self.unsent = 0
+        if ready:
             self._write(ready[0] if len(ready) == 1 else b"".join(ready))
 
     def _hold(self, frames: Sequence[Frame]) -> None:
@@ -294,12 +304,22 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        """Handles what was held, and reads on when nothing is."""
+        """Handles what was held, and reads on when nothing is.
+
+        A round may end the stall it began, as a big response does that the socket takes at once: whoever runs
+        the round then goes on with its own rest before anything that is held.
+        """
+        if self._is_running:
+            return
         held = self._held
-        while held and not self._stalled:
-            rest = self._round([held.popleft() for _ in range(min(len(held), _HELD_ROUND))])
-            if rest:
-                held.extendleft(reversed(rest))  # type: ignore[arg-type]
+        self._is_running = True
+        try:
+            while held and not self._stalled:
+                rest = self._round([held.popleft() for _ in range(min(len(held), _HELD_ROUND))])
+                if rest:
+                    held.extendleft(reversed(rest))  # type: ignore[arg-type]
+        finally:
+            self._is_running = False
         if self._stalled:
             return
         if self._queued:
@@ -343,7 +363,9 @@ class Connection(asyncio.BufferedProtocol):
                 ready = []
         if ready:
             self._write(ready[0] if len(ready) == 1 else b"".join(ready))
-        if len(slots) >= PIPELINED_MAX:
+        if not slots:
+            self.unsent = 0
+        if len(slots) >= PIPELINED_MAX or self.unsent > _UNSENT_MAX:
             self._stalled |= PIPELINE
         elif self._stalled & PIPELINE and len(slots) < PIPELINED_MAX // 2:
             self._stalled &= ~PIPELINE
@@ -364,9 +386,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.abort()
 
-    def abort_idle(self) -> None:
-        """An idle peer does not take what is queued for it either."""
-        log.info("closed the connection of %s:%d: idle", self.peer_host, self.peer_port)
+    def abort(self, reason: str) -> None:
+        """For a peer that does not take what is queued for it either."""
+        log.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
         if self._transport is not None:
             self._stalled |= CLOSED
             self._transport.abort()
@@ -478,6 +500,8 @@ class Connection(asyncio.BufferedProtocol):
         queued = self._reader.pending + sum(map(len, self._held))
         self._server.queued(self, queued - self._queued)
         self._queued = queued
+        if not queued and self._reader.capacity > _LARGE_BUFFER:
+            self._server.keeps(self, self._reader.capacity)
 
     @property
     def has_open_frame(self) -> bool:
@@ -489,6 +513,20 @@ class Connection(asyncio.BufferedProtocol):
         return bool(self._stalled & WAIT) or bool(
             self._slots and not self._stalled & WRITE and self._bulk is None
         )
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer closed while we read nothing: the loop does not hear of it then, and what it
+        waited for may be weeks away.
+        """
+        if not self._paused or self._transport is None:
+            return False
+        real = self._transport.get_extra_info("socket")
+        if real is None:
+            return False
+        state = select.poll()
+        state.register(real.fileno(), getattr(select, "POLLRDHUP", 0))
+        return bool(state.poll(0))
 
     def pace(self) -> None:
         """Reads nothing until `unpace`."""
@@ -506,6 +544,7 @@ class Connection(asyncio.BufferedProtocol):
         """A quiet connection gives its big buffers back."""
         if not self._queued:
             self._reader.shrink()
+            self._server.gave_back(self)
 
 
 def _is_for_sendfile(piece: bytes | memoryview | LogSlice) -> bool:
@@ -572,6 +611,9 @@ class NetworkServer:
         self._per_ip: Counter[str] = Counter()
         self._queued_bytes = 0
         self._queued_max = limits.queued_bytes if limits.queued_bytes > 0 else _QUEUED_BYTES
+        self._large: dict[Connection, int] = {}
+        """Bytes of the read buffers that large frames left behind, the longest unused first."""
+        self._large_bytes = 0
         self._throttled: deque[Connection] = deque()
         self._next_admission = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -669,6 +711,7 @@ class NetworkServer:
         if self._per_ip[host] <= 0:
             del self._per_ip[host]
         self._queued_bytes -= queued
+        self.gave_back(connection)
         self._admit_queued()
 
     def queued(self, connection: Connection, change: int) -> None:
@@ -684,6 +727,21 @@ class NetworkServer:
                 self._throttled.append(connection)
         elif change < 0:
             self._admit_queued()
+
+    def keeps(self, connection: Connection, size: int) -> None:
+        """An empty large buffer is kept for the next large frame, as long as all of them together stay below
+        the limit for what waits in memory.
+        """
+        self.gave_back(connection)
+        self._large[connection] = size
+        self._large_bytes += size
+        while self._large_bytes > self._queued_max and len(self._large) > 1:
+            oldest = next(iter(self._large))
+            oldest.rest()
+            self.gave_back(oldest)
+
+    def gave_back(self, connection: Connection) -> None:
+        self._large_bytes -= self._large.pop(connection, 0)
 
     def _admit_queued(self) -> None:
         while self._throttled and self._queued_bytes <= self._queued_max:
@@ -706,11 +764,13 @@ class NetworkServer:
         self.tick += 1
         oldest = self.tick - _SWEEPS_PER_IDLE
         for connection in list(self._connections):
-            if connection.tick >= self.tick - 1 or connection.is_waiting:
+            if connection.has_left:
+                connection.abort("the peer left")
+            elif connection.tick >= self.tick - 1 or connection.is_waiting:
                 continue
-            if connection.tick < oldest:
+            elif connection.tick < oldest:
                 self.stats.closed_idle += 1
-                connection.abort_idle()
+                connection.abort("idle")
             else:
                 connection.rest()
         self._schedule_sweep()

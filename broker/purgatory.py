@@ -14,7 +14,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Any, Final
 
 from broker.partition import Partition
 
@@ -26,10 +26,11 @@ _COMPACT_AT: Final = 1024
 class Waiter(ABC):
     """Something with a deadline. `done` is set by whoever finishes it."""
 
-    __slots__ = ("done",)
+    __slots__ = ("done", "is_to_wake")
 
     def __init__(self) -> None:
         self.done = False
+        self.is_to_wake = False
 
     @abstractmethod
     def expired(self) -> None: ...
@@ -41,6 +42,10 @@ class Waiter(ABC):
     def abandoned(self) -> None:
         """Nobody wants the answer any more."""
         self.done = True
+
+    def broke(self, error: Exception) -> None:
+        """A bug in `poke` or `expired`: it may not fall on whoever happened to append, nor come again."""
+        raise error
 
 
 class Purgatory:
@@ -70,8 +75,16 @@ class Purgatory:
             self._arm()
 
     def wake(self, partition: Partition) -> None:
-        """Pokes who waits for data here: some now, the rest in later turns of the loop."""
-        self._wakes.extend(partition.data_waiters)  # type: ignore[arg-type]
+        """Pokes who waits for data here: some now, the rest in later turns of the loop.
+
+        Whoever is still to be poked for an earlier append sees this one too, and stands in line once.
+        """
+        wakes = self._wakes
+        waiter: Any
+        for waiter in partition.data_waiters:
+            if not waiter.is_to_wake:
+                waiter.is_to_wake = True
+                wakes.append(waiter)
         if not self._waking:
             self._wake_portion()
 
@@ -81,8 +94,12 @@ class Purgatory:
         try:
             for _ in range(min(len(wakes), WAKE_PORTION)):
                 waiter = wakes.popleft()
+                waiter.is_to_wake = False
                 if not waiter.done:
-                    waiter.poke()
+                    try:
+                        waiter.poke()
+                    except Exception as error:
+                        waiter.broke(error)
         finally:
             if wakes:
                 self._loop.call_soon(self._wake_portion)
@@ -103,7 +120,10 @@ class Purgatory:
             while heap and (heap[0][2].done or heap[0][0] <= due):
                 waiter = heappop(heap)[2]
                 if not waiter.done:
-                    waiter.expired()
+                    try:
+                        waiter.expired()
+                    except Exception as error:
+                        waiter.broke(error)
         finally:
             if heap and self._timer is None:
                 self._arm()

@@ -131,6 +131,13 @@ class Broker:
         self._failure = reason
         self.request_stop()
 
+    def _directory_failed(self, path: str, error: OSError) -> None:
+        self.components.replicas.directory_failed(path, error)
+        logs = self.components.logs
+        if len(logs.offline_dirs) == len(logs.dirs):
+            # as Kafka: nothing is left to serve, and whoever runs this process should know
+            self.fail(f"every log directory has failed: {', '.join(logs.dirs)}")
+
     async def _run(self, ready: asyncio.Future[None]) -> None:
         self._build()
         logs = self.components.logs
@@ -165,7 +172,7 @@ class Broker:
             now_ms=world.now_ms,
             random=world.random,
             defaults=log_config(config, {}),
-            on_dir_failure=lambda path, error: replicas.directory_failed(path, error),
+            on_dir_failure=lambda path, error: self._directory_failed(path, error),
             background=lambda job, done: self.spawn(_offloaded(world, job, done)),
             intervals=_intervals(config),
             cleaner=_cleaner(config),
@@ -200,7 +207,14 @@ class Broker:
         dispatcher = Dispatcher(
             components=components,
             handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
-            produce=Produce(replicas=replicas, cluster=cluster, purgatory=purgatory, now_ms=world.now_ms),
+            produce=Produce(
+                replicas=replicas,
+                cluster=cluster,
+                purgatory=purgatory,
+                now_ms=world.now_ms,
+                offload=world.offload,
+                spawn=self.spawn,
+            ),
             fetch=Fetch(
                 replicas=replicas,
                 cluster=cluster,

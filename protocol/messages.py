@@ -368,12 +368,16 @@ def _read_error_code(cursor: _Cursor) -> ErrorCode:
     return error_code(_read_int16(cursor))
 
 
+_TIMEDELTA_MS_MAX = 999_999_999 * 86_400_000
+
+
 def _read_timedelta_i32(cursor: _Cursor) -> timedelta:
     return timedelta(milliseconds=_read_int32(cursor))
 
 
 def _read_timedelta_i64(cursor: _Cursor) -> timedelta:
-    return timedelta(milliseconds=_read_int64(cursor))
+    """Clamped to what a timedelta holds, 2.7 million years: clients send Long.MAX_VALUE for "for ever"."""
+    return timedelta(milliseconds=max(-_TIMEDELTA_MS_MAX, min(_read_int64(cursor), _TIMEDELTA_MS_MAX)))
 
 
 def _read_datetime(cursor: _Cursor) -> datetime:

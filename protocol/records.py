@@ -368,7 +368,11 @@ def iter_records(batch: Buffer, at: int = 0, header: BatchHeader | None = None) 
         header = parse_header(batch, at)
     if not header.count and header.size == HEADER_SIZE:
         return  # what compaction leaves of a batch to keep its producer's sequence
-    data = records_data(batch, at, header)
+    yield from iter_section(records_data(batch, at, header), header, at)
+
+
+def iter_section(data: bytes, header: BatchHeader, at: int = 0) -> Iterator[Record]:
+    """The records in a section that `records_data` unpacked."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.is_log_append_time else None
     if header.count < 0:
@@ -447,6 +451,20 @@ def records_data(batch: Buffer, at: int, header: BatchHeader) -> bytes:
     except CorruptBatch as error:
         error.at = at
         raise
+
+
+def repack(
+    batch: Buffer, at: int, header: BatchHeader, section: bytes, codec: Codec, level: int | None
+) -> bytearray:
+    """The batch at `at` with its unpacked section in another codec. No record is touched."""
+    data = compress(codec, section, level) if codec else section
+    out = bytearray(memoryview(batch)[at : at + HEADER_SIZE])
+    out += data
+    _LENGTH.pack_into(out, 8, len(out) - OVERHEAD)
+    attributes = header.attributes & ~_CODEC_MASK | codec
+    out[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2] = attributes.to_bytes(2, "big", signed=True)
+    _CRC.pack_into(out, _CRC_AT, crc_of(out, 0, len(out)))
+    return out
 
 
 class _BadRecord(Exception):

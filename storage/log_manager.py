@@ -362,12 +362,12 @@ class LogManager:
         yield from self._remove_deleted(now_ms)
         if self._is_due("retention", self.intervals.retention_ms, now_ms, self.intervals.initial_delay_ms):
             for log in list(self.logs.values()):
-                if log.offline is None:
-                    try:
-                        log.expire(now_ms)
-                    except KafkaError as error:
-                        logger.warning("retention of %s-%d stopped: %s", log.topic, log.partition, error)
-                    yield
+                try:
+                    while log.expire(now_ms):
+                        yield
+                except KafkaError as error:
+                    logger.warning("retention of %s-%d stopped: %s", log.topic, log.partition, error)
+                yield
         if self._is_due("producers", self.intervals.producers_ms, now_ms):
             for log in list(self.logs.values()):
                 if log.producer_table.entries:

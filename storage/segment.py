@@ -264,10 +264,17 @@ class Segment:
         self.reset_indexes()
         self._aborted = aborted
         self.size = 0
-        for found in self.scan(0, size):
-            header = found.header
-            self.appended(header.size, header.last_offset, header.max_timestamp, index_interval)
-        self.size = size
+        try:
+            for found in self.scan(0, size):
+                header = found.header
+                self.appended(header.size, header.last_offset, header.max_timestamp, index_interval)
+        except (CorruptBatch, OSError):
+            # half an index would hide what lies behind the damage: the next reader is to be told as well
+            self._offsets = self._times = self.max_timestamp = None
+            self.is_sealed = True
+            raise
+        finally:
+            self.size = size
         self.is_sealed = False
         self.seal()
 

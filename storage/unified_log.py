@@ -46,6 +46,7 @@ from storage.segment import (
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
+EXPIRED_AT_ONCE = 32  # each costs up to 8 calls to the file system
 UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
 
 _stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
@@ -110,6 +111,7 @@ class UnifiedLog(AbstractLog):
     ) -> None:
         self.files = files
         self.directory = directory
+        self.log_dir = dirname(directory)
         self._jitter = jitter
         self._on_failure = on_failure
         self._on_truncated = on_truncated
@@ -129,7 +131,7 @@ class UnifiedLog(AbstractLog):
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
         self._flushable = 0
-        self.generation = 0  # counts changes of closed segments, for whoever works on them in slices
+        self.generation = 0  # counts changes of closed segments, and the end, for whoever works in slices
         super().__init__(
             topic=topic,
             topic_id=loaded.topic_id,
@@ -190,10 +192,6 @@ class UnifiedLog(AbstractLog):
             on_truncated=on_truncated,
             producer_expiration_ms=producer_expiration_ms,
         )
-
-    @property
-    def log_dir(self) -> str:
-        return dirname(self.directory)
 
     def set_config(self, config: LogConfig) -> None:
         super().set_config(config)
@@ -456,7 +454,7 @@ class UnifiedLog(AbstractLog):
             self.log_start_unsaved = True
 
     def expire(self, now_ms: int) -> int:
-        """Delete what retention no longer keeps; the number of segments."""
+        """Delete what retention no longer keeps, a few segments at a time; how many went."""
         if self.offline is not None:
             return 0
         self.flush_staged()
@@ -477,6 +475,7 @@ class UnifiedLog(AbstractLog):
             high_watermark=self.high_watermark,
             highest_tiered_offset=self.highest_tiered_offset,
         )
+        count = min(count, EXPIRED_AT_ONCE)
         if count == 0:
             return 0
         if count == len(self._segments):
@@ -757,6 +756,7 @@ class UnifiedLog(AbstractLog):
         if self.offline is None:
             self.offline = LogOffline(reason)
             self._staged = []
+            self.generation += 1
         return self.offline
 
     def _fail(self, error: OSError) -> KafkaError:

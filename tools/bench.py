@@ -36,6 +36,7 @@ Result = dict[str, object]
 REACH_S = 10.0
 SILENCE_S_MAX = 30.0
 PAYLOAD_BYTES = 1 << 20
+PAYLOADS_BYTES_MAX = 64 << 20
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
 PROGRESS_EVERY = 1000
 POLL_EVERY = 256
@@ -80,7 +81,7 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
             "compression.type": batching.compression,
             "max.in.flight.requests.per.connection": batching.in_flight,
             "queue.buffering.max.messages": 1_000_000,
-            "queue.buffering.max.kbytes": QUEUE_KB_MAX,
+            "queue.buffering.max.kbytes": max(QUEUE_KB_MAX, 2 * load.record_size_bytes >> 10),
         }
     )
     payloads = _payloads(load.record_size_bytes)
@@ -123,7 +124,7 @@ def consume(load: Load, *, fetch_size_bytes: int, progress: Progress) -> Result:
             "max.partition.fetch.bytes": fetch_size_bytes,
             "fetch.max.bytes": max(fetch_size_bytes, 50 << 20),
             "message.max.bytes": 50 << 20,
-            "receive.message.max.bytes": 100 << 20,
+            "receive.message.max.bytes": max(100 << 20, fetch_size_bytes + (1 << 20)),
             "queued.min.messages": 1_000_000,
             "fetch.queue.backoff.ms": 10,  # the default of 1 s measures the client's full queue
         }
@@ -342,6 +343,15 @@ def _ensure_topic(load: Load, partitions: int) -> None:
             raise Failure(f"cannot create topic {load.topic}: {reason.str()}") from None
 
 
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What librdkafka refuses or gives up, in its own words."""
+    try:
+        yield
+    except confluent_kafka.KafkaException as error:
+        raise Failure(error.args[0].str().strip()) from None
+
+
 def _reach(client: Any, bootstrap: str, topic: str | None = None) -> Any:
     try:
         return client.list_topics(topic, timeout=REACH_S)
@@ -369,8 +379,9 @@ def _payloads(size: int) -> list[bytes]:
     block = random.Random(1).randbytes(min(PAYLOAD_BYTES, max(size * 16, 4096)))
     text = block.hex().encode()  # half the entropy: compresses about 2:1, as logs and JSON do at least
     text *= max(1, -(-2 * size // len(text)))
-    step = max(1, (len(text) - size) // 64)
-    return [text[at : at + size] for at in range(0, max(1, len(text) - size), step)][:64]
+    count = max(2, min(64, PAYLOADS_BYTES_MAX // size))
+    step = max(1, (len(text) - size) // count)
+    return [text[at : at + size] for at in range(0, max(1, len(text) - size), step)][:count]
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------

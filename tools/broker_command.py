@@ -40,7 +40,7 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
         match name:
             case "--config":
                 options.config = Path(value)
-            case "--node-id" if value.isascii() and value.isdigit():
+            case "--node-id" if value.isascii() and value.isdigit() and len(value) <= 10:
                 options.node_id = int(value)
             case "--listen":
                 options.listen = value

@@ -7,6 +7,7 @@ Invariant: bad input ends with one clear line on stderr and a non-zero exit code
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
 from tools.broker_command import read_plainly, run_broker
@@ -25,6 +26,11 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code; nothing but a bug leaves as an exception."""
+    if sys.stdout is None:  # started with it closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stdout, TextIOWrapper):
+        # a file name or a record may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = read_plainly(arguments[1:]) if arguments[:1] == ["broker"] else None
         code = 0
@@ -39,11 +45,18 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at its exit
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        complain(f"tidewal: {error.strerror or error}")
+        _drop_output()
+        return 1
     return code
+
+
+def _drop_output() -> None:
+    """What is still buffered would make the interpreter complain at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_any(arguments: list[str]) -> int:

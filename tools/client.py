@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 from protocol import apis, messages, wire
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
+from tools.console import is_port
 
 FRAME_BYTES_MAX = 256 << 20
 DEADLINE_S = 30.0
@@ -59,7 +60,7 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Self:
         host, colon, port = text.strip().rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not colon or not host or not is_port(port) or int(port) == 0:
             raise ValueError(f"'{text}' is not HOST:PORT")
         return cls(host.strip("[]"), int(port))
 

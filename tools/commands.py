@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tools.bench import Load
     from tools.client import Client
 
+INT16_MAX, INT32_MAX = 2**15 - 1, 2**31 - 1
+
 app = typer.Typer(
     name="tidewal",
     help="A Kafka broker that needs nothing but a place to put objects, and what goes with it.",
@@ -131,11 +133,23 @@ def topics_create(
     bootstrap: Bootstrap = LISTEN,
     partitions: Annotated[
         int,
-        typer.Option("--partitions", "-p", min=-1, help="How many; -1 takes the broker's num.partitions."),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=-1,
+            max=INT32_MAX,
+            help="How many; -1 takes the broker's num.partitions.",
+        ),
     ] = -1,
     replication: Annotated[
         int,
-        typer.Option("--replication", "-r", min=-1, help="Replicas of each; -1 takes the broker's default."),
+        typer.Option(
+            "--replication",
+            "-r",
+            min=-1,
+            max=INT16_MAX,
+            help="Replicas of each; -1 takes the broker's default.",
+        ),
     ] = -1,
     config: Configs = None,
     if_absent: Annotated[bool, typer.Option("--if-absent", help="It is no error when it is there.")] = False,
@@ -205,7 +219,10 @@ def topics_alter(
     topic: Topic,
     bootstrap: Bootstrap = LISTEN,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="Grow to this many.", show_default=False)
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, max=INT32_MAX, help="Grow to this many.", show_default=False
+        ),
     ] = None,
     config: Configs = None,
     remove: Annotated[
@@ -291,9 +308,12 @@ BenchTopic = Annotated[
         "--topic", "-t", help="Written to and read from; produce and latency create it when it is absent."
     ),
 ]
-RecordSize = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Bytes of each record's value.")]
-Partitions = Annotated[int, typer.Option(min=1, help="Partitions of a topic that is created.")]
-LingerMs = Annotated[float, typer.Option(min=0, help="How long a batch waits for more records.")]
+# the upper bounds are librdkafka's, but for the records: a few of them must fit in memory
+RecordSize = Annotated[
+    int, typer.Option(metavar="BYTES", min=1, max=100_000_000, help="Bytes of each record's value.")
+]
+Partitions = Annotated[int, typer.Option(min=1, max=100_000, help="Partitions of a topic that is created.")]
+LingerMs = Annotated[float, typer.Option(min=0, max=900_000, help="How long a batch waits for more records.")]
 AcksOption = Annotated[Acks, typer.Option(help="Who must have a record before it counts.")]
 CompressionOption = Annotated[Compression, typer.Option(help="Codec of the batches.")]
 JsonFile = Annotated[
@@ -311,11 +331,15 @@ def bench_produce(
     topic: BenchTopic = "bench",
     records: Annotated[int, typer.Option(min=1, help="How many records.")] = 1_000_000,
     record_size: RecordSize = 1000,
-    batch_size: Annotated[int, typer.Option(metavar="BYTES", min=1, help="Largest batch.")] = 1_000_000,
+    batch_size: Annotated[
+        int, typer.Option(metavar="BYTES", min=1, max=1_000_000_000, help="Largest batch.")
+    ] = 1_000_000,
     linger_ms: LingerMs = 5.0,
     acks: AcksOption = Acks.leader,
     compression: CompressionOption = Compression.none,
-    in_flight: Annotated[int, typer.Option(min=1, help="Requests in flight to one broker.")] = 5,
+    in_flight: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Requests in flight to one broker.")
+    ] = 5,
     partitions: Partitions = 1,
     json_file: JsonFile = None,
     quiet: Quiet = False,
@@ -351,7 +375,7 @@ def bench_consume(
         int | None, typer.Option(min=1, help="How many records; default: all there are.", show_default=False)
     ] = None,
     fetch_size: Annotated[
-        int, typer.Option(metavar="BYTES", min=1, help="Largest fetch of one partition.")
+        int, typer.Option(metavar="BYTES", min=1, max=1_000_000_000, help="Largest fetch of one partition.")
     ] = 1 << 20,
     json_file: JsonFile = None,
     quiet: Quiet = False,
@@ -412,7 +436,7 @@ def _measure(
 
     if json_file not in (None, "-"):
         _check_writable(Path(str(json_file)))
-    with bench.progress_bar(total, quiet=quiet) as progress:
+    with bench.progress_bar(total, quiet=quiet) as progress, bench.refusals():
         result = measure(progress)
     if json_file != "-":
         bench.emit_result(result)

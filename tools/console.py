@@ -24,7 +24,7 @@ def emit(line: str) -> None:
 
 
 def emit_json(value: object) -> None:
-    emit(json.dumps(value, ensure_ascii=False))
+    emit(json.dumps(value, ensure_ascii=not (sys.stdout.encoding or "utf-8").lower().startswith("utf")))
 
 
 def complain(line: str) -> None:
@@ -65,8 +65,12 @@ def read_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     return pairs
 
 
+def is_port(text: str) -> bool:
+    return len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65536
+
+
 def check_address(text: str, option: str, *, port_min: int) -> str:
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not port.isdigit() or not port_min <= int(port) < 65536:
+    if not colon or not is_port(port) or int(port) < port_min:
         raise Failure(f"{option} {text}: not HOST:PORT", exit_code=2)
     return f"{host}:{port}"

@@ -81,12 +81,16 @@ def dump_files(paths: list[Path], *, wanted: Wanted, as_json: bool) -> int:
     """Print every file; 1 if any is damaged, else 0. A missing or unknown file ends it at once."""
     for path in paths:
         if not path.is_file():
-            raise Failure(
-                f"{path}: {'is a directory, name the files in it' if path.is_dir() else 'no such file'}"
-            )
+            raise Failure(f"{path}: {_why_unreadable(path)}")
         kind_of(path)
     damaged = [path for path in paths if not _dump_one(path, wanted, as_json)]
     return 1 if damaged else 0
+
+
+def _why_unreadable(path: Path) -> str:
+    if path.is_dir():
+        return "is a directory, name the files in it"
+    return "not a regular file" if path.exists() else "no such file"
 
 
 def kind_of(path: Path) -> Kind:
@@ -182,7 +186,7 @@ def _mapped(path: Path) -> Buffer:
 
 def _base_offset(path: Path) -> int | None:
     digits = path.name.split(".", 1)[0]
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if _is_number(digits) and digits[0] != "-" else None
 
 
 # ---- segments ----------------------------------------------------------------------------------------------
@@ -574,7 +578,7 @@ def _checkpoint(names: tuple[str, ...]) -> Callable[[Path, Wanted, Counts], Iter
         lines = _lines(path)
         if not lines:
             return
-        if len(lines) < 2 or not lines[1].isdigit():
+        if len(lines) < 2 or not _is_number(lines[1]):
             raise Damage(0, "no version and count in the first two lines")
         if lines[0] != "0":
             raise Damage(0, f"version {lines[0]}, only 0 is known")
@@ -596,7 +600,9 @@ def _checkpoint(names: tuple[str, ...]) -> Callable[[Path, Wanted, Counts], Iter
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
+    """That fits in 64 bits, and in ASCII: there are digits that no number is made of."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 20
 
 
 def _properties_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
@@ -618,12 +624,17 @@ def _clean_shutdown_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator
     if not text.strip():
         return
     try:
-        fields = json.loads(text)
-    except ValueError as error:
+        fields = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
         raise Damage(getattr(error, "pos", 0), "not JSON") from None
     if not isinstance(fields, dict):
         raise Damage(0, "not a JSON object")
     yield {"kind": "property", **fields}
+
+
+def _no_constant(name: str) -> None:
+    """NaN and Infinity, which Python reads and JSON does not know."""
+    raise ValueError(name)
 
 
 _SEGMENT = Kind("log segment", _segment_rows)

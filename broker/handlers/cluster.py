@@ -144,7 +144,11 @@ def _metadata(ctx: Context, request: Any) -> Fields:
     view = _View(ctx, ctx.broker.cluster.image)
     topics = _metadata_topics(view, request)
     if get(request, "include_topic_authorized_operations", False):
-        topics = ({**fields, "topic_authorized_operations": _TOPIC_OPERATIONS} for fields in topics)
+        # Of an id that is nobody's there is nothing to be allowed.
+        topics = (
+            fields if fields["name"] is None else {**fields, "topic_authorized_operations": _TOPIC_OPERATIONS}
+            for fields in topics
+        )
     return _metadata_of(view, request, list(topics))
 
 

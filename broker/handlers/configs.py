@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from broker.config import (
@@ -47,6 +48,13 @@ Fields: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
 MESSAGE_MAX_CHARS: Final = 1_000
+DESCRIBED_ROWS_MAX: Final = 300_000
+"""Of some 8,000 topics; each takes 5 µs of the loop, and a request may name one broker 200,000 times."""
+RESOURCE_ROWS: Final = 10
+"""What looking a resource up counts for, if less of it is described."""
+CHANGES_MAX: Final = 10_000
+"""Of one request, as in Kafka; each may take a third of a millisecond to check."""
+ROWS_ALIKE_MAX: Final = 2_000
 
 _ROOT_LOGGER: Final = "root"
 _PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tidewal", "tools")
@@ -74,15 +82,22 @@ _LISTED: Final = (
 def describe_configs(ctx: Context, request: Any) -> Fields:
     synonyms = get(request, "include_synonyms", False)
     documented = get(request, "include_documentation", False)
-    return {
-        "throttle_time": 0,
-        "results": [_described(ctx, resource, synonyms, documented) for resource in request.resources],
-    }
+    results = []
+    room = DESCRIBED_ROWS_MAX
+    for resource in request.resources:
+        result = _described(ctx, resource, synonyms, documented, has_room=room > 0)
+        room -= max(RESOURCE_ROWS, len(result["configs"]))
+        results.append(result)
+    return {"throttle_time": 0, "results": results}
 
 
-def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) -> Fields:
+def _described(
+    ctx: Context, resource: Any, synonyms: bool, documented: bool, *, has_room: bool
+) -> dict[str, Any]:
     named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     try:
+        if not has_room:
+            raise KafkaError(ErrorCode.policy_violation, "Too many configurations in one request.")
         rows = _rows(ctx.broker.cluster, resource.resource_type, resource.resource_name)
     except KafkaError as error:
         return {**named, "error_code": error.code, "error_message": message_of(error), "configs": []}
@@ -96,13 +111,14 @@ def _described(ctx: Context, resource: Any, synonyms: bool, documented: bool) ->
 
 
 def message_of(error: KafkaError) -> str | None:
-    """What goes into a response: it may quote a name or value as long as a string can be, and must fit one."""
+    """What goes into a response: a message may quote as much as a string holds, and must fit one itself."""
     message = error.message
     if message is None or len(message) <= MESSAGE_MAX_CHARS:
         return message
     return f"{message[:MESSAGE_MAX_CHARS]}…"
 
 
+@lru_cache(maxsize=ROWS_ALIKE_MAX)
 def _row(row: ConfigRow, synonyms: bool, documented: bool) -> Fields:
     return {
         "name": row.name,
@@ -155,12 +171,12 @@ def _rows(cluster: Cluster, resource_type: int, name: str) -> list[ConfigRow]:
 
 def _check_node(name: str, node_id: int, wording: str) -> None:
     try:
-        asked = int(name)
+        int(name)
     except ValueError:
         raise KafkaError(
             ErrorCode.invalid_request, f"Broker id must be an integer, but it is: {name}"
         ) from None
-    if asked != node_id:
+    if name != str(node_id):
         raise KafkaError(ErrorCode.invalid_request, f"Unexpected broker id, {wording.format(node_id, name)}")
 
 
@@ -169,6 +185,7 @@ def _check_node(name: str, node_id: int, wording: str) -> None:
 
 async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
     cluster = ctx.broker.cluster
+    _check_size(request.resources)
     outcomes: Outcomes = {}
     changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
     repeated = _repeated(request.resources)
@@ -201,6 +218,7 @@ async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
 
 async def alter_configs(ctx: Context, request: Any) -> Fields:
     cluster = ctx.broker.cluster
+    _check_size(request.resources)
     outcomes: Outcomes = {}
     resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
     repeated = _repeated(request.resources)
@@ -221,6 +239,11 @@ async def alter_configs(ctx: Context, request: Any) -> Fields:
         resources.append((key, values))
     command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
     return await _altered(cluster, request, command if resources else None, outcomes)
+
+
+def _check_size(resources: Iterable[Any]) -> None:
+    if sum(max(1, len(resource.configs)) for resource in resources) > CHANGES_MAX:
+        raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
 
 
 def _repeated(resources: Iterable[Any]) -> set[Resource]:
@@ -247,12 +270,13 @@ def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str])
     """This broker says whether it could take the values: the controller knows only its own settings."""
     if name:
         try:
-            asked = int(name)
+            int(name)
         except ValueError:
             raise KafkaError(
                 ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}"
             ) from None
-        if asked != cluster.node_id:
+        # Under "+1" or "01" it would be kept and never found.
+        if name != str(cluster.node_id):
             raise KafkaError(
                 ErrorCode.invalid_request,
                 f"Unexpected broker id, expected {cluster.node_id}, but received {name}",
@@ -315,12 +339,12 @@ def _logger_row(name: str) -> ConfigRow:
 
 def _alter_loggers(cluster: Cluster, name: str, ops: tuple[ConfigOp, ...], *, validate_only: bool) -> None:
     try:
-        asked = int(name)
+        int(name)
     except ValueError:
         raise KafkaError(
             ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}"
         ) from None
-    if asked != cluster.node_id:
+    if name != str(cluster.node_id):
         raise KafkaError(
             ErrorCode.invalid_request, f"Unexpected node id. Expected {cluster.node_id}, but received {name}"
         )

@@ -7,6 +7,7 @@ Owns: their per-partition errors. Does not own: Produce and Fetch (their own mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ _UNKNOWN: Final = (-1, -1, -1)
 
 def list_offsets(ctx: Context, request: Any) -> Fields:
     asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    repeated = {key for key in asked if asked.count(key) > 1} if len(set(asked)) < len(asked) else set()
+    repeated = {key for key, count in Counter(asked).items() if count > 1}
     isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
     topics = []
     for topic in request.topics:

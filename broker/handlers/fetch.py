@@ -8,6 +8,7 @@ the first batch is served whole whatever the limits are, so that a reader always
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
@@ -35,7 +36,11 @@ from protocol.hot import (
 )
 from storage.log import AbstractLog, LogSlice
 
+log = logging.getLogger(__name__)
+
 _SIZE: Final = Struct(">i")
+_SEEN_BYTES_MAX: Final = 64 * 1024
+"""Of a request that is kept with what it was parsed to, some 2,000 partitions."""
 _READ_COMMITTED: Final = 1
 _ZSTD_FROM: Final = 10
 _STORAGE_ERROR_FROM: Final = 6
@@ -75,12 +80,19 @@ class Read:
 class Fetched:
     """All reads of one pass. `is_due` when the answer must not wait for more bytes."""
 
-    __slots__ = ("is_due", "reads", "size")
+    __slots__ = ("available", "is_due", "reads", "size")
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.size = 0
+        self.available = 0
+        """What min_bytes is held against: a partition that has more than was read counts with all it may
+        give, because Kafka would fill that with a piece of the next batch."""
         self.is_due = False
+
+    @property
+    def failures(self) -> int:
+        return sum(read.error is not ErrorCode.none for read in self.reads)
 
 
 class Fetch:
@@ -108,15 +120,17 @@ class Fetch:
         if turn.error:
             return _pack_error(version, correlation_id, turn.error, 0)
         fetched = self.read(turn, request, version)
-        min_bytes = min(request.min_bytes, self._max_bytes)
-        if fetched.size >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
+        min_bytes = min(request.min_bytes, request.max_bytes, self._max_bytes)
+        if fetched.available >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
             answer = self.respond(turn, version, correlation_id, fetched)
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
         partitions = [wanted.partition for wanted in turn.wanted if wanted.partition is not None]
         if not partitions:
             return self.respond(turn, version, correlation_id, fetched)
-        wait = FetchWait(self, connection, turn, request, version, correlation_id, min_bytes, partitions)
+        wait = FetchWait(
+            self, connection, turn, request, version, correlation_id, min_bytes, partitions, fetched.failures
+        )
         self._purgatory.watch(wait, request.max_wait_ms / 1000)
         return wait.slot
 
@@ -130,7 +144,7 @@ class Fetch:
             return seen[2], seen[3]
         request = parse_fetch(memoryview(body), 0, version)
         turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
-        if request.session_epoch < 0 and request.session_id == 0:
+        if request.session_epoch < 0 and request.session_id == 0 and len(body) <= _SEEN_BYTES_MAX:
             connection.fetch_seen = (version, body, request, turn)
         return request, turn
 
@@ -178,8 +192,10 @@ class Fetch:
                 wanted, partition, bound, room, version, min_one=fetched.size == 0, committed=committed
             )
             if read.part is not None:
-                fetched.size += read.part.size
-                room = max(0, room - read.part.size)
+                size = read.part.size
+                fetched.size += size
+                fetched.available += size if read.part.next_offset >= bound else max(size, wanted.max_bytes)
+                room = max(0, room - size)
             elif read.error is not ErrorCode.none or read.diverging is not None:
                 fetched.is_due = True
             reads.append(read)
@@ -337,6 +353,7 @@ class FetchWait(Waiter):
     __slots__ = (
         "_connection",
         "_correlation_id",
+        "_failures",
         "_fetch",
         "_min_bytes",
         "_partitions",
@@ -356,6 +373,7 @@ class FetchWait(Waiter):
         correlation_id: int,
         min_bytes: int,
         partitions: list[Partition],
+        failures: int,
     ) -> None:
         super().__init__()
         self.slot: Slot = connection.slot()
@@ -367,14 +385,15 @@ class FetchWait(Waiter):
         self._correlation_id = correlation_id
         self._min_bytes = min_bytes
         self._partitions = partitions
+        self._failures = failures
         connection.waiter = self
         for partition in partitions:
             partition.data_waiters[self] = None
 
     def poke(self) -> None:
         fetched = self._fetch.read(self._turn, self._request, self._version)
-        failed = any(read.error is not ErrorCode.none for read in fetched.reads)
-        if failed or fetched.is_due or fetched.size >= self._min_bytes:
+        failed = fetched.failures > self._failures
+        if failed or fetched.is_due or fetched.available >= self._min_bytes:
             self._answer(fetched)
 
     def expired(self) -> None:
@@ -383,6 +402,11 @@ class FetchWait(Waiter):
     def abandoned(self) -> None:
         self.done = True
         self._leave()
+
+    def broke(self, error: Exception) -> None:
+        self.abandoned()
+        log.error("a Fetch failed after its wait", exc_info=error)
+        self._connection.close("its Fetch failed")
 
     def _answer(self, fetched: Fetched) -> None:
         self.done = True

@@ -56,13 +56,16 @@ async def find_coordinator(ctx: Context, request: Any) -> Fields:
     key_type = get(request, "key_type", _GROUP_COORDINATOR)
     if ctx.api_version < 4:
         return {"throttle_time": 0, **await _coordinator_of(ctx, key_type, request.key, none_text="NONE")}
-    keys = tuple(dict.fromkeys(request.coordinator_keys))
-    # Together, because each may wait: for the topic to be made, for its partition to be loaded.
-    answers = await asyncio.gather(*(_coordinator_of(ctx, key_type, key, none_text="") for key in keys))
-    found = dict(zip(keys, answers, strict=True))
+    # One for each partition, and together: each may wait for the topic to be made and its partition loaded.
+    partitions = {key: ctx.broker.groups.partition_for(key) for key in request.coordinator_keys}
+    asked = {index: key for key, index in partitions.items()}
+    answers = await asyncio.gather(
+        *(_coordinator_of(ctx, key_type, key, none_text="") for key in asked.values())
+    )
+    found = dict(zip(asked, answers, strict=True))
     return {
         "throttle_time": 0,
-        "coordinators": [{"key": key, **found[key]} for key in request.coordinator_keys],
+        "coordinators": [{"key": key, **found[partitions[key]]} for key in request.coordinator_keys],
     }
 
 
@@ -392,7 +395,8 @@ def describe_groups(ctx: Context, request: Any) -> Fields:
     wants_operations = get(request, "include_authorized_operations", False)
     return {
         "throttle_time": 0,
-        "groups": [_describe(ctx, group_id, wants_operations) for group_id in request.groups],
+        # Once each: whoever asks for a large group a thousand times must not get it as often.
+        "groups": [_describe(ctx, group_id, wants_operations) for group_id in dict.fromkeys(request.groups)],
     }
 
 

@@ -8,8 +8,9 @@ exactly what the long way would; whatever is out of the ordinary takes the long 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from crc32c import crc32c
 from broker.cluster import Cluster
 from broker.network import Answer, Connection, Frame, Slot
 from broker.partition import Partition
+from broker.ports import Offload
 from broker.purgatory import Purgatory, Waiter
 from broker.replica_manager import ReplicaManager, is_internal
 from protocol.errors import ErrorCode, KafkaError
@@ -33,11 +35,13 @@ from protocol.hot import (
     parse_produce,
 )
 from protocol.records import HEADER_SIZE, MAGIC, Codec, check_produced, parse_header
-from storage.log import RecordsRejected
+from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 log = logging.getLogger(__name__)
 
 TEMPLATES_MAX: Final = 1024
+TEMPLATE_BYTES_MAX: Final = 1024
+"""Of a head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
 _ZSTD_FROM: Final = 7
 _HINT_FROM: Final = 10
@@ -88,7 +92,11 @@ class Produce:
         cluster: Cluster,
         purgatory: Purgatory,
         now_ms: Callable[[], int],
+        offload: Offload,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
+        self._offload = offload
+        self._spawn = spawn
         self._replicas = replicas
         self._cluster = cluster
         self._purgatory = purgatory
@@ -234,8 +242,15 @@ class Produce:
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
     ) -> Answer:
         request = parse_produce(memoryview(frame), body_at, version)
-        job = _Job(version, correlation_id, request)
         fatal = self._refuse_all(request)
+        if fatal is None and self._must_walk(request):
+            # the read buffer is used again before the walk ends
+            request = parse_produce(memoryview(bytearray(frame)), body_at, version)
+            slot = connection.slot()
+            job = _Job(version, correlation_id, request)
+            self._spawn(self._walk(connection, slot, job, request.topics))
+            return slot
+        job = _Job(version, correlation_id, request)
         job.failed = fatal is not None
         for topic, partitions in request.topics:
             name = self._name(topic)
@@ -249,6 +264,79 @@ class Produce:
         if request.single_at >= 0 and request.transactional_id is None and not job.failed:
             self._learn(connection, frame, version, request)
         return (self._completed, job)
+
+    def _must_walk(self, request: ProduceRequest) -> bool:
+        """Whether records must be read that are too many for one turn of the loop."""
+        for topic, partitions in request.topics:
+            for index, records in partitions:
+                if records is None or len(records) < HEADER_SIZE:
+                    continue
+                partition = self._replicas.find(self._name(topic) or "", index)
+                if (
+                    isinstance(partition, Partition)
+                    and partition.log.needs_walk
+                    and (len(records) > INLINE_BYTES or parse_header(records).count > WALK_RECORDS)
+                ):
+                    return True
+        return False
+
+    async def _walk(
+        self,
+        connection: Connection,
+        slot: Slot,
+        job: _Job,
+        topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]],
+    ) -> None:
+        """The long way in turns: the connection waits, nobody else does."""
+        try:
+            for topic, partitions in topics:
+                name = self._name(topic)
+                results: list[ProduceResult] = []
+                for index, records in partitions:
+                    prepared: Prepared | KafkaError | None
+                    try:
+                        prepared = await self._prepared(job, name, index, records)
+                    except KafkaError as error:
+                        prepared = error
+                    results.append(self._append(job, name, index, records, prepared))
+                    # nothing stays unwritten over the walk of the next one
+                    self._replicas.wake(self._replicas.flush())
+                job.topics.append((topic, results))
+            answer = self._completed(connection, (None, job), slot)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except Exception as error:
+            log.error("Produce failed", exc_info=error)
+            connection.close("its Produce failed")
+            return
+        if not isinstance(answer, Slot):
+            assert answer is None or isinstance(answer, bytes)
+            connection.answer(slot, answer or b"")
+        connection.resume()
+
+    async def _prepared(
+        self, job: _Job, topic: str | None, index: int, records: memoryview | None
+    ) -> Prepared | None:
+        """None where no walk is needed or where `_append` will tell what is wrong."""
+        partition = self._replicas.find(topic or "", index)
+        if not isinstance(partition, Partition) or not partition.log.needs_walk or is_internal(topic or ""):
+            return None
+        _at, header = check_produced(records, version=job.version)[0]
+        assert records is not None
+        if header.is_transactional or (job.request.acks < 0 and not partition.acks_all_ok):
+            return None
+        steps = partition.log.prepare(records[: header.size], now_ms=self._now_ms())
+        while True:
+            try:
+                task = next(steps)
+            except StopIteration as end:
+                prepared: Prepared = end.value
+                return prepared
+            if task is None:
+                await asyncio.sleep(0)
+            else:
+                await self._offload(task.run)
 
     def _refuse_all(self, request: ProduceRequest) -> ErrorCode | None:
         """What is wrong with the request as a whole is answered for every partition."""
@@ -265,12 +353,21 @@ class Produce:
     def _name(self, topic: TopicKey) -> str | None:
         return self._cluster.image.topic_names.get(topic) if isinstance(topic, UUID) else topic
 
-    def _append(self, job: _Job, topic: str | None, index: int, records: memoryview | None) -> ProduceResult:
+    def _append(
+        self,
+        job: _Job,
+        topic: str | None,
+        index: int,
+        records: memoryview | None,
+        prepared: Prepared | KafkaError | None = None,
+    ) -> ProduceResult:
         partition = None
         try:
             partition = self._target(topic, index)
             partition.stats.produce += 1
-            return self._append_to(job, partition, records)
+            if isinstance(prepared, KafkaError):
+                raise prepared
+            return self._append_to(job, partition, records, prepared)
         except KafkaError as error:
             job.failed = True
             result = self._error_result(job.version, index, error, topic=topic)
@@ -287,7 +384,9 @@ class Produce:
             raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
         return self._replicas.partition(topic, index)
 
-    def _append_to(self, job: _Job, partition: Partition, records: memoryview | None) -> ProduceResult:
+    def _append_to(
+        self, job: _Job, partition: Partition, records: memoryview | None, prepared: Prepared | None
+    ) -> ProduceResult:
         _at, header = check_produced(records, version=job.version)[0]
         assert records is not None
         if header.is_transactional:
@@ -295,7 +394,9 @@ class Produce:
         if job.request.acks < 0:
             partition.check_acks_all()
         now_ms = self._now_ms()
-        if partition.fast_log is not None:
+        if prepared is not None and prepared.log is partition.log:  # and not of a topic deleted meanwhile
+            appended = partition.log.append_prepared(prepared, leader_epoch=partition.leader_epoch)
+        elif partition.fast_log is not None:
             appended = partition.fast_log.append(
                 records, header, 0, leader_epoch=partition.leader_epoch, now_ms=now_ms
             )
@@ -337,6 +438,8 @@ class Produce:
         if not isinstance(partition, Partition) or partition.fast_log is None:
             return
         templates, end = connection.produce_templates, request.single_at
+        if end > TEMPLATE_BYTES_MAX:
+            return
         if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
             templates.clear()
             connection.produce_ends.clear()
@@ -349,7 +452,9 @@ class Produce:
             version=version, head=head, request=request, topic=topic, partition=partition
         )
 
-    def _completed(self, connection: Connection, ticket: tuple[Any, _Job]) -> Answer:
+    def _completed(
+        self, connection: Connection, ticket: tuple[Any, _Job], slot: Slot | None = None
+    ) -> Answer:
         """After the write, for the long way."""
         job = ticket[1]
         acks = job.request.acks
@@ -366,7 +471,7 @@ class Produce:
             return None
         if not waiting:
             return encode_produce(job.version, job.correlation_id, job.topics)
-        wait = CommitWait(connection, job.version, job.correlation_id, job.topics)
+        wait = CommitWait(connection, job.version, job.correlation_id, job.topics, slot)
         for partition, result, needed in waiting:
             wait.on(partition, result, needed)
         self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
@@ -403,7 +508,10 @@ class _Job:
 
 
 class CommitWait(Waiter):
-    """A Produce with acks=all whose partitions are not all committed. The connection goes on meanwhile."""
+    """A Produce with acks=all whose partitions are not all committed. The connection goes on meanwhile.
+
+    Whatever ends the wait, the offset is told: the batch has one.
+    """
 
     __slots__ = ("_connection", "_correlation_id", "_open", "_topics", "_version", "slot")
 
@@ -413,9 +521,10 @@ class CommitWait(Waiter):
         version: int,
         correlation_id: int,
         topics: list[tuple[TopicKey, list[ProduceResult]]],
+        slot: Slot | None = None,
     ) -> None:
         super().__init__()
-        self.slot = Slot()
+        self.slot = Slot() if slot is None else slot
         self._connection = connection
         self._version = version
         self._correlation_id = correlation_id
@@ -435,7 +544,6 @@ class CommitWait(Waiter):
     def expired(self) -> None:
         for commit in self._open:
             commit.result.error = ErrorCode.request_timed_out.value
-            commit.result.base_offset = -1
         self._open.clear()
         self._answer()
 
@@ -463,7 +571,7 @@ class _PartitionCommit:
     def failed(self, code: ErrorCode) -> None:
         if self._owner.done:
             return
-        self.result.error, self.result.base_offset = code.value, -1
+        self.result.error = code.value
         self._owner.settled(self)
 
 

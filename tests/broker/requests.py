@@ -9,7 +9,7 @@ from broker.cluster import Cluster
 from broker.dispatch import Context, Handler, error_reply
 from protocol.apis import SERVED, Api
 from protocol.errors import KafkaError
-from protocol.messages import Fields, entity, unknown_fields
+from protocol.messages import Fields, decode_response, encode_response, entity, unknown_fields
 
 # Fields without a default in the schema, for requests that do not care.
 NOT_ASKED_FOR: Fields = {
@@ -46,7 +46,8 @@ class Client:
             broker=cast(Any, self._broker),
         )
         answer = await self._answer(self._handlers[api], context, request)
-        return entity(api, version, answer, "response")
+        data = encode_response(api, version, context.correlation_id, answer)
+        return decode_response(api, version, data[4:])[1]
 
     async def _answer(self, handler: Callable[[Context, Any], Any], context: Context, request: Any) -> Fields:
         try:

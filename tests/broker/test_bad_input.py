@@ -1,6 +1,7 @@
 """Bad input and what it is answered: each row of Kafka's behaviour that meets the data path."""
 
 import logging
+from pathlib import Path
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
@@ -321,6 +322,21 @@ async def list_offset(client: RawClient, timestamp: int, *, version: int = 11, *
     return response.topics[0].partitions[0]
 
 
+async def test_a_partition_named_twice_among_many_is_found_without_delay(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    partitions = [
+        {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
+        for index in (0, 1, *range(20_000))
+    ]
+    topics = [{"name": "t", "partitions": partitions}]
+    async with await RawClient.open(broker) as client:
+        response = await client.call(
+            Api.LIST_OFFSETS, 6, replica_id=-1, isolation_level=0, topics=topics, timeout=0
+        )
+        codes = [each.error_code for each in response.topics[0].partitions]
+        assert codes[:5] == [ErrorCode.invalid_request] * 4 + [ErrorCode.unknown_topic_or_partition]
+
+
 async def test_list_offsets_errors(broker: "Broker") -> None:
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
@@ -358,9 +374,10 @@ async def test_init_producer_id_without_transactions(broker: "Broker") -> None:
 
 
 async def test_a_failing_disk_answers_56_and_6_to_old_fetches(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broker = await make_broker()
+    """With a second disk: a broker ends when its last one is lost."""
+    broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
         await client.produce("t", GOOD)

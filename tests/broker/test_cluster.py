@@ -1,6 +1,7 @@
 """One node in its cluster: birth, joining again, writing the log, losing it, and what others see of it."""
 
 import asyncio
+import errno
 from collections.abc import Coroutine
 from typing import Any
 
@@ -33,6 +34,7 @@ from broker.image import ClusterBorn, ControllerElected, Image, encode_record
 from broker.metadata_log import MetadataLog, boundary_key, slot_key, snapshot_key
 from protocol.errors import ErrorCode, KafkaError
 from remote.object_store import MemoryStore, PutResult, StoreError
+from storage.files import Files, write_whole
 from tests.broker.cluster_driver import Site, recorded
 
 PROPERTIES = "/data/1/meta.properties"
@@ -222,6 +224,25 @@ def test_directories_of_two_clusters_are_refused() -> None:
         b"version=1\nnode.id=1\ncluster.id=other\ndirectory.id=AAAAAAAAAAAAAAAAAAAAAA\n",
     )
     refuses(site, "different clusters", dirs="/data/1,/data/2")
+
+
+def test_a_directory_that_cannot_be_marked_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+
+    def write(files: Files, path: str, data: bytes) -> None:
+        if path.startswith("/data/2/"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        write_whole(files, path, data)
+
+    async def story() -> None:
+        monkeypatch.setattr(cluster_module, "write_whole", write)
+        member = await site.started(dirs="/data/1,/data/2")
+        assert await create(member, "t") == [ErrorCode.none]
+        await member.stop()
+        with pytest.raises(StartupError, match=r"/data/2/meta\.properties cannot be written: Read-only"):
+            await site.started(dirs="/data/2", store=MemoryStore())
+
+    site.run(story())
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_doubles_are_written_as_java_writes_them(value: float, text: str) -> Non
     ("kind", "text"), [("DOUBLE", "1" * 200_000 + "x"), ("LIST", "a" + " " * 200_000 + "b")]
 )
 def test_a_long_value_takes_no_longer_than_its_length(kind: str, text: str) -> None:
-    """Whoever may alter a configuration may send a value as long as a request; backtracking would take hours."""
+    """A value may be as long as a request; what takes its square would stop the broker for hours."""
     with suppress(ConfigError):
         assert parse_value(ConfigType[kind], "name", text) == (text,)
 
@@ -265,6 +265,8 @@ def test_a_stock_kraft_file_starts_unchanged() -> None:
     assert config.log_dirs == ("/tmp/kraft-combined-logs",)
     assert "controller.quorum.bootstrap.servers" in config.ignored
     assert "num.io.threads" in config.ignored
+    one_listener = from_properties({"listener.name.plaintext.max.connections": "7"})
+    assert one_listener.ignored == ("listener.name.plaintext.max.connections",)
     assert "log.retention.hours" not in config.ignored
 
 
@@ -506,6 +508,7 @@ def test_group_settings_are_checked(overrides: dict[str, str], why: str) -> None
     ("dynamic", "per_broker", "why"),
     [
         ({"num.partitions": "3"}, True, r"Cannot update these configs dynamically: \[num.partitions\]"),
+        ({"log.flush.single.replica": "true"}, True, "Cannot update these configs dynamically"),
         ({"listeners": "PLAINTEXT://:1"}, True, "Cannot update these configs dynamically"),
         ({"ssl.keystore.type": "PEM"}, True, "listener prefix"),
         ({"sasl.enabled.mechanisms": "PLAIN"}, False, "broker id must be specified"),

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -171,6 +172,35 @@ def test_many_partitions_in_one_request_are_refused_as_a_whole() -> None:
         create(image, *(NewTopic(name=f"t{at}", partitions=4000) for at in range(3)))
     assert caught.value.code is ErrorCode.policy_violation
     assert image.topics == {}
+
+
+def test_more_partitions_are_bounded_as_new_ones_are() -> None:
+    image = cluster()
+    names = ("a", "b", "c")
+    carry_out(image, CreateTopics(topics=tuple(NewTopic(name=name, partitions=1) for name in names)))
+    more = tuple(MorePartitions(name=name, count=4_001) for name in names)
+    carry_out(image, CreatePartitions(topics=more[:2], validate_only=True))
+    with pytest.raises(KafkaError) as caught:
+        CreatePartitions(topics=more).decide(image, rules())
+    assert caught.value.code is ErrorCode.policy_violation
+
+
+def test_too_many_partitions_are_not_made_before_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[int] = []
+
+    def counted(*args: Any, partitions: int, **kwargs: Any) -> list[tuple[int, ...]]:
+        placed.append(partitions)
+        return place(*args, partitions=partitions, **kwargs)
+
+    monkeypatch.setattr("broker.controller.place", counted)
+    topics = tuple(NewTopic(name=f"t{at}", partitions=9_000) for at in range(20))
+    with pytest.raises(KafkaError):
+        CreateTopics(topics=topics).decide(cluster(), rules())
+    assert placed == [9_000, 9_000]
+    placed.clear()
+    with pytest.raises(KafkaError):
+        CreateTopics(topics=(NewTopic(name="t", partitions=1),) * 10_001).decide(cluster(), rules())
+    assert placed == []
 
 
 def test_an_assignment_is_taken_as_it_is() -> None:

@@ -100,6 +100,22 @@ async def test_many_partitions_take_turns_on_one_connection(broker: "Broker") ->
         assert len(connection.produce_ends) == 3
 
 
+async def test_what_a_connection_remembers_of_requests_is_small(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    batch = batch_of(b"x")
+    async with await RawClient.open(broker) as client:
+        for at in range(3):
+            fields = produce_fields("t", batch, timeout=10_000 + at)
+            await client.send(client.encode(Api.PRODUCE, 9, fields, client_id="c" * 30_000))
+            await client.receive_as(Api.PRODUCE, 9)
+        (connection,) = broker.components.network._connections
+        assert sum(map(len, connection.produce_templates)) < 10_000
+        fields = fetch_fields("t", 0)
+        fields["topics"][0]["partitions"] *= 5000
+        await client.call(Api.FETCH, 12, **fields)
+        assert connection.fetch_seen is None
+
+
 async def test_a_template_does_not_outlive_its_topic(broker: "Broker") -> None:
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
@@ -112,6 +128,24 @@ async def test_a_template_does_not_outlive_its_topic(broker: "Broker") -> None:
         await create_topic(broker, "t")
         for offset in range(3):
             assert (await client.produce("t", batch_of(b"x"))).base_offset == offset
+
+
+async def test_tagged_fields_in_the_header_are_no_hindrance_on_either_way(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    batch = batch_of(b"x")
+    async with await RawClient.open(broker) as client:
+        for records, code in (
+            (batch, ErrorCode.none),
+            (batch, ErrorCode.none),
+            (batch[:-1] + b"?", ErrorCode.corrupt_message),
+        ):
+            frame = client.encode(Api.PRODUCE, 9, produce_fields("t", records))[4:]
+            tags_at = 10 + len("raw")
+            await client.send_frame(frame[:tags_at] + b"\x01\x63\x02ab" + frame[tags_at + 1 :])
+            response = await client.receive_as(Api.PRODUCE, 9)
+            assert response.responses[0].partition_responses[0].error_code is code
+        (connection,) = broker.components.network._connections
+        assert connection.produce_templates
 
 
 async def test_a_config_that_needs_a_walk_closes_the_short_way_at_once(broker: "Broker") -> None:
@@ -136,9 +170,9 @@ async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") 
     partition.isr = partition.replicas = (1, 2)
     partition.refresh()
     async with await RawClient.open(broker) as client:
-        for _ in range(2):
+        for offset in range(2):
             answer = await client.produce("t", batch_of(b"x"), acks=-1, timeout=50)
-            assert answer.error_code is ErrorCode.request_timed_out
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.request_timed_out, offset)
         assert (await client.fetch("t", 0)).records == b""
         assert (await client.produce("t", batch_of(b"x"), acks=1)).error_code is ErrorCode.none
         partition.follower_at(2, 3)
@@ -269,6 +303,41 @@ async def test_min_bytes_are_counted_over_partitions(broker: "Broker") -> None:
             2 * len(batch),
             len(batch),
         ]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"min_bytes": 2500, "partition_max_bytes": 2500},
+        {"min_bytes": 2500, "max_bytes": 2500},
+        {"min_bytes": 1 << 20, "max_bytes": 2000},
+    ],
+)
+async def test_a_reader_that_lags_does_not_wait_for_what_its_limits_leave_out(
+    broker: "Broker", limits: dict[str, int]
+) -> None:
+    """Kafka fills a response up with a piece of a batch, so min_bytes are reached; ours are whole ones."""
+    await create_topic(broker, "t")
+    batch = batch_of(b"x" * 1000)
+    async with await RawClient.open(broker) as client:
+        for _ in range(5):
+            await client.produce("t", batch)
+        answer = await client.fetch("t", 0, max_wait=60_000, **limits)
+        assert len(answer.records) == limits.get("max_bytes", 2500) // len(batch) * len(batch)
+
+
+async def test_a_topic_that_is_not_there_leaves_the_wait_for_the_others_alone(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    batch = batch_of(b"x")
+    fields = fetch_fields("t", 0, max_wait=60_000, min_bytes=2 * len(batch))
+    fields["topics"].append(fetch_fields("nope", 0)["topics"][0])
+    async with await RawClient.open(broker) as consumer, await RawClient.open(broker) as producer:
+        waiting = asyncio.create_task(consumer.call(Api.FETCH, 12, **fields))
+        await _waiter(broker, "t")
+        await producer.produce("t", batch)
+        await producer.produce("t", batch)
+        response = await waiting
+        assert [len(topic.partitions[0].records) for topic in response.responses] == [2 * len(batch), 0]
 
 
 async def test_a_thousand_waiters_are_all_answered(broker: "Broker") -> None:

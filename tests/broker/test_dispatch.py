@@ -1,5 +1,6 @@
 """Exceptions become answers in one place: an error reply exists for every API that can carry one."""
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,29 @@ async def test_a_bug_below_produce_or_fetch_costs_the_connection_alone(
         assert response.responses[0].partition_responses[0].error_code is ErrorCode.none
         assert await client.is_closed()
         assert (await other.produce("t", batch_of(b"x"))).base_offset == 1
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_a_bug_in_a_woken_fetch_costs_its_connection_and_not_the_producers(
+    broker: "Broker", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t")
+    waiters = broker.components.replicas.partition("t", 0).data_waiters
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    async with await RawClient.open(broker) as consumer, await RawClient.open(broker) as producer:
+        await consumer.send(consumer.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=60_000)))
+        async with asyncio.timeout(5):
+            while not waiters:  # noqa: ASYNC110 - the broker's own state
+                await asyncio.sleep(0)
+        with monkeypatch.context() as broken:
+            broken.setattr("broker.handlers.fetch.Fetch.read", fail)
+            assert (await producer.produce("t", batch_of(b"x"))).base_offset == 0
+        assert await consumer.is_closed()
+        assert not waiters
+        assert (await producer.produce("t", batch_of(b"x"))).base_offset == 1
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 

@@ -69,8 +69,10 @@ def test_epochs_follow_each_other_and_wrap_to_1() -> None:
 
 def test_errors_of_a_session() -> None:
     sessions = sessions_of()
-    assert sessions.turn(request(5, 1), uses_ids=False, now_ms=0).error == FETCH_SESSION_ID_NOT_FOUND
+    for epoch in (1, -2):
+        assert sessions.turn(request(5, epoch), uses_ids=False, now_ms=0).error == FETCH_SESSION_ID_NOT_FOUND
     by_name = created(sessions, item("a"))
+    assert sessions.turn(request(by_name, -2), uses_ids=False, now_ms=0).error == INVALID_FETCH_SESSION_EPOCH
     assert sessions.turn(request(by_name, 1), uses_ids=True, now_ms=0).error == FETCH_SESSION_TOPIC_ID_ERROR
     by_id = created(sessions, item(UUID(int=1)), uses_ids=True)
     assert sessions.turn(request(by_id, 1), uses_ids=False, now_ms=0).error == FETCH_SESSION_TOPIC_ID_ERROR

@@ -505,6 +505,27 @@ def test_a_creation_can_be_tried(version: int) -> None:
     run(story)
 
 
+@pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
+def test_an_error_that_quotes_a_long_name_fits_its_response(version: int) -> None:
+    name = "x" * 32_767
+
+    async def story(client: Client, member: Cluster) -> None:
+        configs = [{"name": "retention.ms", "value": name}]
+        topics = [
+            new(name, num_partitions=1, replication_factor=1),
+            new("t", num_partitions=1, replication_factor=1, configs=configs),
+        ]
+        answer = await client.ask(
+            Api.CREATE_TOPICS, version, topics=topics, timeout=5000, validate_only=False
+        )
+        assert {topic.name: topic.error_code for topic in answer.topics} == {
+            name: ErrorCode.invalid_topic_exception,
+            "t": ErrorCode.invalid_config,
+        }
+
+    run(story)
+
+
 @pytest.mark.parametrize("timeout_ms", [300, 0, -1])
 @pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
 def test_a_creation_that_takes_too_long_says_so(version: int, timeout_ms: int) -> None:

@@ -14,6 +14,7 @@ from broker.controller import NewTopic
 from broker.handlers.configs import HANDLERS
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from storage import cleaner
 from tests.broker.cluster_driver import Site
 from tests.broker.requests import Client, versions
 from tests.broker.test_handlers_cluster import Story
@@ -55,6 +56,20 @@ async def incremental(
 
 
 # --- DescribeConfigs ---------------------------------------------------------------------------------------
+
+
+def test_a_request_describes_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.handlers.configs.DESCRIBED_ROWS_MAX", 500)
+    resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
+
+    async def story(client: Client, member: Cluster) -> None:
+        answer = await client.ask(Api.DESCRIBE_CONFIGS, 4, resources=[resource] * 1_000)
+        codes = [result.error_code for result in answer.results]
+        described = codes.count(ErrorCode.none)
+        assert 1 < described < 10
+        assert codes[described:] == [ErrorCode.policy_violation] * (1_000 - described)
+
+    run(story)
 
 
 @pytest.mark.parametrize("version", versions(Api.DESCRIBE_CONFIGS))
@@ -227,6 +242,8 @@ def _resource(kind: int, name: str, *ops: tuple[str, int, str | None]) -> dict[s
         (BROKER, "1", [("message.max.bytes", SET, "-1")], ErrorCode.invalid_request),
         (BROKER, "2", [("message.max.bytes", SET, "1")], ErrorCode.invalid_request),
         (BROKER, "x", [("message.max.bytes", SET, "1")], ErrorCode.invalid_request),
+        (BROKER, "+1", [("message.max.bytes", SET, "1")], ErrorCode.invalid_request),
+        (TOPIC, "t", [(f"a{at}", SET, "1") for at in range(10_001)], ErrorCode.policy_violation),
         (BROKER, "1", [("message.max.bytes", APPEND, "1")], ErrorCode.invalid_config),
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")], ErrorCode.invalid_config),
         (METRICS, "m", [("interval.ms", SET, "1")], ErrorCode.invalid_request),
@@ -332,6 +349,14 @@ def test_log_levels_are_changed_here_and_now(logger: logging.Logger) -> None:
         await incremental(client, LOGGER, "1", (logger.name, DELETE, None))
         assert logger.level == logging.NOTSET
         assert member.image.seq == slots
+
+    run(story)
+
+
+def test_every_logger_of_ours_is_there_to_be_changed() -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        known = {row.name for row in (await describe(client, LOGGER, "1")).configs}
+        assert {cleaner.logger.name, "broker.cluster", "broker.metadata_log", "root"} <= known
 
     run(story)
 

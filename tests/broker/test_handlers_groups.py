@@ -780,3 +780,12 @@ async def test_stopping_leaves_nobody_waiting(client: Client) -> None:
     assert client.groups.statistics().waiting == 1
     await client.groups.stop()
     assert (await waiting).error_code is ErrorCode.not_coordinator
+
+
+async def test_a_group_is_described_once(client: Client) -> None:
+    await client.find()
+    member_id = await client.stable()
+    groups = [GROUP] * 9 + ["none"]
+    reply = await client.call(Api.DESCRIBE_GROUPS, 5, groups=groups, include_authorized_operations=False)
+    assert [group.group_id for group in reply.groups] == [GROUP, "none"]
+    assert [member.member_id for member in reply.groups[0].members] == [member_id]

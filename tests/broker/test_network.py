@@ -116,6 +116,25 @@ async def test_big_fetches_arrive_whole_and_in_order(broker: "Broker", size: int
             await client.receive_as(Api.API_VERSIONS, 0)
 
 
+@pytest.mark.parametrize("is_real", [True, False])
+async def test_many_big_fetches_that_were_held_keep_their_order(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch, is_real: bool
+) -> None:
+    """A response the socket takes at once ends its own stall in the middle of a round of held requests."""
+    if not is_real:
+        monkeypatch.setattr(Connection, "_open_socket", lambda self: False)
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x" * 700_000))
+        first, count = client.correlation_id + 1, 300
+        client.writer.write(
+            b"".join(client.encode(Api.FETCH, 12, fetch_fields("t", 0)) for _ in range(count))
+        )
+        for correlation_id in range(first, first + count):
+            await client.receive_as(Api.FETCH, 12)
+            assert client.answered == correlation_id
+
+
 async def test_big_fetches_without_a_real_socket_go_in_chunks(
     broker: "Broker", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +219,24 @@ async def test_queued_request_bytes_have_a_limit_for_all_together(make_broker: "
     await until(lambda: network.queued_bytes == 0)
 
 
+async def test_buffers_that_large_frames_left_have_a_limit_for_all_together(
+    make_broker: "MakeBroker",
+) -> None:
+    broker = await make_broker(queued_max_request_bytes="10000000")
+    await create_topic(broker, "t", max_message_bytes="5000000")
+    clients = [await RawClient.open(broker) for _ in range(6)]
+    for client in clients:
+        for _ in range(2):
+            answer = await client.produce("t", batch_of(b"x" * 4_000_000))
+            assert answer.error_code is ErrorCode.none
+        assert sum(each._reader.capacity for each in connections(broker)) < 11_000_000
+    network = broker.components.network
+    for client in clients:
+        client.writer.close()
+    await until(lambda: network.connection_count == 0)
+    assert (network._large_bytes, network.queued_bytes) == (0, 0)
+
+
 async def test_connections_have_limits(make_broker: "MakeBroker") -> None:
     broker = await make_broker(max_connections="3")
     clients = [await RawClient.open(broker) for _ in range(3)]
@@ -270,6 +307,22 @@ async def test_a_client_that_leaves_takes_its_waiters_along(broker: "Broker") ->
     await until(lambda: broker.components.network.connection_count == 0)
 
 
+async def test_a_client_that_leaves_requests_behind_a_wait_is_missed(make_broker: "MakeBroker") -> None:
+    """Nothing is read while a wait holds requests back, so the loop does not see the peer go."""
+    broker = await make_broker(connections_max_idle_ms="300")
+    await create_topic(broker, "t")
+    waiters = broker.components.replicas.partition("t", 0).data_waiters
+    client = await RawClient.open(broker)
+    wait = client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=2**31 - 1))
+    await client.send(wait * 3)
+    await until(lambda: waiters)
+    (connection,) = connections(broker)
+    assert connection._paused
+    client.writer.close()
+    await until(lambda: broker.components.network.connection_count == 0)
+    assert not waiters
+
+
 async def test_unanswered_produce_requests_of_a_connection_are_bounded(make_broker: "MakeBroker") -> None:
     """Commits that do not come stall the connection at the bound; later all are answered in order."""
     broker = await make_broker()
@@ -294,3 +347,25 @@ async def test_unanswered_produce_requests_of_a_connection_are_bounded(make_brok
             answer = response.responses[0].partition_responses[0]
             assert (client.answered, answer.base_offset) == (correlation_id, correlation_id - 1)
             assert answer.error_code is ErrorCode.none
+
+
+async def test_answers_behind_an_unanswered_produce_are_bounded(broker: "Broker") -> None:
+    await create_topic(broker, "t")
+    await create_topic(broker, "big")
+    partition = broker.components.replicas.partition("t", 0)
+    partition.isr = partition.replicas = (1, 2)
+    partition.refresh()
+    async with await RawClient.open(broker) as client:
+        await client.produce("big", batch_of(b"x" * 200_000))
+        data = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x"), acks=-1))
+        first, count = client.correlation_id, 200
+        data += b"".join(client.encode(Api.FETCH, 12, fetch_fields("big", 0)) for _ in range(count))
+        await client.send(data)
+        (connection,) = connections(broker)
+        await until(lambda: connection._paused)
+        assert sum(len(answer) for answer in connection._slots if isinstance(answer, bytes)) < 1 << 20
+        partition.follower_at(2, 1)
+        await client.receive_as(Api.PRODUCE, 9)
+        for correlation_id in range(first + 1, first + 1 + count):
+            await client.receive_as(Api.FETCH, 12)
+            assert client.answered == correlation_id

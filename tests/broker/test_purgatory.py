@@ -1,6 +1,7 @@
 """Deadlines under one timer, and waking in portions."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from broker.purgatory import WAKE_PORTION, Purgatory, Waiter
@@ -122,3 +123,24 @@ async def test_the_real_loop_fires_the_timer() -> None:
     purgatory.watch(Setter(), 0.01)
     async with asyncio.timeout(5):
         await fired.wait()
+
+
+def test_many_appends_put_a_waiter_in_line_once() -> None:
+    """Waiters whose min_bytes are far away stay after a poke; the line must not grow with each append."""
+    loop = FakeLoop()
+    purgatory = Purgatory(loop)  # type: ignore[arg-type]
+
+    class Patient(Recorder):
+        def poke(self) -> None:
+            self.events.append(self.name)
+
+    pokes: list[str] = []
+    count = 10 * WAKE_PORTION
+    partition: Any = SimpleNamespace(data_waiters={Patient(pokes, str(at)): None for at in range(count)})
+    for _ in range(50):
+        purgatory.wake(partition)
+    assert len(purgatory._wakes) <= count
+    pokes.clear()
+    while loop.soon:
+        loop.soon.pop(0)()
+    assert len(set(pokes)) == count

@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,9 +56,10 @@ async def test_a_topic_may_go_while_it_syncs(make_broker: "MakeBroker") -> None:
 
 
 async def test_a_disk_that_fails_before_the_sync_costs_its_partitions_only(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broker = await make_broker(log_flush_single_replica="true")
+    both = f"{tmp_path}/one,{tmp_path}/two"
+    broker = await make_broker(log_flush_single_replica="true", log_dirs=both)
     await create_topic(broker, "t")
 
     def full(log: UnifiedLog, *, force: bool = False) -> None:

@@ -221,6 +221,16 @@ async def test_several_log_dirs_and_one_of_them_fails(make_broker: "MakeBroker",
         }
 
 
+async def test_a_broker_without_a_log_directory_ends(make_broker: "MakeBroker", tmp_path: Path) -> None:
+    broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
+    for name in ("one", "two"):
+        assert broker.is_ready
+        broker.components.logs._dir_failed(f"{tmp_path}/{name}", OSError(5, "Input/output error"))
+    with pytest.raises(StartupError, match="every log directory has failed"):
+        await broker.run_until_stopped()
+    assert not (tmp_path / "one" / ".kafka_cleanshutdown").exists()
+
+
 async def test_dynamic_settings_reach_what_they_are_about_and_last(make_broker: "MakeBroker") -> None:
     broker = await make_broker()
     await create_topic(broker, "t")

@@ -347,3 +347,12 @@ def test_codecs_show_what_they_are() -> None:
     messages.load(Api.METADATA, 13)
     assert codec(Api.METADATA, 13, "request") is one
     assert SERVED[Api.METADATA].name == "Metadata"
+
+
+@pytest.mark.parametrize("retention_ms", [-(2**63), -1, 0, 2**63 - 1])
+def test_a_retention_longer_than_a_timedelta_is_the_longest(retention_ms: int) -> None:
+    body = b"\x00\x01g" + b"\x00\x00\x00\x01" + b"\x00\x01m" + retention_ms.to_bytes(8, "big", signed=True)
+    request = decode_request(Api.OFFSET_COMMIT, 2, memoryview(body + b"\x00\x00\x00\x00"))
+    assert request.retention_time / timedelta(milliseconds=1) == pytest.approx(
+        max(-86_399_999_913_600_000, min(retention_ms, 86_399_999_913_600_000))
+    )

@@ -306,3 +306,14 @@ def test_large_batches_are_unpacked_and_packed_beside_the_loop(tmp_path: Path, c
         cleaner.compress, cleaner.records_data = original
     assert at_work and set(at_work) == {"start"}
     assert {record.key for record in records_of(log)} == {b"a", *(b"b-%d" % value for value in range(8))}
+
+
+def test_a_thousand_expired_segments_go_in_slices(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=100, retention_ms=1)
+    manager = manager_on(tmp_path, config=config, intervals=AT_ONCE)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(100):
+        append(log, batch_of(1))
+    assert drain(manager.maintain(NOW + 100)) >= 4
+    assert log.log_start_offset == 100
+    assert len(log.segments) == 1

@@ -199,6 +199,21 @@ def test_files_whose_time_is_over_are_removed_beside_the_loop(tmp_path: Path) ->
     assert not log.has_deleted_files
 
 
+def test_compaction_leaves_a_directory_that_failed_meanwhile(tmp_path: Path) -> None:
+    config = LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.01, segment_bytes=400)
+    files = FaultyFiles()
+    manager = manager_on(tmp_path, files=files, config=config)
+    log = fill(manager.create("topic", TOPIC_ID, 0, config))
+    steps = manager.clean(NOW)
+    for _ in range(10):
+        next(steps)
+    log.flush_failed(IO_ERROR)
+    before = files.operations
+    drain(steps)
+    assert [path for path in Path(log.directory).iterdir() if path.suffix == ".swap"] == []
+    assert files.operations <= before + 1  # what it wrote aside is dropped
+
+
 # ---- the way to the disk --------------------------------------------------------------------------------
 
 
@@ -331,3 +346,43 @@ def test_a_clean_stop_leaves_no_old_index_of_a_closed_segment_to_a_power_cut(tmp
     first = log.segments[0]
     manager.close()
     assert {first.path(".log"), first.path(".index"), first.path(".timeindex")} <= set(files.paths)
+
+
+# ---- damage that is found while reading ----------------------------------------------------------------
+
+
+def test_a_damaged_segment_without_its_index_is_never_skipped(tmp_path: Path) -> None:
+    """A reader is told each time; going on behind the damage would lose records without a word."""
+    manager = manager_on(tmp_path, config=SMALL)
+    log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
+    manager.close()
+    first = log.segments[0]
+    path = Path(first.path(".log"))
+    data = bytearray(path.read_bytes())
+    middle = parse_header(data).size
+    data[middle + 8 : middle + 12] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    Path(first.path(".index")).unlink()
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    again.set_high_watermark(again.log_end_offset)
+    size = again.size
+    for _ in range(3):
+        with pytest.raises(KafkaError) as refusal:
+            again.read(2, 1 << 20, bound=again.log_end_offset, min_one=True)
+        assert refusal.value.code is ErrorCode.corrupt_message
+        again.release_idle()
+    assert again.size == size
+    assert again.read(log.segments[1].base_offset, 1 << 20, bound=again.log_end_offset, min_one=True)
+
+
+def test_a_timestamp_past_all_time_is_refused_where_records_are_rebuilt(tmp_path: Path) -> None:
+    config = LogConfig(compression_type="gzip", message_timestamp_type="LogAppendTime")
+    log = log_on(tmp_path, config=config)
+    batch = build_batch([(b"a", b"1", (), 1 << 62)], delete_horizon_ms=0)
+    struct.pack_into(">h", batch, 21, 0)
+    struct.pack_into(">q", batch, 27, 1 << 62)
+    renew_crc(batch)
+    with pytest.raises(KafkaError) as refusal:
+        log.append_records(batch, leader_epoch=0, now_ms=NOW)
+    assert refusal.value.code is ErrorCode.invalid_record
+    assert log.log_end_offset == 0

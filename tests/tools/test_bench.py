@@ -1,10 +1,12 @@
 """The numbers of a bench run: percentiles, rates and payloads, without any broker."""
 
+import confluent_kafka
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tools import bench
+from tools.console import Failure
 
 samples = st.lists(st.floats(min_value=0, max_value=1e6, allow_nan=False), min_size=1, max_size=200)
 
@@ -40,6 +42,15 @@ def test_payloads_have_their_size_and_differ(size: int) -> None:
     assert {len(payload) for payload in payloads} == {size}
     assert size < 7 or len(set(payloads)) > 1
     assert payloads == bench._payloads(size), "the same in every run"
+
+
+def test_large_payloads_are_few() -> None:
+    assert sum(map(len, bench._payloads(40_000_000))) <= 2 * 40_000_000
+
+
+def test_what_librdkafka_refuses_is_one_line() -> None:
+    with pytest.raises(Failure, match=r"is outside allowed range [0-9.]+$"), bench.refusals():
+        confluent_kafka.Producer({"linger.ms": 1e9})
 
 
 def test_result_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The command line: help for each command, and one clear line for each mistake."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -61,7 +62,11 @@ def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
         (["brokr"], "No such command 'brokr'"),
         (["broker", "--prot", "9092"], "No such option"),
         (["broker", "--listen", "9092"], "--listen 9092: not HOST:PORT"),
+        (["broker", "--listen", "127.0.0.1:\u00b2"], "not HOST:PORT"),
+        (["broker", "--listen", "127.0.0.1:" + "1" * 5000], "not HOST:PORT"),
+        (["broker", "--admin", "127.0.0.1:\u00b2"], "not HOST:PORT"),
         (["broker", "--node-id", "one"], "--node-id"),
+        (["broker", "--node-id", "1" * 5000], "--node-id"),
         (["broker", "--set", "num.partitions"], "--set num.partitions: not KEY=VALUE"),
         (["broker", "--set", "num.partition=3"], "num.partitions"),
         (["broker", "--set", "num.partitions=three"], "num.partitions"),
@@ -70,13 +75,23 @@ def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
         (["broker", "--admin", "9090"], "--admin 9090: not HOST:PORT"),
         (["broker", "--data", "/proc/nowhere"], "/proc/nowhere"),
         (["topics", "list", "--bootstrap", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["topics", "list", "--bootstrap", "127.0.0.1:\u00b2"], "is not HOST:PORT"),
         (["topics", "alter", "t", "--partitions", "0"], "--partitions"),
+        (["topics", "alter", "t", "--partitions", "3000000000"], "--partitions"),
+        (["topics", "create", "t", "--partitions", "3000000000"], "--partitions"),
+        (["topics", "create", "t", "--replication", "70000"], "--replication"),
         (["topics", "create"], "Missing argument"),
         (["topics", "create", "t", "--config", "a"], "--config a: not KEY=VALUE"),
         (["offsets"], "Missing argument"),
         (["bench", "produce", "--acks", "2"], "--acks"),
         (["bench", "produce", "--bootstrap", "nowhere"], "--bootstrap nowhere: not HOST:PORT"),
         (["bench", "latency", "--records", "0"], "--records"),
+        (["bench", "produce", "--linger-ms", "1e9"], "--linger-ms"),
+        (["bench", "produce", "--batch-size", "3000000000"], "--batch-size"),
+        (["bench", "produce", "--in-flight", "99999999"], "--in-flight"),
+        (["bench", "produce", "--partitions", "99999999999"], "--partitions"),
+        (["bench", "produce", "--record-size", "900000000"], "--record-size"),
+        (["bench", "consume", "--fetch-size", "3000000000"], "--fetch-size"),
         (["dump-log", "/nowhere/0.log"], "no such file"),
         (["dump-log"], "Missing argument"),
     ],
@@ -133,6 +148,42 @@ def test_broken_pipe_is_no_complaint(tmp_path: Path) -> None:
         reader.stdout.close()
         assert reader.stderr.read() == b""
     assert reader.returncode not in (0, None)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "leader-epoch-checkpoint").write_text("0\n0\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.cli", "dump-log", str(tmp_path / "leader-epoch-checkpoint")],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "tidewal: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff\xc3\xa9.log"
+    with open(path, "wb"):
+        pass
+    for option in ((), ("--json",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.cli", "dump-log", *option, path],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"},
+            capture_output=True,
+            check=False,
+            timeout=30,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        if option:
+            assert json.loads(done.stdout)["file"] == os.fsdecode(path)
 
 
 # ---- tidewal broker ----------------------------------------------------------------------------------------

@@ -288,7 +288,18 @@ def test_checkpoints(tmp_path: Path, name: str, text: str, entries: int) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["1\n0\n", "0\n2\n0 0\n", "0\n1\nzero 0\n", "0\n", "0\nx\n", "0\n1\n0 0 0 0\n"]
+    "text",
+    [
+        "1\n0\n",
+        "0\n2\n0 0\n",
+        "0\n1\nzero 0\n",
+        "0\n",
+        "0\nx\n",
+        "0\n1\n0 0 0 0\n",
+        "0\n\u00b2\n",
+        "0\n1\n\u00b2 0\n",
+        "0\n1\n0 " + "1" * 5000,
+    ],
 )
 def test_damaged_checkpoint(tmp_path: Path, text: str) -> None:
     path = tmp_path / "leader-epoch-checkpoint"
@@ -303,6 +314,22 @@ def test_clean_shutdown_marker(tmp_path: Path) -> None:
     path.write_text('{"version":0,"brokerEpoch":15}')
     code, rows = shown(path)
     assert (code, rows[0]["brokerEpoch"]) == (0, 15)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"version":NaN}', "[" * 100_000])
+def test_damaged_clean_shutdown_marker(tmp_path: Path, text: str) -> None:
+    path = tmp_path / ".kafka_cleanshutdown"
+    path.write_text(text)
+    assert shown(path)[0] == 1
+
+
+@pytest.mark.parametrize("name", ["\u00b2\u00b2", "1" * 30])
+def test_a_name_that_only_looks_like_an_offset_is_none(tmp_path: Path, name: str) -> None:
+    path = segment(tmp_path, batch(0, [b"a"]))
+    code, rows = shown(path.rename(tmp_path / f"{name}.log"))
+    assert (code, rows[-1]["records"]) == (0, 1)
+    (tmp_path / f"{name}.index").write_bytes(b"")
+    assert shown(tmp_path / f"{name}.index")[0] == 1
 
 
 @pytest.mark.parametrize("name", ["none.log", "notes.txt", "."])

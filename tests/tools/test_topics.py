@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.processes import BrokerProcess
-from tools import cli
+from tools import bench, cli
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,12 @@ def test_bench_latency(tidewal: Command) -> None:
     assert result["records"] == 20
     assert result["acknowledged_ms"]["p50"] > 0
     assert result["received_ms"]["p50"] > 0
+
+
+def test_a_record_larger_than_the_queue_is_the_brokers_to_refuse(tidewal: Command) -> None:
+    size = str((bench.QUEUE_KB_MAX << 10) + 1)
+    said = tidewal("bench", "produce", "--record-size", size, "--records", "1", "--quiet", code=1)
+    assert "Message size too large" in said
 
 
 def test_consume_says_what_is_missing(tidewal: Command) -> None:
