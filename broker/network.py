@@ -133,7 +133,6 @@ class Connection(asyncio.BufferedProtocol):
         self.produce_kind = -1
         self.produce_ends: list[int] = []
         self.produce_templates: dict[bytes, Any] = {}
-        self.produce_last: Any = None
         self.fetch_seen: Any = None
         self.tick = server.tick
         self.unsent = 0
@@ -181,7 +180,6 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
         self._bulk = None
         self.produce_templates.clear()
-        self.produce_last = None
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()

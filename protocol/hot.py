@@ -378,11 +378,14 @@ class ProduceShape:
         self.start = self.stop = 0
         self.unpack = _unpack_plain(0)
 
-    def fit(self, length: int) -> bool:
-        """Takes the shape of frames of `length` bytes; False where no whole batch can be."""
+    def fit(self, frame: memoryview) -> bool:
+        """Takes the shape of frames as long as this one; False if it has another head or no whole batch."""
+        if frame[_CLIENT_ID_AT : self._end] != self._head:
+            return False
+        length = len(frame)
         rest = length - self._end - len(self.tail)
         if self._flexible:
-            width = len(uvarint(max(rest - 1, 0)))
+            width = 2 if 128 < rest < 16386 else len(uvarint(max(rest - 1, 0)))
             size = rest - width
             size_field = uvarint(max(size + 1, 0))
             if len(size_field) != width:

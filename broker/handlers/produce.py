@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -111,21 +110,18 @@ class Produce:
         stopped."""
         if frames[at].__class__ is bytearray:
             frames = [memoryview(frame) for frame in frames]
+        now_ms = self._now_ms()
         while at < len(frames):
-            last: Template | None = connection.produce_last
-            done = 0 if last is None else self._run(last, frames, at, answers)
+            template = _find(connection, frames[at])
+            done = 0 if template is None else self._run(template, frames, at, now_ms, answers)
             if not done:
-                template = _find(connection, frames[at])
-                if template is None or template is last:
-                    break
-                done = self._run(template, frames, at, answers)
-                if not done:
-                    break
-                connection.produce_last = template
+                break
             at += done
         return at
 
-    def _run(self, template: Template, frames: Sequence[Any], at: int, answers: list[Any]) -> int:
+    def _run(
+        self, template: Template, frames: Sequence[Any], at: int, now_ms: int, answers: list[Any]
+    ) -> int:
         """Appends the frames from `at` on that are as `template` says, up to the first that breaks a rule of
         `check_produced` or that the log must look at: that one goes the long way. How many they were.
 
@@ -135,7 +131,7 @@ class Produce:
         target = partition.fast_log
         if target is None or (template.acks < 0 and not partition.acks_all_ok):
             return 0
-        append, leader_epoch, now_ms = target.append_plain, partition.leader_epoch, self._now_ms()
+        append, leader_epoch = target.append_plain, partition.leader_epoch
         shape, version, codec_max = template.shape, template.version, template.codec_max
         length, unpack, prefix, start, stop = (
             shape.length,
@@ -149,9 +145,10 @@ class Produce:
         asked: list[int] = []
         offsets: list[int] = []
         try:
-            for frame in islice(frames, at, None):
+            for following in range(at, len(frames)):
+                frame = frames[following]
                 if len(frame) != length:
-                    if not shape.fit(len(frame)):
+                    if not shape.fit(frame):
                         break
                     length, unpack, prefix = shape.length, shape.unpack, shape.prefix
                     start, stop = shape.start, shape.stop
@@ -445,7 +442,6 @@ class Produce:
             return
         if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
             templates.clear()
-            connection.produce_last = None
             connection.produce_ends.clear()
             connection.produce_kind = version
         if end not in connection.produce_ends:
