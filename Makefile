@@ -45,8 +45,8 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
-bench: setup ## start a broker of its own, then produce, consume and latency against it
-	@$(BIN)/python -m tools.bench $(ARGS)
+bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
+	@$(BIN)/python -m tools.versus.table $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
