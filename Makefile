@@ -18,7 +18,7 @@ FROM   ?= 0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench kafka minio conformance clean
+.PHONY: help setup run test sim bench bench-guard kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
 
 bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
 	@$(BIN)/python -m tools.versus.table $(ARGS)
+
+bench-guard: setup ## CPU per request and per GB of this tree against another commit: make bench-guard BASE=HEAD~1
+	@$(BIN)/python -m tools.versus.guard --base $(or $(BASE),HEAD) $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
