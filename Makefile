@@ -18,7 +18,7 @@ FROM   ?= 0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench bench-guard kafka minio conformance clean
+.PHONY: help setup run test sim bench bench-guard bench-growth kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run;
 
 bench-guard: setup ## CPU per request and per GB of this tree against another commit: make bench-guard BASE=HEAD~1
 	@$(BIN)/python -m tools.versus.guard --base $(or $(BASE),HEAD) $(ARGS)
+
+bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (30 GB of disk, deleted at the end)
+	@$(BIN)/python -m tools.versus.growth $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
