@@ -113,12 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = systems(with_kafka=with_kafka, with_unpinned=not options.pinned_only)
         if not with_kafka and not options.own:
             complain("Apache Kafka is not here (make kafka): this broker alone, without ratios")
-        with tempfile.TemporaryDirectory(prefix="tidewal-bench-") as folder:
-            for system in (*compared[1:], *compared[:1]):
-                measure(system, chosen, Path(folder) / system.name.replace(" ", "-"), options.minutes)
     except (Failure, ValueError) as failure:
         complain(f"bench: {failure}")
         return 1
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="tidewal-bench-") as folder:
+        for number, system in enumerate((*compared[1:], *compared[:1])):
+            try:
+                measure(system, chosen, Path(folder) / str(number), options.minutes)
+            except Failure as failure:  # what the others gave, and this one before, is shown all the same
+                complain(f"bench: {failure}")
+                failed = True
     results = {system.name: system.medians() for system in compared}
     names = [system.name for system in compared]
     table = rows.markdown(chosen, names, results)
@@ -131,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         rounds = {system.name: system.rounds for system in compared}
         options.json.write_text(json.dumps({"medians": results, "rounds": rounds}, indent=2) + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 def _options() -> argparse.ArgumentParser:
