@@ -18,7 +18,7 @@ FROM   ?= 0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench bench-guard bench-growth kafka minio conformance clean
+.PHONY: help setup run test sim bench bench-guard bench-growth bench-features kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-guard: setup ## CPU per request and per GB of this tree against another co
 
 bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (30 GB of disk, deleted at the end)
 	@$(BIN)/python -m tools.versus.growth $(ARGS)
+
+bench-features: setup ## what indexes and idempotence cost a produce request, this build against itself
+	@$(BIN)/python -m tools.versus.features $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

@@ -136,7 +136,8 @@ def test_a_prebuilt_produce_holds_one_good_batch_for_each_partition() -> None:
         assert header.count == 8
 
 
-def test_numbered_requests_follow_one_another() -> None:
+def test_numbered_requests_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "NUMBERED_REQUESTS_MAX", 5)
     wanted = load.Load(kind="produce", record_bytes=10, batch_records=2, idempotent=True)
     prebuilt, api, version = load._prebuild(wanted, "topic")
     rows_of = [fields_of(api, version, one).topic_data[0].partition_data[0] for one in prebuilt[:3]]

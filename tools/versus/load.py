@@ -40,13 +40,14 @@ RECEIVE_BYTES = 4 << 20
 POLL_S_MAX = 30.0
 QUEUE_BYTES_MAX = 64 << 20
 CALL_RECORDS = 1000
-NUMBERED_REQUESTS = 4096
+NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX = 40_000, 150_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What to send to a topic that exists.
 
+    `idempotent` numbers the batches of a raw produce to one partition, from sequence 0 of a new topic.
     `kind`: produce and fetch are raw; client-produce and client-consume go through the C client. A raw run
     ends after `seconds` or `bytes_max`, whichever comes first; a run of the C client after `records`.
     """
@@ -192,7 +193,7 @@ def _prebuild(load: Load, topic: str) -> tuple[list[bytes], Api, int]:
             records.build_batch(
                 rows, producer_id=0, producer_epoch=0, base_sequence=number * load.batch_records
             )
-            for number in range(NUMBERED_REQUESTS)
+            for number in range(numbered_requests(load))
         ]
         return [produce_request(topic, 0, batch) for batch in batches], Api.PRODUCE, PRODUCE_VERSION
     batch = records.build_batch(rows)
@@ -201,6 +202,11 @@ def _prebuild(load: Load, topic: str) -> tuple[list[bytes], Api, int]:
         Api.PRODUCE,
         PRODUCE_VERSION,
     )
+
+
+def numbered_requests(load: Load) -> int:
+    """Each sequence number is sent once, so all requests of the run are built before it."""
+    return max(load.in_flight + 1, min(NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX // load.batch_bytes))
 
 
 def _learn_response(
