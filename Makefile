@@ -21,7 +21,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 .PHONY: help setup run test sim bench bench-guard bench-growth bench-features kafka minio conformance clean
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## the virtual environment, with everything the project needs
 
