@@ -51,7 +51,7 @@ bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run;
 bench-guard: setup ## CPU per request and per GB of this tree against another commit: make bench-guard BASE=HEAD~1
 	@$(BIN)/python -m tools.versus.guard --base $(or $(BASE),HEAD) $(ARGS)
 
-bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (30 GB of disk, deleted at the end)
+bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (15 GB of disk, deleted at the end)
 	@$(BIN)/python -m tools.versus.growth $(ARGS)
 
 bench-features: setup ## what indexes and idempotence cost a produce request, this build against itself
