@@ -18,10 +18,10 @@ FROM   ?= 0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench kafka minio conformance clean
+.PHONY: help setup run test sim bench bench-guard bench-growth bench-features kafka minio conformance clean
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## the virtual environment, with everything the project needs
 
@@ -45,8 +45,17 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
-bench: setup ## start a broker of its own, then produce, consume and latency against it
-	@$(BIN)/python -m tools.bench $(ARGS)
+bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
+	@$(BIN)/python -m tools.versus.table $(ARGS)
+
+bench-guard: setup ## CPU per request and per GB of this tree against another commit: make bench-guard BASE=HEAD~1
+	@$(BIN)/python -m tools.versus.guard --base $(or $(BASE),HEAD) $(ARGS)
+
+bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (15 GB of disk, deleted at the end)
+	@$(BIN)/python -m tools.versus.growth $(ARGS)
+
+bench-features: setup ## what indexes and idempotence cost a produce request, this build against itself
+	@$(BIN)/python -m tools.versus.features $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

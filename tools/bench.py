@@ -1,7 +1,6 @@
 """Load through a stock client (confluent-kafka) against any Kafka-compatible broker, and what it measured.
 
-Owns the three runs, their numbers and how they are shown. Does not own the broker under test, except in
-`python -m tools.bench`, which starts one of its own.
+Owns the three runs, their numbers and how they are shown. Does not own the broker under test.
 Invariant: a number is printed only for records that were acknowledged or received; a failed delivery ends the
 run.
 """
@@ -11,11 +10,7 @@ import json
 import math
 import queue
 import random
-import signal
-import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from array import array
@@ -41,8 +36,6 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999"
 PROGRESS_EVERY = 1000
 POLL_EVERY = 256
 QUEUE_KB_MAX = 32 << 10  # as the Java producer's buffer.memory: more only makes records wait in the client
-STARTS = 7
-REST_S = 5.0
 WARM_UP_RECORDS = 20
 """Connections, metadata and the first long poll are not what a latency run is about."""
 
@@ -84,7 +77,7 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
             "queue.buffering.max.kbytes": max(QUEUE_KB_MAX, 2 * load.record_size_bytes >> 10),
         }
     )
-    payloads = _payloads(load.record_size_bytes)
+    payloads = payloads_of(load.record_size_bytes)
     send, poll, delivered, topic = producer.produce, producer.poll, deliveries.delivered, load.topic
     started_s = time.perf_counter()
     for number in range(load.records):
@@ -151,7 +144,7 @@ def latency(load: Load, *, acks: str, compression: str, partitions: int, progres
         }
     )
     acknowledged, received = array("d"), array("d")
-    payloads = _payloads(load.record_size_bytes)
+    payloads = payloads_of(load.record_size_bytes)
     with _Receiver(load) as receiver:
         for number in range(-WARM_UP_RECORDS, 0):
             _one(producer, receiver, load, payloads[0], number)
@@ -372,7 +365,7 @@ def _end_of(consumer: Any, topic: str, partition: int) -> Any:
     return confluent_kafka.TopicPartition(topic, partition, high)
 
 
-def _payloads(size: int) -> list[bytes]:
+def payloads_of(size: int) -> list[bytes]:
     """A few distinct values that neither repeat inside a batch nor compress to nothing, the same in every
     run.
     """
@@ -456,84 +449,3 @@ def write_json(result: Result, file: str) -> None:
         Path(file).write_text(json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise Failure(f"--json {file}: {error.strerror}") from None
-
-
-# ---- a broker of our own -----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _own_broker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Its bootstrap address and its process."""
-    with tempfile.TemporaryDirectory(prefix="tidewal-bench-") as folder:
-        command = [sys.executable, "-m", "tools.cli", "broker", "--listen", "127.0.0.1:0", "--data", folder]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            try:
-                assert process.stdout is not None
-                words = dict(word.split("=", 1) for word in process.stdout.readline().split()[1:])
-                if "listen" not in words:
-                    raise Failure("the broker did not start")
-                yield words["listen"], process
-            finally:
-                process.send_signal(signal.SIGTERM)
-
-
-def _start_up() -> str:
-    """From process start to the ready line with an empty data directory, and memory some seconds later."""
-    ready_s = []
-    memory = "unknown"
-    for run in range(STARTS):
-        started = time.perf_counter()
-        with _own_broker() as (_, process):
-            ready_s.append(time.perf_counter() - started)
-            if run == STARTS - 1:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(REST_S)
-                memory = _resident(process.pid)
-    low, middle, high = min(ready_s), statistics.median(ready_s), max(ready_s)
-    return (
-        f"start: ready in {middle:.2f} s (median of {STARTS}, {low:.2f} to {high:.2f}), "
-        f"memory at rest {memory}"
-    )
-
-
-def _resident(pid: int) -> str:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return "unknown"
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
-    return f"{int(sizes[0]) / 1024:.0f} MB" if sizes else "unknown"
-
-
-def main() -> int:
-    """Start-up, produce in three record sizes, read it back, and latency, against a fresh broker."""
-    runs: list[Result] = []
-    try:
-        emit(_start_up())
-        with _own_broker() as (bootstrap, _):
-            for records, size in ((500_000, 100), (300_000, 1000), (20_000, 10_000)):
-                load = Load(
-                    bootstrap=bootstrap, topic=f"bench-{size}", records=records, record_size_bytes=size
-                )
-                batching = Batching(
-                    batch_size_bytes=1_000_000, linger_ms=5.0, acks="1", compression="none", in_flight=5
-                )
-                with progress_bar(records, quiet=False) as progress:
-                    runs.append(produce(load, batching, partitions=1, progress=progress))
-                with progress_bar(records, quiet=False) as progress:
-                    runs.append(consume(load, fetch_size_bytes=1 << 20, progress=progress))
-            load = Load(bootstrap=bootstrap, topic="bench-latency", records=5000, record_size_bytes=1000)
-            with progress_bar(load.records, quiet=False) as progress:
-                runs.append(latency(load, acks="1", compression="none", partitions=1, progress=progress))
-    except Failure as failure:
-        sys.stderr.write(f"bench: {failure}\n")
-        return failure.exit_code
-    for run in runs:
-        emit_result(run)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -38,14 +38,14 @@ def test_no_samples_no_summary() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000, 100_000, 3_000_000])
 def test_payloads_have_their_size_and_differ(size: int) -> None:
-    payloads = bench._payloads(size)
+    payloads = bench.payloads_of(size)
     assert {len(payload) for payload in payloads} == {size}
     assert size < 7 or len(set(payloads)) > 1
-    assert payloads == bench._payloads(size), "the same in every run"
+    assert payloads == bench.payloads_of(size), "the same in every run"
 
 
 def test_large_payloads_are_few() -> None:
-    assert sum(map(len, bench._payloads(40_000_000))) <= 2 * 40_000_000
+    assert sum(map(len, bench.payloads_of(40_000_000))) <= 2 * 40_000_000
 
 
 def test_what_librdkafka_refuses_is_one_line() -> None:

@@ -1,0 +1,252 @@
+"""Brokers under measurement: a process of its own each, pinned, timed to ready, its CPU and memory read.
+
+Owns how Tidewal (of any source tree) and Apache Kafka are started with their defaults, and what the kernel
+says of their processes. Does not own any load.
+Invariant: a broker that was started is gone, with its data, when its `with` block ends; no wait is unbounded.
+"""
+
+import contextlib
+import os
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tools.console import Failure
+from tools.versus.caller import POLL_S, answers
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KAFKA_HOME = ROOT / ".peers" / "kafka"
+READY_S_MAX = 60.0
+STOP_S_MAX = 60.0
+# As bin/kafka-run-class.sh and bin/kafka-server-start.sh give them.
+KAFKA_FLAGS = (
+    *("-server", "-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+    "-Djava.awt.headless=true",
+)
+DELETE_DELAY = {"log.segment.delete.delay.ms": "1000"}
+"""A minute by default, in both: the dirty pages of a round that is over would burden the next one."""
+
+
+class Broker:
+    """A process that serves Kafka's protocol on `port` once `start` returned."""
+
+    def __init__(self, name: str, folder: Path, cores: set[int]) -> None:
+        self.name = name
+        self.folder = folder
+        self.cores = cores
+        self.port = free_port()
+        self.ready_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def working_folder(self) -> Path:
+        return ROOT
+
+    def start(self) -> Self:
+        """Start it and wait until it serves; `ready_s` is how long that took."""
+        command, cores = self.command(), self.cores
+        with (self.folder / "output.txt").open("ab") as output:
+            started_s = time.perf_counter()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.working_folder(),
+                env=self.environment(),
+                start_new_session=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            )
+        while not answers(self.port):
+            if self._process.poll() is not None:
+                raise Failure(f"{self.name} ended before it was ready: {self._last_words()}")
+            if time.perf_counter() - started_s > READY_S_MAX:
+                raise Failure(f"{self.name} was not ready within {READY_S_MAX:.0f} s")
+            threading.Event().wait(POLL_S)
+        self.ready_s = time.perf_counter() - started_s
+        return self
+
+    def stop(self) -> None:
+        """A clean stop, as SIGTERM asks for."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{self.name} did not stop within {STOP_S_MAX:.0f} s") from None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_S_MAX)
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _last_words(self) -> str:
+        text = (self.folder / "output.txt").read_text(errors="replace")
+        return text.strip().rpartition("\n")[2] or "it said nothing"
+
+
+class Tidewal(Broker):
+    """This broker, from `tree`: the one this module belongs to, or a worktree of another commit."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cores: set[int],
+        *,
+        name: str = "Tidewal",
+        tree: Path = ROOT,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name, folder, cores)
+        self._tree = tree
+        self._settings = {**DELETE_DELAY, **(settings or {})}
+
+    def command(self) -> list[str]:
+        settings = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
+        return [
+            *(sys.executable, "-m", "tools.cli", "broker", "--listen", f"127.0.0.1:{self.port}"),
+            *("--data", str(self.folder / "data"), *settings),
+        ]
+
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self._tree)}
+
+    def working_folder(self) -> Path:
+        return self._tree
+
+
+class Kafka(Broker):
+    """Apache Kafka: one KRaft node, its default configuration and its scripts' JVM flags, 1 GB of heap."""
+
+    def __init__(self, folder: Path, cores: set[int], *, name: str = "Kafka") -> None:
+        super().__init__(name, folder, cores)
+        self._controller_port = free_port()
+
+    @staticmethod
+    def is_there() -> bool:
+        return (KAFKA_HOME / ".stamp").exists() and shutil.which("java") is not None
+
+    def command(self) -> list[str]:
+        properties = self.folder / "server.properties"
+        if not properties.exists():
+            self._format(properties)
+        return self._java("kafka.Kafka", str(properties))
+
+    def _format(self, properties: Path) -> None:
+        controller = f"127.0.0.1:{self._controller_port}"
+        values = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.bootstrap.servers": controller,
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.folder / "data"),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            **DELETE_DELAY,
+        }
+        properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        cluster_id = self._tool("random-uuid").strip()
+        self._tool("format", "--standalone", "-t", cluster_id, "-c", str(properties))
+
+    def _tool(self, *arguments: str) -> str:
+        command = self._java("kafka.tools.StorageTool", *arguments)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S_MAX, check=False)
+        if done.returncode != 0:
+            raise Failure(f"Apache Kafka's storage tool failed: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def _java(self, main: str, *arguments: str) -> list[str]:
+        log_config = f"-Dlog4j2.configurationFile={KAFKA_HOME / 'config' / 'log4j2.xml'}"
+        return ["java", *KAFKA_FLAGS, log_config, "-cp", f"{KAFKA_HOME / 'libs'}/*", main, *arguments]
+
+
+# ---- what the kernel says ----------------------------------------------------------------------------------
+
+
+def two_cores() -> tuple[int, int]:
+    """One for the broker, one for the client."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise Failure("a measurement needs two cores: one for the broker, one for the client")
+    return cores[0], cores[1]
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of all threads a process has or had, to the nanosecond.
+
+    Its CPU clock holds the same sum as utime + stime in /proc/PID/stat, which are rounded to 10 ms.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def resident_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise Failure(f"process {pid} has no resident memory")
+
+
+def read_bytes(pid: int) -> int:
+    """What a process has read so far, from the page cache or from the disk."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        if line.startswith("rchar:"):
+            return int(line.split()[1])
+    raise Failure(f"process {pid} says nothing of what it read")
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def raise_file_limit() -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
+
+
+def free_port() -> int:
+    """Below the ephemeral range: no client's outgoing connection takes it before its broker does."""
+    for _ in range(200):
+        port = 12000 + secrets.randbelow(18000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise Failure("no free port between 12000 and 30000")

@@ -1,0 +1,171 @@
+"""One blocking socket to one broker, one request at a time: what a measurement needs around its load.
+
+Owns topics made and deleted, log ends, and frames read off a socket. Does not own the load itself, nor
+retries beyond the wait for a new topic's leaders.
+Invariant: every wait is bounded by the socket's deadline or by READY_S_MAX.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+from protocol import messages
+from protocol.apis import Api
+from tools.console import Failure
+
+CLIENT_ID = "tidewal-bench"
+DEADLINE_S = 30.0
+READY_S_MAX = 60.0
+POLL_S = 0.02
+LATEST = -1
+CREATE_TOPICS_VERSION, DELETE_TOPICS_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 5, 5, 6, 9
+PRODUCE_VERSION, FETCH_VERSION = 9, 12
+
+
+class Caller:
+    def __init__(self, port: int) -> None:
+        self.socket = open_socket(port)
+        self._correlation_ids = count(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+    def call(self, api: Api, version: int, fields: dict[str, Any]) -> Any:
+        self.socket.sendall(
+            messages.encode_request(api, version, next(self._correlation_ids), CLIENT_ID, fields)
+        )
+        return messages.decode_response(api, version, read_frame(self.socket))[1]
+
+    def metadata(self, topic: str | None = None) -> Any:
+        fields = {
+            "topics": [] if topic is None else [{"topic_id": None, "name": topic}],
+            "allow_auto_topic_creation": False,
+            "include_cluster_authorized_operations": False,
+            "include_topic_authorized_operations": False,
+        }
+        return self.call(Api.METADATA, METADATA_VERSION, fields)
+
+    def create(self, topic: str, partitions: int = 1, configs: dict[str, str] | None = None) -> None:
+        """Make a topic and wait until every partition has a leader."""
+        row = {
+            "name": topic,
+            "num_partitions": partitions,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
+        }
+        answer = self.call(
+            Api.CREATE_TOPICS,
+            CREATE_TOPICS_VERSION,
+            {"topics": [row], "timeout": int(DEADLINE_S * 1000), "validate_only": False},
+        )
+        if answer.topics[0].error_code:
+            raise Failure(f"cannot create topic {topic}: error {int(answer.topics[0].error_code)}")
+        deadline_s = time.perf_counter() + READY_S_MAX
+        while not self._has_leaders(topic, partitions):
+            if time.perf_counter() > deadline_s:
+                raise Failure(f"topic {topic} has no leaders after {READY_S_MAX:.0f} s")
+            threading.Event().wait(POLL_S)
+
+    def delete(self, topic: str) -> None:
+        fields = {"topic_names": [topic], "timeout": int(DEADLINE_S * 1000)}
+        self.call(Api.DELETE_TOPICS, DELETE_TOPICS_VERSION, fields)
+
+    def log_end(self, topic: str, partition: int = 0) -> int:
+        fields = {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "topics": [
+                {
+                    "name": topic,
+                    "partitions": [
+                        {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
+                    ],
+                }
+            ],
+        }
+        answer = self.call(Api.LIST_OFFSETS, LIST_OFFSETS_VERSION, fields)
+        return int(answer.topics[0].partitions[0].offset)
+
+    def _has_leaders(self, topic: str, partitions: int) -> bool:
+        found = self.metadata(topic).topics[0]
+        return len(found.partitions) == partitions and all(row.leader_id >= 0 for row in found.partitions)
+
+
+def open_socket(port: int) -> socket.socket:
+    """Blocking, with the kernel's own time limits: Python's would cost a poll before every call."""
+    opened = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+    opened.settimeout(None)
+    limit = struct.pack("ll", int(DEADLINE_S), 0)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def read_frame(source: socket.socket) -> bytes:
+    """One response without its size."""
+    return _exactly(source, int.from_bytes(_exactly(source, 4), "big"))
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        piece = source.recv(size - len(got))
+        if not piece:
+            raise Failure("the broker closed a connection in the middle of a measurement")
+        got += piece
+    return bytes(got)
+
+
+def answers(port: int) -> bool:
+    """Whether a broker behind this port would serve a client that connects now."""
+    with contextlib.suppress(OSError, Failure), Caller(port) as caller:
+        return bool(caller.metadata().brokers)
+    return False
+
+
+def produce_request(topic: str, partition: int, batch: bytes | bytearray) -> bytes:
+    """The whole frame, acks=1."""
+    fields = {
+        "transactional_id": None,
+        "acks": 1,
+        "timeout": int(DEADLINE_S * 1000),
+        "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": batch}]}],
+    }
+    return messages.encode_request(Api.PRODUCE, PRODUCE_VERSION, 1, CLIENT_ID, fields)
+
+
+def fetch_request(topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int) -> bytes:
+    """The whole frame, outside any fetch session."""
+    row = {
+        "partition": partition,
+        "current_leader_epoch": -1,
+        "fetch_offset": offset,
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+        "partition_max_bytes": bytes_max,
+    }
+    fields = {
+        "replica_id": -1,
+        "max_wait": wait_ms,
+        "min_bytes": 1,
+        "max_bytes": bytes_max,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": [row]}],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
+    return messages.encode_request(Api.FETCH, FETCH_VERSION, 1, CLIENT_ID, fields)
