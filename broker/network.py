@@ -198,8 +198,10 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         if self._reader.error is not None:
-            # the frames before the bad size are good; handled, and then the connection goes
-            self._run(frames)
+            # the frames before the bad size are good; handled unless they must wait, and then the connection
+            # goes
+            if not self._stalled and not self._held:
+                self._run(frames)
             self.close(str(self._reader.error))
             return
         if not frames:
@@ -273,9 +275,14 @@ class Connection(asyncio.BufferedProtocol):
     def _reply(self, answers: list[Any]) -> None:
         slots = self._slots
         ready: list[bytes] = []
+        broken: str | None = None
         for answer in answers:
             if answer.__class__ is tuple:
-                answer = answer[0](self, answer)
+                try:
+                    answer = answer[0](self, answer)
+                except Disconnect as error:
+                    broken = str(error)
+                    break
                 if answer is None:
                     continue
                 if answer.__class__ is list:
@@ -287,10 +294,12 @@ class Connection(asyncio.BufferedProtocol):
                 slots.append(answer)
         if slots:
             self._release(ready)
-            return
-        self.unsent = 0
-        if ready:
-            self._write(ready[0] if len(ready) == 1 else b"".join(ready))
+        else:
+            self.unsent = 0
+            if ready:
+                self._write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if broken is not None:
+            self.close(broken)
 
     def _hold(self, frames: Sequence[Frame]) -> None:
         """Keeps frames until the connection may go on. Their buffer is about to be reused, so they are

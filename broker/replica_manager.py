@@ -138,11 +138,18 @@ class ReplicaManager:
         """
         touched, self.touched = self.touched, []
         for partition in touched:
+            # before the first write: a failing one answers waiters, whose connections may append here again
             partition.dirty = False
+        failed: list[tuple[Partition, KafkaError]] = []
+        for partition in touched:
             try:
                 partition.log.flush_staged()
             except KafkaError as error:
-                self._partition_failed(partition, error)
+                failed.append((partition, error))
+        for partition, why in failed:
+            self._partition_failed(partition, why)
+        for partition in touched:
+            if partition.offline:
                 continue
             if partition.syncs:
                 self._sync_soon(partition)

@@ -17,7 +17,7 @@ from uuid import UUID
 from crc32c import crc32c
 
 from broker.cluster import Cluster
-from broker.network import Answer, Connection, Frame, Slot
+from broker.network import Answer, Connection, Disconnect, Frame, Slot
 from broker.partition import Partition
 from broker.ports import Offload
 from broker.purgatory import Purgatory, Waiter
@@ -223,7 +223,7 @@ class Produce:
         partition = template.partition
         if template.acks == 0:
             if partition.offline:
-                connection.close("a Produce with acks=0 failed: the log directory failed")
+                raise Disconnect("a Produce with acks=0 failed: the log directory failed")
             return None
         if not partition.offline and (template.acks > 0 or partition.log.high_watermark >= end):
             return template.answer.encode_run(asked, offsets, log_start)
@@ -306,6 +306,9 @@ class Produce:
         except asyncio.CancelledError:
             connection.close()
             raise
+        except Disconnect as gone:
+            connection.close(str(gone))
+            return
         except Exception as error:
             log.error("Produce failed", exc_info=error)
             connection.close("its Produce failed")
@@ -467,7 +470,7 @@ class Produce:
                 waiting.append((partition, result, needed))
         if acks == 0:
             if job.failed:
-                connection.close("a Produce with acks=0 failed")
+                raise Disconnect("a Produce with acks=0 failed")
             return None
         if not waiting:
             return encode_produce(job.version, job.correlation_id, job.topics)

@@ -135,3 +135,30 @@ async def test_nothing_stays_unwritten_while_another_partition_is_walked(broker:
         assert not replicas.touched
         assert plain.high_watermark == 1
         await client.receive_as(Api.PRODUCE, 9)
+
+
+async def test_a_bad_size_behind_a_walk_lets_nothing_overtake_it(broker: "Broker") -> None:
+    await create_topic(broker, "t", cleanup_policy="compact")
+    log = broker.components.replicas.partition("t", 0).log
+    async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
+        await client.send(client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of_many())))
+        await other.call(Api.API_VERSIONS, 0)
+        broken = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of_many(1))) + b"\xff\xff\xff\xff"
+        await client.send(broken)
+        assert await client.is_closed()
+        assert log.log_end_offset in (0, MANY)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_answers_before_a_failing_acks_zero_still_leave(broker: "Broker", is_known: bool) -> None:
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        for _ in range(is_known):
+            await client.produce("t", batch_of_many(1))
+        good = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of_many(1)))
+        await client.send(
+            good + client.encode(Api.PRODUCE, 9, produce_fields("nope", batch_of_many(1), acks=0))
+        )
+        response = await client.receive_as(Api.PRODUCE, 9)
+        assert response.responses[0].partition_responses[0].base_offset == is_known
+        assert await client.is_closed()

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker import network
+from broker.network import Connection
+from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import LogSlice
+from protocol.messages import decode_response, encode_request
+from storage.log import LogOffline, LogSlice
 from storage.unified_log import UnifiedLog
-from tests.broker.raw_client import RawClient, batch_of, create_topic
+from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
+from tests.broker.test_produce_paths import Sink
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -91,3 +96,81 @@ async def test_a_coordinator_that_cannot_read_its_log_hears_a_storage_error(
         list(replicas.read_all("t", 0))
     assert refused.value.code is ErrorCode.kafka_storage_error
     assert replicas.find("t", 0) is ErrorCode.kafka_storage_error
+
+
+def connection_to(broker: "Broker") -> tuple[Connection, Sink]:
+    connection, sink = Connection(broker.components.network, "PLAINTEXT"), Sink()
+    connection.connection_made(sink)
+    return connection, sink
+
+
+def feed(connection: Connection, data: bytes) -> None:
+    while data:
+        buffer = connection.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        data = data[size:]
+        connection.buffer_updated(size)
+
+
+def produce(topic: str, correlation_id: int, *, acks: int = 1) -> bytes:
+    fields = produce_fields(topic, batch_of(b"x"), acks=acks)
+    return encode_request(Api.PRODUCE, 9, correlation_id, "c", fields)
+
+
+def errors_in(sink: Sink) -> dict[int, ErrorCode]:
+    found, rest = {}, memoryview(b"".join(sink.written))
+    while rest:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        correlation_id, response = decode_response(Api.PRODUCE, 9, rest[4:end])
+        found[correlation_id] = response.responses[0].partition_responses[0].error_code
+        rest = rest[end:]
+    return found
+
+
+async def test_nothing_is_acknowledged_unwritten_while_another_write_fails(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed write answers waiters, and who goes on by that may append in the middle of the flush."""
+    monkeypatch.setattr(network, "PIPELINED_MAX", 2)
+    await create_topic(broker, "p1")
+    await create_topic(broker, "p2")
+    replicas = broker.components.replicas
+    first, second = replicas.partition("p1", 0), replicas.partition("p2", 0)
+    first.syncs = True
+    (waiting, answers), (other, _) = connection_to(broker), connection_to(broker)
+    feed(waiting, produce("p1", 1, acks=-1) + produce("p1", 2, acks=-1))
+    feed(waiting, produce("p2", 3))
+    assert 3 not in errors_in(answers)
+
+    def flush(log: UnifiedLog) -> None:
+        if log is first.log or log._staged:
+            raise LogOffline("the disk is gone")
+
+    monkeypatch.setattr(UnifiedLog, "flush_staged", flush)
+    feed(other, produce("p1", 10) + produce("p2", 11))
+    assert second.offline
+    assert errors_in(answers)[3] is ErrorCode.kafka_storage_error
+
+
+async def test_a_bug_behind_one_write_leaves_no_other_unwritten(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "p1")
+    await create_topic(broker, "p2")
+    replicas = broker.components.replicas
+    first, second = replicas.partition("p1", 0), replicas.partition("p2", 0)
+    real = Partition.advance
+
+    def advance(partition: Partition) -> bool:
+        if partition is first:
+            raise ValueError("a bug")
+        return real(partition)
+
+    monkeypatch.setattr(Partition, "advance", advance)
+    connection, _ = connection_to(broker)
+    with pytest.raises(ValueError, match="a bug"):
+        feed(connection, produce("p1", 1) + produce("p2", 2))
+    assert isinstance(second.log, UnifiedLog)
+    assert not second.log._staged
+    assert not second.dirty
