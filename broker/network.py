@@ -127,7 +127,6 @@ class Connection(asyncio.BufferedProtocol):
         self.listener = listener
         self.peer_host = ""
         self.peer_port = 0
-        self.principal = "User:ANONYMOUS"
         self.waiter: Waiter | None = None
         """Who answers the slot this connection stalls for; told when the client goes away."""
         self.produce_kind = -1
@@ -415,10 +414,7 @@ class Connection(asyncio.BufferedProtocol):
         if (
             self._can_sendfile
             and self._transport.get_write_buffer_size() == 0
-            and any(
-                isinstance(p, LogSlice) and p.size >= SLICE_SENDFILE_MIN and p.file.fileno() >= 0
-                for p in pieces
-            )
+            and any(map(_is_for_sendfile, pieces))
             and self._open_socket()
         ):
             self._pump_file()

@@ -431,14 +431,6 @@ def iter_section(data: bytes, header: BatchHeader, at: int = 0) -> Iterator[Reco
         raise CorruptBatch(at, f"{total - position} bytes after the last record")
 
 
-def walk_keys(
-    batch: Buffer, at: int = 0, header: BatchHeader | None = None
-) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, key) of every record, for the cleaner and for topics whose records must have keys."""
-    for record in iter_records(batch, at, header):
-        yield record.offset, record.key
-
-
 def records_data(batch: Buffer, at: int, header: BatchHeader) -> bytes:
     """The records section, decompressed."""
     if header.size < HEADER_SIZE or header.size > len(batch) - at:

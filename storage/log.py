@@ -532,10 +532,6 @@ class AbstractLog(ABC):
             self.epochs.assign(leader_epoch, start_offset=self.log_end_offset)
             self._epochs_changed()
 
-    def epoch_at_end(self) -> int:
-        """The newest epoch, -1 if none."""
-        return self.epochs.latest
-
     def epoch_for_offset(self, offset: int) -> int | None:
         return self.epochs.epoch_for(offset)
 

@@ -166,11 +166,6 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Any:
         return await self.send(api, fields, version=version, deadline_s=deadline_s)
 
-    def send_bytes(self, data: bytes) -> None:
-        """Raw bytes as they are, for tests of bad input."""
-        if self._transport is not None:
-            self._transport.write(data)
-
     async def wait_closed(self) -> None:
         await asyncio.shield(self._closed)
 

@@ -14,35 +14,9 @@ from tests.compat.peers import stable_port, unique
 from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
 from tests.processes import BrokerProcess, DidNotStart
+from tests.server_properties import STOCK_KRAFT
 
 StartBroker = Callable[..., BrokerProcess]
-
-STOCK = """
-process.roles=broker,controller
-node.id=1
-controller.quorum.bootstrap.servers=localhost:9093
-listeners=PLAINTEXT://:9092,CONTROLLER://:9093
-inter.broker.listener.name=PLAINTEXT
-advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
-num.network.threads=3
-num.io.threads=8
-socket.send.buffer.bytes=102400
-socket.receive.buffer.bytes=102400
-socket.request.max.bytes=104857600
-log.dirs=/tmp/kraft-combined-logs
-num.partitions=1
-num.recovery.threads.per.data.dir=1
-offsets.topic.replication.factor=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-log.retention.hours=168
-log.segment.bytes=1073741824
-log.retention.check.interval.ms=300000
-"""
 
 
 def metadata(bootstrap: str, *topics: str) -> Any:
@@ -140,7 +114,7 @@ def test_a_wrong_property_is_refused_with_one_line(
 def test_a_stock_server_properties_starts_unchanged(start_broker: StartBroker, tmp_path: Path) -> None:
     # Its ports and its log directory belong to the whole machine: only those are other ones here.
     port, controller_port, logs = stable_port(), stable_port(), tmp_path / "kraft-combined-logs"
-    text = STOCK.replace("9092", str(port)).replace("9093", str(controller_port))
+    text = STOCK_KRAFT.replace("9092", str(port)).replace("9093", str(controller_port))
     config = tmp_path / "server.properties"
     config.write_text(text.replace("/tmp/kraft-combined-logs", str(logs)))
     start_broker(tmp_path / "data", listen=None, arguments=("--config", str(config)))

@@ -36,7 +36,6 @@ from protocol.records import (
     parse_header,
     restamp_append_time,
     stamp,
-    walk_keys,
 )
 
 with warnings.catch_warnings():  # kafka-python reads its schemas by a deprecated function
@@ -97,7 +96,9 @@ def test_built_batches_are_read_back(new: list[New], codec: Codec, base_offset: 
     assert (header.size, header.count, header.codec) == (len(batch), len(new), codec)
     assert header.max_timestamp == max(t for *_, t in new)
     assert crc_ok(batch, 0, header)
-    assert list(walk_keys(batch)) == [(base_offset + i, one[0]) for i, one in enumerate(new)]
+    assert [(r.offset, r.key) for r in iter_records(batch)] == [
+        (base_offset + i, one[0]) for i, one in enumerate(new)
+    ]
     assert [at for at, _ in iter_batches(batch + batch)] == [0, len(batch)]
 
 
