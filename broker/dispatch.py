@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.network import Answer, Connection, Disconnect, Frame
 from broker.partition import Partition
-from protocol.apis import SERVED, Api, is_supported
+from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
 from protocol.messages import Fields, decode_request, encode_response, get
 from protocol.wire import parse_head
@@ -73,7 +73,7 @@ class Dispatcher:
         self,
         *,
         components: Components,
-        handlers: Mapping[Api, Handler],
+        handlers: Mapping[Api | PeerApi, Handler],
         produce: ProduceFrames,
         fetch: FrameHandler,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -129,10 +129,12 @@ class Dispatcher:
     def _handle(
         self, connection: Connection, frame: Frame, api_key: int, version: int, correlation_id: int
     ) -> Answer:
+        if api_key in PEER:
+            self._check_peer(connection, api_key)
         if not is_supported(api_key, version):
             if api_key == Api.API_VERSIONS:
                 return _unsupported_api_versions(correlation_id)
-            row = SERVED.get(api_key)
+            row = KNOWN.get(api_key)
             name = f"API {api_key}" if row is None else row.name
             raise Disconnect(f"{name} version {version} is not served")
         self._counts[api_key] += 1
@@ -158,6 +160,12 @@ class Dispatcher:
         )
         request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
         return self._call(context, request)
+
+    def _check_peer(self, connection: Connection, api_key: int) -> None:
+        """The one place that tells a broker from a client."""
+        listener = self._components.config.inter_broker_listener
+        if connection.listener != listener or api_key not in self._handlers:
+            raise Disconnect(f"{PEER[api_key].name} is for brokers, on listener {listener}")
 
     def _call(self, context: Context, request: Any) -> Answer:
         connection = context.connection
@@ -195,11 +203,11 @@ class Dispatcher:
         if isinstance(error, KafkaError):
             code, message = error.code, error.message
         else:
-            self._log_once(f"{SERVED[context.api_key].name} version {context.api_version}", error)
+            self._log_once(f"{KNOWN[context.api_key].name} version {context.api_version}", error)
         self._errors[code.value] += 1
         fields = error_reply(context.api_key, context.api_version, request, code, message)
         if fields is None:
-            raise Disconnect(f"{SERVED[context.api_key].name} failed with {code.name} and cannot say so")
+            raise Disconnect(f"{KNOWN[context.api_key].name} failed with {code.name} and cannot say so")
         return encode_response(context.api_key, context.api_version, context.correlation_id, fields)
 
     def _log_once(self, what: str, error: Exception) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from protocol.apis import SERVED
+from protocol.apis import KNOWN
 from protocol.errors import error_code
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _requests(components: Components) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "kafka_network_requestmetrics_requests", "Requests by API.", labels=["request"]
     )
-    for key, row in SERVED.items():
+    for key, row in KNOWN.items():
         requests.add_metric([row.name], components.metrics.requests[key])
     yield requests
     errors = CounterMetricFamily(

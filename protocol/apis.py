@@ -1,10 +1,11 @@
-"""The APIs we serve, one row each.
+"""The APIs we serve, one row each: those of clients, and those only brokers ask of each other.
 
 Owns: names, version ranges, which versions are flexible, what an API needs to be allowed and how it is
 throttled.
 Does not own: handlers (broker/dispatch.py).
-Invariant: the ranges are those a live Kafka 4.3.1 answers (data/kafka-4.3.1-api-versions.txt); an API
-without a row is not advertised, and nothing of it is half-there.
+Invariant: the ranges of client APIs are those a live Kafka 4.3.1 answers
+(data/kafka-4.3.1-api-versions.txt); an API without a row is not advertised, and nothing of it is half-there.
+Peer APIs are never advertised.
 """
 
 from __future__ import annotations
@@ -50,6 +51,16 @@ class Api(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
+class PeerApi(IntEnum):
+    """What brokers ask of each other, on the inter-broker listener alone; Kafka's own messages."""
+
+    ALTER_PARTITION = 56
+    ENVELOPE = 58
+    BROKER_REGISTRATION = 62
+    BROKER_HEARTBEAT = 63
+    ALLOCATE_PRODUCER_IDS = 67
+
+
 class Resource(Enum):
     """What an ACL is about."""
 
@@ -71,6 +82,7 @@ class Operation(Enum):
     DESCRIBE = "DESCRIBE"
     DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
     ALTER_CONFIGS = "ALTER_CONFIGS"
+    CLUSTER_ACTION = "CLUSTER_ACTION"
     IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
     NONE = "NONE"
 
@@ -93,7 +105,7 @@ class ApiRow:
     closed.
     """
 
-    api: Api
+    api: Api | PeerApi
     name: str
     kio_name: str
     min_version: int
@@ -139,6 +151,15 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.DESCRIBE_TOPIC_PARTITIONS: (0, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
 }
 
+# key: (name, oldest and newest version, flexible from)
+_PEER_ROWS: dict[PeerApi, tuple[str, int, int, int]] = {
+    PeerApi.ALTER_PARTITION: ("AlterPartition", 3, 3, 0),
+    PeerApi.ENVELOPE: ("Envelope", 0, 0, 0),
+    PeerApi.BROKER_REGISTRATION: ("BrokerRegistration", 4, 4, 0),
+    PeerApi.BROKER_HEARTBEAT: ("BrokerHeartbeat", 1, 1, 0),
+    PeerApi.ALLOCATE_PRODUCER_IDS: ("AllocateProducerIds", 0, 0, 0),
+}
+
 # Kafka lists Produce 0–2 only because librdkafka before 2.8 concludes from a range that starts at 3 that
 # the broker cannot take compressed batches (KAFKA-18659); it closes the connection when one is used.
 _SERVED_FROM = {Api.PRODUCE: 3}
@@ -171,21 +192,42 @@ def _load() -> Mapping[int, ApiRow]:
     return MappingProxyType(served)
 
 
+def _peer_row(api: PeerApi) -> ApiRow:
+    name, low, high, flexible_from = _PEER_ROWS[api]
+    return ApiRow(
+        api=api,
+        name=name,
+        kio_name=api.name.lower(),
+        min_version=low,
+        max_version=high,
+        served_from=low,
+        flexible_from=flexible_from,
+        resource=Resource.CLUSTER,
+        operation=Operation.CLUSTER_ACTION,
+        throttle=Throttle.REQUEST,
+    )
+
+
 SERVED: Mapping[int, ApiRow] = _load()
+"""What clients may ask: the list that ApiVersions answers."""
+
+PEER: Mapping[int, ApiRow] = MappingProxyType({int(api): _peer_row(api) for api in _PEER_ROWS})
+
+KNOWN: Mapping[int, ApiRow] = MappingProxyType({**SERVED, **PEER})
 
 
 def is_supported(api_key: int, version: int) -> bool:
     """Whether a request of this version is read and answered (Produce 0 to 2 is listed and not served)."""
-    row = SERVED.get(api_key)
+    row = KNOWN.get(api_key)
     return row is not None and row.served_from <= version <= row.max_version
 
 
 def request_header_version(api_key: int, version: int) -> int:
-    return 2 if version >= SERVED[api_key].flexible_from else 1
+    return 2 if version >= KNOWN[api_key].flexible_from else 1
 
 
 def response_header_version(api_key: int, version: int) -> int:
     """ApiVersions always has header 0, so that a client can read the answer to a version the broker lacks."""
     if api_key == Api.API_VERSIONS:
         return 0
-    return 1 if version >= SERVED[api_key].flexible_from else 0
+    return 1 if version >= KNOWN[api_key].flexible_from else 0

@@ -33,7 +33,7 @@ from uuid import UUID
 
 from kio.static.constants import EntityType
 
-from protocol.apis import SERVED, is_supported, request_header_version, response_header_version
+from protocol.apis import KNOWN, is_supported, request_header_version, response_header_version
 from protocol.errors import ErrorCode, MalformedRequest, error_code
 
 if TYPE_CHECKING:  # it would load the four header types, which wire.py reads by hand
@@ -129,7 +129,7 @@ def unknown_fields(api_key: int, kind: Kind, fields: Fields) -> list[str]:
     """Dotted names of keys that no version of this API has: misspelt by a handler. For tests: loads every
     version.
     """
-    row = SERVED[api_key]
+    row = KNOWN[api_key]
     versions = range(row.served_from, row.max_version + 1)
     return _unknown([codec(api_key, version, kind).schema for version in versions], fields, "")
 
@@ -138,7 +138,7 @@ def unknown_fields(api_key: int, kind: Kind, fields: Fields) -> list[str]:
 def codec(api_key: int, version: int, kind: Kind) -> EntityCodec:
     if not is_supported(api_key, version):
         raise MalformedRequest(f"API {api_key} version {version} is not served")
-    module = importlib.import_module(f"kio.schema.{SERVED[api_key].kio_name}.v{version}.{kind}")
+    module = importlib.import_module(f"kio.schema.{KNOWN[api_key].kio_name}.v{version}.{kind}")
     wanted = EntityType[kind]
     cls = next(c for c in vars(module).values() if getattr(c, "__type__", None) is wanted)
     return EntityCodec(cls, _ELEMENTS_MAX[kind])

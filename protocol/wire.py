@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from protocol.apis import SERVED, Api, is_supported
+from protocol.apis import KNOWN, Api, is_supported
 from protocol.errors import FrameTooLarge, MalformedRequest
 from protocol.messages import (
     Buffer,
@@ -74,7 +74,7 @@ def parse_head(frame: Buffer) -> RequestHead:
     if size < _HEAD.size:
         raise MalformedRequest(f"request of {size} bytes has no header")
     api_key, version, correlation_id, client_id_size = _HEAD.unpack_from(frame)
-    row = SERVED.get(api_key)
+    row = KNOWN.get(api_key)
     if row is None:
         raise MalformedRequest(f"API {api_key} is not served")
     if api_key != Api.API_VERSIONS and not row.served_from <= version <= row.max_version:
