@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.network import Answer, Connection, Disconnect, Frame
 from broker.partition import Partition
-from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
+from protocol.apis import KNOWN, PEER, SERVED, Api, is_supported
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
 from protocol.messages import Fields, decode_request, encode_response, get
 from protocol.wire import parse_head
@@ -73,7 +73,7 @@ class Dispatcher:
         self,
         *,
         components: Components,
-        handlers: Mapping[Api | PeerApi, Handler],
+        handlers: Mapping[int, Handler],
         produce: ProduceFrames,
         fetch: FrameHandler,
         spawn: Callable[[Coroutine[Any, Any, None]], object],

@@ -469,7 +469,7 @@ async def create_partitions(ctx: Context, request: Any) -> Fields:
     }
 
 
-HANDLERS: dict[Api, Handler] = {
+HANDLERS: dict[int, Handler] = {
     Api.API_VERSIONS: api_versions,
     Api.METADATA: metadata,
     Api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,

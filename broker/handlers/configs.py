@@ -410,7 +410,7 @@ def _names(cluster: Cluster, kind: int) -> list[str]:
             return []
 
 
-HANDLERS: dict[Api, Handler] = {
+HANDLERS: dict[int, Handler] = {
     Api.DESCRIBE_CONFIGS: describe_configs,
     Api.ALTER_CONFIGS: alter_configs,
     Api.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,

@@ -263,8 +263,8 @@ def _describe_dir(ctx: Context, path: str, wanted: set[tuple[str, int]] | None) 
     }
 
 
-def _handlers() -> dict[Api, Handler]:
-    plain: dict[Api, Callable[[Context, Any], Any]] = {
+def _handlers() -> dict[int, Handler]:
+    plain: dict[int, Callable[[Context, Any], Any]] = {
         Api.LIST_OFFSETS: list_offsets,
         Api.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
         Api.DELETE_RECORDS: delete_records,
@@ -275,4 +275,4 @@ def _handlers() -> dict[Api, Handler]:
     return plain
 
 
-HANDLERS: Final[Mapping[Api, Handler]] = _handlers()
+HANDLERS: Final[Mapping[int, Handler]] = _handlers()

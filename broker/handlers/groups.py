@@ -480,7 +480,7 @@ def _is_of_another(committed: UUID | None, asked: UUID | None) -> bool:
     return committed is not None and asked is not None and committed != asked
 
 
-HANDLERS: dict[Api, Handler] = {
+HANDLERS: dict[int, Handler] = {
     Api.FIND_COORDINATOR: find_coordinator,
     Api.JOIN_GROUP: join_group,
     Api.SYNC_GROUP: sync_group,
