@@ -453,7 +453,9 @@ def _default(table: str, kind: str, value: str, synonyms: str) -> str | None:
 BROKER = _load("broker", _BROKER_CHECKS, _OWN_BROKER)
 TOPIC = _load("topic", _TOPIC_CHECKS, _OWN_TOPIC)
 GROUP = _load("group", _GROUP_CHECKS, ())
-_BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()}
+# A metadata slot takes milliseconds, so a broker that is gone is noticed earlier than Kafka's defaults do.
+_OWN_DEFAULTS = {"broker.heartbeat.interval.ms": "1000", "broker.session.timeout.ms": "6000"}
+_BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()} | _OWN_DEFAULTS
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -508,6 +510,7 @@ class BrokerConfig:
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
+    leader_imbalance_check_interval_seconds: int
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool

@@ -19,6 +19,7 @@ from uuid import UUID
 from broker import config as settings
 from broker.config import BrokerConfig, ConfigError, ConfigType, ResourceType
 from broker.image import (
+    BrokerFenced,
     BrokerImage,
     BrokerRegistered,
     ConfigChanged,
@@ -751,3 +752,41 @@ class RegisterBroker:
 def election(image: Image, controller_id: int) -> ControllerElected:
     """The bump that makes a node the controller, once its slot is won."""
     return ControllerElected(controller_id=controller_id, controller_epoch=image.controller_epoch + 1)
+
+
+# --- TEMPORARY until the pure lane lands ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceBrokers:
+    brokers: tuple[tuple[int, int], ...]
+
+    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+        records = tuple(BrokerFenced(broker_id=i, broker_epoch=e, fenced=True) for i, e in self.brokers)
+        return Decision(response=None, records=records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfenceBroker:
+    broker_id: int
+    broker_epoch: int
+
+    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+        record = BrokerFenced(broker_id=self.broker_id, broker_epoch=self.broker_epoch, fenced=False)
+        return Decision(response=None, records=(record,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlledShutdown:
+    broker_id: int
+    broker_epoch: int
+
+    def decide(self, image: Image, rules: Rules) -> Decision[bool]:
+        record = BrokerFenced(broker_id=self.broker_id, broker_epoch=self.broker_epoch, fenced=True)
+        return Decision(response=True, records=(record,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceLeaders:
+    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+        return Decision(response=None)

@@ -378,6 +378,10 @@ class Image:
             setattr(twin, name, dict(getattr(self, name)))
         return twin
 
+    def become(self, other: "Image") -> None:
+        """Take over another's state; whoever holds this image goes on with it."""
+        self.__dict__.update(other.copy().__dict__)
+
     def config(self, resource: ResourceType, name: str) -> Mapping[str, str]:
         return self.configs.get((resource, name), {})
 
@@ -616,3 +620,23 @@ def fold(slots: Iterable[tuple[int, Iterable[Record]]], image: Image | None = No
     for seq, records in slots:
         image.apply_slot(seq, records)
     return image
+
+
+def difference(old: Image, new: Image) -> Delta:
+    """What led from one image to another, for who could not follow the slots between them."""
+    delta = Delta(seq=new.seq)
+    for name, topic in old.topics.items():
+        now = new.topics.get(name)
+        if now is None or now.id != topic.id:
+            delta.topics_deleted.append(topic)
+        elif now != topic:
+            delta.topics_changed[name] = topic
+    for name, topic in new.topics.items():
+        before = old.topics.get(name)
+        if before is None or before.id != topic.id:
+            delta.topics_created[name] = topic
+    keys = {*old.configs, *new.configs}
+    delta.configs_changed |= {key for key in keys if old.configs.get(key) != new.configs.get(key)}
+    ids = {*old.brokers, *new.brokers}
+    delta.brokers_changed |= {id_ for id_ in ids if old.brokers.get(id_) != new.brokers.get(id_)}
+    return delta

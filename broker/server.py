@@ -23,14 +23,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from broker.cluster import Cluster, StartupError
+from broker.cluster import Cluster
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.directories import StartupError
 from broker.dispatch import Dispatcher
 from broker.fetch_sessions import FetchSessions
 from broker.groups import GroupCoordinator
 from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
+from broker.handlers import peers as peer_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.image import Delta
@@ -206,7 +208,12 @@ class Broker:
         )
         dispatcher = Dispatcher(
             components=components,
-            handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
+            handlers={
+                **data_handlers.HANDLERS,
+                **cluster_handlers.HANDLERS,
+                **group_handlers.HANDLERS,
+                **peer_handlers.HANDLERS,
+            },
             produce=Produce(
                 replicas=replicas,
                 cluster=cluster,
@@ -255,11 +262,13 @@ class Broker:
                 where = f"{listener.host}:{listener.port}"
                 raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from error
         ports = {name: listening.port for name, listening in self.listeners.items()}
-        await components.cluster.start(
+        await components.cluster.read()
+        self._take_configs()
+        components.logs.load(components.cluster.log_config)
+        await components.cluster.join(
             ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
         )
         self._take_configs()
-        components.logs.load(components.cluster.log_config)
         components.replicas.load(components.cluster.image)
         await components.groups.start(self._tasks)
         components.network.open()
@@ -280,6 +289,7 @@ class Broker:
 
     async def _close(self) -> None:
         components = self.components
+        await components.cluster.leave()
         components.network.stop_listening()
         await components.groups.stop()
         for task in list(self._background):

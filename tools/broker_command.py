@@ -71,7 +71,7 @@ def run_broker(options: BrokerOptions) -> None:
     except ConfigError as error:
         raise Failure(str(error)) from None
     from broker import server
-    from broker.cluster import StartupError
+    from broker.directories import StartupError
 
     try:
         server.run(config, options.store, options.admin, _print_ready)
