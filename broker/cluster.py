@@ -16,16 +16,14 @@ learns. The same code runs a cluster of one.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 from broker.channel import Channels, PeerLost
-from broker.command_queue import Beat, CommandQueue, not_controller
+from broker.command_queue import CommandQueue, not_controller
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
 from broker.controller import (
-    PRODUCER_ID_BLOCK,
     AllocateProducerIds,
     Command,
     ControlledShutdown,
@@ -36,7 +34,6 @@ from broker.controller import (
     RegisterBroker,
     Rules,
     TopicResult,
-    UnfenceBroker,
     election,
 )
 from broker.directories import (
@@ -50,10 +47,13 @@ from broker.directories import (
     read_directories,
 )
 from broker.image import BrokerImage, ClusterBorn, Delta, Endpoint, Image, Record, TopicImage
+from broker.internal_topics import internal_topic
 from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
-from broker.sessions import SILENT_AFTER_S, Patience, Sessions
+from broker.producer_ids import ProducerIds
+from broker.roll_call import PROTOCOLS, STUCK_AFTER_S, RollCall
+from broker.sessions import SILENT_AFTER_S, Patience
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields
@@ -68,18 +68,13 @@ FOLLOW_INTERVAL_S = 1.0
 # trimmed.
 FOLLOW_BOUNDARY_EVERY = 60
 TICK_S = 0.25
-BEAT_EVERY_S = 2.0
-BEAT_FOR_FENCED_S = 8.0
-STUCK_AFTER_S = 3.0
 HEARTBEAT_ANSWER_S = 3.0
-PUSH_MAX_BYTES = 1 << 20
 ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
 REGISTER_ANSWER_S = 3.0
 JOIN_PATIENCE_S = 60.0
 LEAVE_WITHIN_S = 10.0
-MADE_BY_THE_BROKER = frozenset({"__consumer_offsets", "__transaction_state"})
 
 _log = logging.getLogger("broker.cluster")
 
@@ -103,27 +98,31 @@ class Cluster:
         self._config = config
         self._world = world
         self._log = MetadataLog(world.store, world.random)
-        self._ledger = Ledger(self._log, self._now_s)
+        self.ledger = Ledger(self._log, self.now_s)
         self.channels = Channels(world.network, config.node_id, self.endpoint_of)
         self._queue = CommandQueue(
-            self._ledger,
+            self.ledger,
             rules=self.rules,
             publish=self._publish,
             on_lost=self._step_down,
             on_broken=self._be_fenced,
-            spawn=self._spawn,
+            spawn=self.spawn,
         )
-        self._sessions = Sessions(config.broker_session_timeout_ms / 1000)
+        self.roll_call = RollCall(
+            self,
+            session_s=config.broker_session_timeout_ms / 1000,
+            hold_s=config.broker_heartbeat_interval_ms / 1000,
+        )
+        self.producer_ids = ProducerIds(
+            self._next_block, timeout_s=config.request_timeout_ms / 1000, spawn=self.spawn
+        )
         self._patience = Patience(world.random.uniform)
-        self._hold_s = config.broker_heartbeat_interval_ms / 1000
         self._on_fenced = on_fenced
         self._directories: list[Directory] = []
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listeners: list[DeltaListener] = []
         self._publishing = asyncio.Lock()
         self._news: asyncio.Future[None] | None = None
-        self._attached: dict[int, object] = {}
-        """By broker: the heartbeat under way here, told from its later ones."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_group: asyncio.TaskGroup | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -135,9 +134,6 @@ class Cluster:
         self._leaving = False
         self._stopping = False
         self._log_configs: dict[str, LogConfig] = {}
-        self._producer_ids: deque[range] = deque()
-        self._fetching_ids: asyncio.Task[None] | None = None
-        self._no_producer_ids: str | None = None
 
     def __repr__(self) -> str:
         role = "controller" if self.is_controller else "member"
@@ -145,7 +141,7 @@ class Cluster:
 
     @property
     def image(self) -> Image:
-        return self._ledger.image
+        return self.ledger.image
 
     @property
     def node_id(self) -> int:
@@ -161,7 +157,7 @@ class Cluster:
         broker = self.image.brokers.get(node_id)
         return None if broker is None else broker.endpoint(self._config.inter_broker_listener)
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
     # --- joining ---
@@ -171,14 +167,14 @@ class Cluster:
         directories = read_directories(self._world.files, self._config.log_dirs, node_id=self.node_id)
         claimed = claimed_cluster(directories)
         try:
-            survey = await self._ledger.survey()
+            survey = await self.ledger.survey()
             if survey.is_empty and claimed is not None:
                 raise StartupError(
                     f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
                     "object store: use the store it was made with, or an empty data directory"
                 )
             if not survey.is_empty:
-                await self._ledger.load(survey)
+                await self.ledger.load(survey)
         except (BrokenLog, StoreError) as error:
             raise StartupError(str(error)) from error
         self._directories = directories
@@ -217,13 +213,13 @@ class Cluster:
         )
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
-            self._spawn(work)
+            self.spawn(work)
         _log.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
     async def _register(self, clean: bool | None) -> None:
         """Through the controller; where there is none, by becoming it in the same slot."""
-        self._patience.sign(self._now_s())
-        give_up_s = self._now_s() + JOIN_PATIENCE_S
+        self._patience.sign(self.now_s())
+        give_up_s = self.now_s() + JOIN_PATIENCE_S
         self._refusal = f"no controller took node {self.node_id} into the cluster"
         while True:
             self._check_cluster(claimed_cluster(self._directories))
@@ -233,10 +229,10 @@ class Cluster:
                     return
             elif await self._is_taken_in(registration):
                 return
-            if self._now_s() > give_up_s:
+            if self.now_s() > give_up_s:
                 raise StartupError(self._refusal)
-            if await self._ledger.catch_up():
-                self._patience.sign(self._now_s())
+            if await self.ledger.catch_up():
+                self._patience.sign(self.now_s())
 
     def _registration(self, clean: bool | None) -> RegisterBroker:
         before = self.image.brokers.get(self.node_id)
@@ -253,19 +249,19 @@ class Cluster:
     async def _must_stand(self) -> bool:
         """Whether there is no controller to ask: none yet, an earlier life of this node, one that is gone."""
         image = self.image
-        if not image.cluster_id or self._patience.is_over(self._now_s()):
+        if not image.cluster_id or self._patience.is_over(self.now_s()):
             return True
         if image.controller_id != self.node_id:
             return False
         before = self.endpoint_of(self.node_id)
         if before is None or before in self._endpoints:
             return True
-        return not await self._is_alive(self.node_id)
+        return not await self.roll_call.is_alive(self.node_id)
 
     async def _stand(self, registration: RegisterBroker) -> bool:
         born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
         records: list[Record] = [*born, election(self.image, self.node_id), registration.record()]
-        if await self._ledger.commit(records) is None:
+        if await self.ledger.commit(records) is None:
             return False
         self._lead()
         return True
@@ -285,7 +281,7 @@ class Cluster:
             return False
         code = answer.error_code
         if code == ErrorCode.none:
-            await self._ledger.catch_up()
+            await self.ledger.catch_up()
             return self._is_member()
         if code == ErrorCode.not_controller:
             await asyncio.sleep(RETRY_S)
@@ -293,7 +289,7 @@ class Cluster:
         if code == ErrorCode.duplicate_broker_registration:
             # The session of a life that ended without a word runs out; that of a living process does not.
             self._refusal = f"another process runs as node {self.node_id} of this cluster"
-            self._patience.sign(self._now_s())
+            self._patience.sign(self.now_s())
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             return False
         if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
@@ -312,23 +308,20 @@ class Cluster:
 
     def _lead(self) -> None:
         """Its bump is in the log: from here on this node decides."""
-        now_s = self._now_s()
         self.is_controller = True
-        self._sessions.begin((broker.id for broker in self._others()), now_s)
         self._queue.open()
         self._tell_news()
-        for broker in self._others():
-            self._spawn(self._look_after(broker.id, broker.epoch))
+        self.roll_call.begin()
 
     async def _step_down(self) -> None:
         """A slot was lost: someone else is the controller, or was. Follow."""
         self.is_controller = False
         self._queue.close()
-        self._patience.sign(self._now_s())
+        self._patience.sign(self.now_s())
         self._tell_news()
         await self._read_on()
 
-    def _others(self) -> list[BrokerImage]:
+    def others(self) -> list[BrokerImage]:
         return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
 
     def _is_member(self) -> bool:
@@ -351,7 +344,7 @@ class Cluster:
         """Beside everything else: without the store it takes as long as the store is away."""
         if not self._electing and not self._stopping:
             self._electing = True
-            self._spawn(self._elect(dead, refused=refused))
+            self.spawn(self._elect(dead, refused=refused))
 
     async def _elect(self, dead: int, *, refused: bool) -> None:
         """Stand for election, unless the log says that there was one. `refused`: nobody listens there."""
@@ -361,8 +354,8 @@ class Cluster:
             if self._stopping or self.image.controller_epoch != epoch or self.is_controller:
                 return
             _log.warning("node %d stands for election: controller %d is silent", self.node_id, dead)
-            is_heard = not refused and self._now_s() - self._answered_s < SILENT_AFTER_S
-            delta = await self._ledger.commit(self._takeover(None if is_heard else dead))
+            is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
+            delta = await self.ledger.commit(self._takeover(None if is_heard else dead))
             if delta is None:
                 await self._read_on()
             elif not self._stopping:
@@ -372,7 +365,7 @@ class Cluster:
             self._be_fenced(f"the metadata log cannot be written: {error}")
         finally:
             self._electing = False
-            self._patience.sign(self._now_s())
+            self._patience.sign(self.now_s())
 
     def _takeover(self, dead: int | None) -> list[Record]:
         """The bump, and in the same slot the end of a controller that is gone, not merely without a store."""
@@ -396,7 +389,7 @@ class Cluster:
 
     async def _read_on(self, *, is_routine: bool = False) -> None:
         try:
-            deltas = await self._ledger.catch_up(is_routine=is_routine)
+            deltas = await self.ledger.catch_up(is_routine=is_routine)
         except (BrokenLog, StoreError) as error:
             self._be_fenced(f"the metadata log cannot be read: {error}")
             return
@@ -404,7 +397,7 @@ class Cluster:
 
     async def _taken(self, deltas: Sequence[Delta]) -> None:
         if deltas:
-            self._patience.sign(self._now_s())
+            self._patience.sign(self.now_s())
         for delta in deltas:
             await self._publish(delta)
         if not self._is_member():
@@ -419,6 +412,12 @@ class Cluster:
                     await asyncio.sleep(0)
         if self.is_controller:
             self._keep_house()
+
+    def next_news(self) -> "asyncio.Future[None]":
+        """Done at the next slot, or when this node's role changes."""
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
 
     def _tell_news(self) -> None:
         """Wake the heartbeats that are held for the next slot."""
@@ -456,10 +455,10 @@ class Cluster:
         await self._take_slots(answer)
         code = answer.error_code
         if asked == self.image.controller_id:
-            self._answered_s = self._now_s()
+            self._answered_s = self.now_s()
         if code == ErrorCode.none:
             if asked == self.image.controller_id:
-                self._patience.sign(self._now_s())
+                self._patience.sign(self.now_s())
             if not answer.is_caught_up:
                 self._look_soon()
             return
@@ -470,11 +469,11 @@ class Cluster:
 
     def _look_soon(self) -> None:
         if self._looking is None or self._looking.done():
-            self._looking = self._spawn(self._read_on())
+            self._looking = self.spawn(self._read_on())
 
     async def _take_slots(self, answer: Any) -> None:
         try:
-            deltas = self._ledger.take(parse_slot(bytes(data)) for data in answer.slots)
+            deltas = self.ledger.take(parse_slot(bytes(data)) for data in answer.slots)
         except BrokenLog as error:
             _log.warning("slots that a peer sent are left to the store: %s", error)
             return
@@ -486,7 +485,7 @@ class Cluster:
             return
         if refused:
             self._stand_soon(controller, refused=True)
-        peers = [broker.id for broker in self._others() if broker.id != controller]
+        peers = [broker.id for broker in self.others() if broker.id != controller]
         if peers and not self.is_controller:
             peer = peers[self._world.random.randrange(len(peers))]
             try:
@@ -497,166 +496,36 @@ class Cluster:
 
     async def _watch(self) -> None:
         """Who was silent too long: the controller, to a member; a member, to the controller."""
-        beaten_s = 0.0
         while not self._stopping:
             await asyncio.sleep(TICK_S)
-            now_s = self._now_s()
-            if not self.is_controller:
-                self._patience.tick(now_s)
-                me = self.image.brokers.get(self.node_id)
-                if me is not None and self._patience.is_over(now_s, fenced=me.fenced):
-                    self._stand_soon(self.image.controller_id, refused=False)
+            now_s = self.now_s()
+            if self.is_controller:
+                await self.roll_call.tick(now_s, wants_to_stay=not self._leaving)
                 continue
-            if self._sessions.tick(now_s) or self._ledger.unresolved_s:
-                continue
-            me = self.image.brokers[self.node_id]
-            if me.fenced and not self._leaving:
-                await self._try(UnfenceBroker(broker_id=me.id, broker_epoch=me.epoch))
-            live = [broker.id for broker in self._others()]
-            if self._sessions.are_all_silent(live, now_s):
-                continue
-            expired = [id_ for id_ in self._sessions.expired(now_s) if id_ in live]
-            if expired:
-                await self._fence(expired)
-                continue
-            fenced = [b.id for b in self.image.brokers.values() if b.fenced]
-            every_s = BEAT_EVERY_S if self._sessions.is_anyone_silent(live, now_s) else BEAT_FOR_FENCED_S
-            is_due = every_s == BEAT_EVERY_S or self._sessions.is_anyone_silent(fenced, now_s)
-            if is_due and now_s - beaten_s >= every_s:
-                beaten_s = now_s
-                await self._try(Beat())
-
-    async def _fence(self, broker_ids: Iterable[int]) -> None:
-        brokers = [self.image.brokers[id_] for id_ in broker_ids]
-        _log.warning("fencing %s: not heard for too long", ", ".join(str(b.id) for b in brokers))
-        await self._try(FenceBrokers(brokers=tuple((b.id, b.epoch) for b in brokers)))
-        for broker in brokers:
-            self._forget(broker.id)
-
-    def _forget(self, broker_id: int) -> None:
-        self._sessions.end(broker_id)
-        self._attached.pop(broker_id, None)
-
-    async def _try(self, command: Command[Any]) -> None:
-        """What the controller decides by itself; if it cannot now, the next look asks for it again."""
-        try:
-            await self._queue.submit(command)
-        except KafkaError as error:
-            _log.info("%s: %s", type(command).__name__, error)
+            self._patience.tick(now_s)
+            me = self.image.brokers.get(self.node_id)
+            if me is not None and self._patience.is_over(now_s, fenced=me.fenced):
+                self._stand_soon(self.image.controller_id, refused=False)
 
     async def _rebalance(self) -> None:
         while not self._stopping:
             await asyncio.sleep(self.broker_config.leader_imbalance_check_interval_seconds)
             if self.is_controller and self.broker_config.auto_leader_rebalance_enable:
-                await self._try(RebalanceLeaders())
-
-    # --- heartbeats, as the controller ---
-
-    async def heartbeat(self, request: Any, connection: Any) -> Fields:
-        """Answered at once with slots the broker lacks, or with what is wrong; else held for a second."""
-        error = self._beat_error(request)
-        if error is not ErrorCode.none:
-            return self._beat_answer(request, error)
-        broker_id, epoch = request.broker_id, request.broker_epoch
-        self._sessions.heard(broker_id, self._now_s())
-        token = self._attached[broker_id] = _Attached(lambda: self._detached(broker_id, epoch, token))
-        connection.waiter = token
-        try:
-            if request.want_shut_down:
-                may_go = await self._queue.submit(ControlledShutdown(broker_id=broker_id, broker_epoch=epoch))
-                if may_go:
-                    self._forget(broker_id)
-                return self._beat_answer(request, ErrorCode.none, should_shut_down=may_go)
-            if self.image.brokers[broker_id].fenced and not request.want_fence:
-                await self._queue.submit(UnfenceBroker(broker_id=broker_id, broker_epoch=epoch))
-            elif self.image.seq <= request.current_metadata_offset:
-                await asyncio.wait({self._next_news()}, timeout=self._hold_s)
-        except KafkaError as refused:
-            return self._beat_answer(request, refused.code)
-        return self._beat_answer(request, self._beat_error(request))
-
-    def _next_news(self) -> "asyncio.Future[None]":
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        return self._news
-
-    def _beat_error(self, request: Any) -> ErrorCode:
-        if not self.is_controller:
-            return ErrorCode.not_controller
-        if self._ledger.unresolved_s >= STUCK_AFTER_S:
-            return ErrorCode.request_timed_out
-        broker = self.image.brokers.get(request.broker_id)
-        if broker is None or broker.epoch != request.broker_epoch:
-            return ErrorCode.stale_broker_epoch
-        return ErrorCode.none
-
-    def _beat_answer(self, request: Any, error: ErrorCode, *, should_shut_down: bool = False) -> Fields:
-        seq = request.current_metadata_offset
-        slots = self._ledger.since(seq, max_bytes=PUSH_MAX_BYTES)
-        broker = self.image.brokers.get(request.broker_id)
-        return {
-            "throttle_time": 0,
-            "error_code": error,
-            "is_caught_up": bool(slots) or seq >= self.image.seq,
-            "is_fenced": broker is None or broker.fenced,
-            "should_shut_down": should_shut_down,
-            "slots": slots,
-        }
-
-    def _detached(self, broker_id: int, epoch: int, token: object) -> None:
-        """The connection of a held heartbeat went away: the process, perhaps, with it."""
-        if self._attached.get(broker_id) is token:
-            del self._attached[broker_id]
-            if self.is_controller and not self._stopping:
-                self._spawn(self._look_after(broker_id, epoch))
-
-    async def _look_after(self, broker_id: int, epoch: int) -> None:
-        """A broker whose port refuses is gone, and need not be waited for."""
-        if await self._is_alive(broker_id) or not self.is_controller or broker_id in self._attached:
-            return
-        broker = self.image.brokers.get(broker_id)
-        if broker is not None and broker.epoch == epoch and not broker.fenced:
-            await self._fence([broker_id])
-
-    async def _is_alive(self, node_id: int) -> bool:
-        """False only if nobody listens there: no answer in time proves nothing."""
-        try:
-            await self.channels.to(node_id, "look").ask(Api.API_VERSIONS, 0, {}, timeout_s=1.0)
-        except PeerLost as lost:
-            return not lost.refused
-        return True
-
-    async def register(self, request: Any) -> Fields:
-        """A broker asks to be taken in."""
-        now_s = self._now_s()
-        alive = {id_ for id_ in self._attached if self._sessions.is_current(id_, now_s)}
-        registration = RegisterBroker(
-            cluster_id=request.cluster_id,
-            broker_id=request.broker_id,
-            incarnation=request.incarnation_id,
-            directories=tuple(request.log_dirs),
-            endpoints=tuple(map(_endpoint, request.listeners)),
-            rack=request.rack,
-            clean_epoch=request.previous_broker_epoch,
-            others_alive=frozenset({*alive, self.node_id}),
-        )
-        if self._ledger.unresolved_s >= STUCK_AFTER_S:
-            raise KafkaError(ErrorCode.request_timed_out)
-        await self._queue.submit(registration, timeout_ms=int(REGISTER_ANSWER_S * 1000))
-        self._sessions.heard(request.broker_id, self._now_s())
-        epoch = self.image.brokers[request.broker_id].epoch
-        return {"throttle_time": 0, "error_code": ErrorCode.none, "broker_epoch": epoch}
+                try:
+                    await self.submit(RebalanceLeaders())
+                except KafkaError as error:
+                    _log.info("leaders are not rebalanced: %s", error)
 
     # --- leaving ---
 
     async def leave(self) -> None:
         """Hand leadership over before a clean stop; with nobody to take it there is nothing to hand over."""
         self._leaving = True
-        give_up_s = self._now_s() + LEAVE_WITHIN_S
-        while self._others() and not self._stopping and self._is_member():
+        give_up_s = self.now_s() + LEAVE_WITHIN_S
+        while self.others() and not self._stopping and self._is_member():
             if await self._may_go():
                 return
-            if self._now_s() > give_up_s:
+            if self.now_s() > give_up_s:
                 _log.warning("node %d stops without having handed over its partitions", self.node_id)
                 return
             await asyncio.sleep(RETRY_S)
@@ -690,7 +559,7 @@ class Cluster:
         """Every so many slots a snapshot, then what is old enough goes; one round at a time."""
         if self.image.seq % SNAPSHOT_EVERY_SLOTS or (self._keeper is not None and not self._keeper.done()):
             return
-        self._keeper = self._spawn(self._snapshot_and_trim(self.image.copy(), self._ledger.last_hash))
+        self._keeper = self.spawn(self._snapshot_and_trim(self.image.copy(), self.ledger.last_hash))
 
     async def _snapshot_and_trim(self, image: Image, last_hash: bytes) -> None:
         now_ms = self._world.now_ms()
@@ -728,7 +597,7 @@ class Cluster:
         the client is told 7: it may have happened.
         """
         fields = {"request_data": frame, "request_principal": principal, "client_host_address": client_host}
-        give_up_s = self._now_s() + ASK_S
+        give_up_s = self.now_s() + ASK_S
         while True:
             try:
                 channel = self.channels.to(self._controller_to_ask(), "control")
@@ -741,7 +610,7 @@ class Cluster:
                     return memoryview(answer.response_data)
                 if answer.error_code != ErrorCode.not_controller:
                     raise KafkaError(error_code(int(answer.error_code)))
-            if self._now_s() > give_up_s:
+            if self.now_s() > give_up_s:
                 raise not_controller()
             await asyncio.sleep(RETRY_S)
 
@@ -779,38 +648,9 @@ class Cluster:
         return results
 
     async def _see(self, topic: str, timeout_s: float) -> None:
-        give_up_s = self._now_s() + timeout_s
-        while topic not in self.image.topics and self._now_s() < give_up_s:
-            await asyncio.wait({self._next_news()}, timeout=give_up_s - self._now_s())
-
-    def internal_topic(self, name: str) -> NewTopic:
-        """How Kafka makes its own topics."""
-        config = self.broker_config
-        if name == "__consumer_offsets":
-            return NewTopic(
-                name=name,
-                partitions=config.offsets_topic_num_partitions,
-                replication_factor=config.offsets_topic_replication_factor,
-                configs=(
-                    ("cleanup.policy", "compact"),
-                    ("compression.type", "producer"),
-                    ("segment.bytes", str(config.offsets_topic_segment_bytes)),
-                ),
-            )
-        if name == "__transaction_state":
-            return NewTopic(
-                name=name,
-                partitions=config.transaction_state_log_num_partitions,
-                replication_factor=config.transaction_state_log_replication_factor,
-                configs=(
-                    ("cleanup.policy", "compact"),
-                    ("compression.type", "uncompressed"),
-                    ("min.insync.replicas", str(config.transaction_state_log_min_isr)),
-                    ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
-                    ("unclean.leader.election.enable", "false"),
-                ),
-            )
-        raise ValueError(f"not an internal topic: {name}")
+        give_up_s = self.now_s() + timeout_s
+        while topic not in self.image.topics and self.now_s() < give_up_s:
+            await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
         """The internal topic, made if it is not there; COORDINATOR_NOT_AVAILABLE while it cannot be."""
@@ -818,7 +658,8 @@ class Cluster:
         if found is not None:
             return found
         try:
-            (result,) = await self.create_topics([self.internal_topic(name)], timeout_ms=timeout_ms)
+            wanted = internal_topic(self.broker_config, name)
+            (result,) = await self.create_topics([wanted], timeout_ms=timeout_ms)
         except KafkaError as error:
             raise KafkaError(ErrorCode.coordinator_not_available, error.message) from error
         found = self.image.topics.get(name)
@@ -826,41 +667,6 @@ class Cluster:
             reason = None if result.error is None else result.error.message
             raise KafkaError(ErrorCode.coordinator_not_available, reason)
         return found
-
-    async def next_producer_id(self) -> int:
-        """A producer id no one else has; COORDINATOR_LOAD_IN_PROGRESS while there is none.
-
-        The next block is asked for while a tenth of this one is left.
-        """
-        while not self._producer_ids:
-            await self._wait_for_producer_ids()
-        block = self._producer_ids.popleft()
-        if len(block) > 1:
-            self._producer_ids.appendleft(block[1:])
-        if sum(map(len, self._producer_ids)) <= PRODUCER_ID_BLOCK // 10:
-            self._fetch_producer_ids()
-        return block[0]
-
-    async def _wait_for_producer_ids(self) -> None:
-        """All who wait share one command, and each waits for it no longer than a request may last."""
-        timeout_s = self._config.request_timeout_ms / 1000
-        done, _ = await asyncio.wait({self._fetch_producer_ids()}, timeout=timeout_s)
-        if not done or self._no_producer_ids is not None:
-            # Kafka's clients try again after this one; not_controller would be news to a producer.
-            raise KafkaError(ErrorCode.coordinator_load_in_progress, self._no_producer_ids)
-
-    def _fetch_producer_ids(self) -> "asyncio.Task[None]":
-        if self._fetching_ids is None or self._fetching_ids.done():
-            self._fetching_ids = self._spawn(self._add_producer_ids())
-        return self._fetching_ids
-
-    async def _add_producer_ids(self) -> None:
-        self._no_producer_ids = None
-        try:
-            self._producer_ids.append(await self._next_block())
-        except (KafkaError, PeerLost) as error:
-            # Nobody may be waiting for it: the next id that is missed asks again.
-            self._no_producer_ids = str(error)
 
     async def _next_block(self) -> range:
         if self.is_controller:
@@ -906,28 +712,12 @@ class Cluster:
             if not encode_uuid(made).startswith("-"):
                 return made
 
-    def _spawn(self, work: Any) -> "asyncio.Task[None]":
+    def spawn(self, work: Any) -> "asyncio.Task[None]":
         owner = self._task_group or asyncio.get_running_loop()
         task: asyncio.Task[None] = owner.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _Attached:
-    """Stands at the connection of a held heartbeat, to learn that it went away."""
-
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        self.done = False
-        self._on_lost = on_lost
-
-    def abandoned(self) -> None:
-        self.done = True
-        self._on_lost()
-
-
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-"""By Kafka's numbers."""
 
 
 def _registration_fields(registration: RegisterBroker) -> Fields:
@@ -940,7 +730,7 @@ def _registration_fields(registration: RegisterBroker) -> Fields:
                 "name": endpoint.listener,
                 "host": endpoint.host,
                 "port": endpoint.port,
-                "security_protocol": _PROTOCOLS.index(endpoint.protocol),
+                "security_protocol": PROTOCOLS.index(endpoint.protocol),
             }
             for endpoint in registration.endpoints
         ],
@@ -949,11 +739,6 @@ def _registration_fields(registration: RegisterBroker) -> Fields:
         "log_dirs": list(registration.directories),
         "previous_broker_epoch": registration.clean_epoch,
     }
-
-
-def _endpoint(row: Any) -> Endpoint:
-    protocol = _PROTOCOLS[row.security_protocol]
-    return Endpoint(listener=row.name, host=row.host, port=row.port, protocol=protocol)
 
 
 def _creation_fields(command: CreateTopics, timeout_ms: int) -> Fields:

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from broker.cluster import MADE_BY_THE_BROKER
 from broker.config import describe_topic
 from broker.controller import (
     CreatePartitions,
@@ -29,6 +28,7 @@ from broker.controller import (
 )
 from broker.handlers import configs
 from broker.image import INTERNAL_TOPICS, Image, PartitionImage, TopicImage
+from broker.internal_topics import MADE_BY_THE_BROKER, internal_topic
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
@@ -135,8 +135,7 @@ async def _auto_create(ctx: Context, names: Sequence[str]) -> None:
 
 def _auto_created(cluster: Any, name: str) -> NewTopic:
     if name in MADE_BY_THE_BROKER:
-        made: NewTopic = cluster.internal_topic(name)
-        return made
+        return internal_topic(cluster.broker_config, name)
     return NewTopic(name=name)
 
 

@@ -186,7 +186,7 @@ async def init_producer_id(ctx: Context, request: Any) -> Fields:
     if transactional_id is not None:
         # final for the client: 15 or 16 would have it try until its own time is up
         raise KafkaError(ErrorCode.unsupported_version, "this broker coordinates no transactions")
-    new_id = await ctx.broker.cluster.next_producer_id()
+    new_id = await ctx.broker.cluster.producer_ids.next()
     return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
 
 

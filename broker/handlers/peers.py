@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 async def broker_heartbeat(ctx: Context, request: Any) -> Fields:
-    return await ctx.broker.cluster.heartbeat(request, ctx.connection)
+    return await ctx.broker.cluster.roll_call.heartbeat(request, ctx.connection)
 
 
 async def broker_registration(ctx: Context, request: Any) -> Fields:
     try:
-        return await ctx.broker.cluster.register(request)
+        return await ctx.broker.cluster.roll_call.register(request)
     except KafkaError as error:
         return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
 

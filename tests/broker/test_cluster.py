@@ -522,7 +522,7 @@ def test_slots_of_a_replaced_controller_are_void() -> None:
         assert again.image.controller_epoch == 2
         zombie = encode_record(ClusterBorn(cluster_id="zombie"))
         won = await again._log.win(
-            again.image.seq + 1, controller_epoch=1, previous_hash=again._ledger.last_hash, records=[zombie]
+            again.image.seq + 1, controller_epoch=1, previous_hash=again.ledger.last_hash, records=[zombie]
         )
         assert won is not None
         await again.stop()
@@ -540,7 +540,7 @@ def test_a_follower_hears_of_what_others_commit() -> None:
         deltas = recorded(member)
         rival = MetadataLog(site.bucket, site.disk.rng)
         bump = encode_record(ControllerElected(controller_id=9, controller_epoch=2))
-        won = await rival.win(2, controller_epoch=2, previous_hash=member._ledger.last_hash, records=[bump])
+        won = await rival.win(2, controller_epoch=2, previous_hash=member.ledger.last_hash, records=[bump])
         assert won is not None
         with pytest.raises(KafkaError):
             await create(member, "t")
@@ -616,7 +616,7 @@ def test_a_long_log_is_read_from_its_snapshot(monkeypatch: pytest.MonkeyPatch) -
         again = await site.started(clean=True)
         assert again.image.topics == member.image.topics
         assert again.image.cluster_id == member.image.cluster_id
-        again._ledger.last_hash = bytes(32)
+        again.ledger.last_hash = bytes(32)
 
     site.run(story())
 
@@ -691,7 +691,7 @@ def test_producer_ids_are_never_given_twice() -> None:
     site = Site()
 
     async def take(member: Cluster, count: int) -> list[int]:
-        return [await member.next_producer_id() for _ in range(count)]
+        return [await member.producer_ids.next() for _ in range(count)]
 
     async def story() -> None:
         first = await site.started()
@@ -712,14 +712,14 @@ def test_the_next_block_is_there_before_this_one_ends() -> None:
     async def story() -> None:
         member = await site.started()
         for _ in range(PRODUCER_ID_BLOCK - PRODUCER_ID_BLOCK // 10 - 1):
-            await member.next_producer_id()
+            await member.producer_ids.next()
         assert site.slots() == [1, 2]
-        await member.next_producer_id()
+        await member.producer_ids.next()
         await asyncio.sleep(1)
         assert site.slots() == [1, 2, 3]
         site.profile.down = True
         for _ in range(PRODUCER_ID_BLOCK // 10 + 1):
-            await member.next_producer_id()
+            await member.producer_ids.next()
 
     site.run(story())
 
@@ -732,7 +732,7 @@ def test_without_a_controller_producers_are_told_to_try_again() -> None:
         site.isolate(1)
         await member._step_down()
         with pytest.raises(KafkaError) as caught:
-            await member.next_producer_id()
+            await member.producer_ids.next()
         assert caught.value.code is ErrorCode.coordinator_load_in_progress
 
     site.run(story())
@@ -748,12 +748,12 @@ def test_nobody_waits_for_producer_ids_longer_than_a_request_lasts() -> None:
             await member.join(task_group=tasks)
             site.profile.down = True
             asked_at = site.loop.time()
-            asked = [asyncio.ensure_future(member.next_producer_id()) for _ in range(3)]
+            asked = [asyncio.ensure_future(member.producer_ids.next()) for _ in range(3)]
             failed = await asyncio.gather(*asked, return_exceptions=True)
             assert [type(error) for error in failed] == [KafkaError] * 3
             assert site.loop.time() - asked_at == pytest.approx(30)
             site.profile.heal()
-            assert await member.next_producer_id() == 0
+            assert await member.producer_ids.next() == 0
             assert site.slots() == [1, 2], "all of them waited for one block"
             await member.stop()
 

@@ -160,7 +160,7 @@ def test_any_member_gets_a_topic_made() -> None:
 def test_producer_ids_are_unique_over_members() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
-        taken = [await member.next_producer_id() for member in members for _ in range(1200)]
+        taken = [await member.producer_ids.next() for member in members for _ in range(1200)]
         assert len(set(taken)) == len(taken)
 
     run(story)
