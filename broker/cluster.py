@@ -535,8 +535,14 @@ class Cluster:
             if self.is_controller:
                 command = ControlledShutdown(broker_id=self.node_id, broker_epoch=self.broker_epoch)
                 return await self._queue.submit(command, timeout_ms=int(STUCK_AFTER_S * 1000))
-            answer = await self._beat(self.image.controller_id, shut_down=True)
-        except (KafkaError, PeerLost):
+            controller = self.image.controller_id
+            answer = await self._beat(controller, shut_down=True)
+        except PeerLost as lost:
+            if lost.refused and controller == self.image.controller_id:
+                # The controller is gone, and somebody must take what this node leads.
+                self._stand_soon(controller, refused=True)
+            return False
+        except KafkaError:
             return False
         await self._take_slots(answer)
         return bool(answer.should_shut_down)
