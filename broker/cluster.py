@@ -21,19 +21,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+from broker.brokers import PRODUCER_ID_BLOCK, AllocateProducerIds, RegisterBroker, election
 from broker.config import BrokerConfig, ConfigError, Listener, ResourceType, log_config, parse_properties
-from broker.controller import (
-    PRODUCER_ID_BLOCK,
-    AllocateProducerIds,
-    Command,
-    CreateTopics,
-    Decision,
-    NewTopic,
-    RegisterBroker,
-    Rules,
-    TopicResult,
-    election,
-)
+from broker.controller import Command, CreateTopics, Decision, NewTopic, Rules, TopicResult
 from broker.image import ClusterBorn, Delta, Endpoint, Image, Record, TopicImage, encode_record
 from broker.metadata_log import (
     GENESIS_HASH,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import cluster as cluster_module
+from broker.brokers import PRODUCER_ID_BLOCK
 from broker.cluster import (
     QUEUE_MAX_COMMANDS,
     Cluster,
@@ -21,7 +22,6 @@ from broker.cluster import (
 )
 from broker.config import ConfigSource, ResourceType, describe_broker, from_properties, parse_properties
 from broker.controller import (
-    PRODUCER_ID_BLOCK,
     ConfigOp,
     CreateTopics,
     DeleteTopics,
