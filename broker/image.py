@@ -10,6 +10,7 @@ ever refused (the commit point lies behind us), and `snapshot_records` of an ima
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
@@ -466,8 +467,12 @@ class Image:
     def apply_slot(self, seq: int, records: Iterable[Record]) -> Delta:
         delta = Delta(seq=seq)
         self.seq = seq
-        for record in records:
-            self.apply(record, seq, delta)
+        for topic_id, run in groupby(records, _changed_topic):
+            if topic_id is None:
+                for record in run:
+                    self.apply(record, seq, delta)
+            else:
+                self._partitions_changed(topic_id, run, delta)
         return delta
 
     def snapshot_records(self) -> Iterator[Record]:
@@ -643,12 +648,19 @@ class Image:
             self._replace_topic(topic, topic.partitions + record.partitions, delta)
 
     def _partition_changed(self, record: PartitionChanged, delta: Delta) -> None:
-        topic = self.topic_by_id(record.topic_id)
-        if topic is None or not 0 <= record.partition < len(topic.partitions):
+        self._partitions_changed(record.topic_id, (record,), delta)
+
+    def _partitions_changed(self, topic_id: UUID, records: Iterable[Any], delta: Delta) -> None:
+        """All changes of a topic at once: one by one, each would copy the topic."""
+        topic = self.topic_by_id(topic_id)
+        if topic is None:
             return
-        at = record.partition
-        changed = record.of(topic.partitions[at])
-        self._replace_topic(topic, (*topic.partitions[:at], changed, *topic.partitions[at + 1 :]), delta)
+        partitions = list(topic.partitions)
+        for record in records:
+            if 0 <= record.partition < len(partitions):
+                partitions[record.partition] = record.of(partitions[record.partition])
+        if (changed := tuple(partitions)) != topic.partitions:
+            self._replace_topic(topic, changed, delta)
 
     def _topic_deleted(self, record: TopicDeleted, delta: Delta) -> None:
         topic = self.topic_by_id(record.topic_id)
@@ -689,6 +701,10 @@ _APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], None]] = {
     ProducerIdsAllocated: Image._producer_ids_allocated,
     SnapshotTaken: lambda image, record, delta: None,
 }
+
+
+def _changed_topic(record: Record) -> UUID | None:
+    return record.topic_id if isinstance(record, PartitionChanged) else None
 
 
 def fold(slots: Iterable[tuple[int, Iterable[Record]]], image: Image | None = None) -> Image:
