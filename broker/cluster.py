@@ -20,22 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+from broker.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, RegisterBroker, election
 from broker.channel import Channels, PeerLost
 from broker.command_queue import CommandQueue, not_controller
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
-from broker.controller import (
-    AllocateProducerIds,
-    Command,
-    ControlledShutdown,
-    CreateTopics,
-    FenceBrokers,
-    NewTopic,
-    RebalanceLeaders,
-    RegisterBroker,
-    Rules,
-    TopicResult,
-    election,
-)
+from broker.controller import Command, CreateTopics, NewTopic, Rules, TopicResult
 from broker.directories import (
     Directory,
     StartupError,
@@ -52,6 +41,7 @@ from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
 from broker.producer_ids import ProducerIds
+from broker.replication import ElectUncleanLeaders, RebalanceLeaders
 from broker.roll_call import PROTOCOLS, STUCK_AFTER_S, RollCall
 from broker.sessions import SILENT_AFTER_S, Patience
 from protocol.apis import Api, PeerApi
@@ -200,7 +190,7 @@ class Cluster:
         )
         try:
             await self._register(clean)
-        except (BrokenLog, StoreError) as error:
+        except (BrokenLog, StoreError, KafkaError) as error:
             raise StartupError(str(error)) from error
         me = self.image.brokers[self.node_id]
         self.broker_epoch = me.epoch
@@ -260,7 +250,8 @@ class Cluster:
 
     async def _stand(self, registration: RegisterBroker) -> bool:
         born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
-        records: list[Record] = [*born, election(self.image, self.node_id), registration.record()]
+        taken_in = registration.decide(self.image, self.rules()).records
+        records: list[Record] = [*born, election(self.image, self.node_id), *taken_in]
         if await self.ledger.commit(records) is None:
             return False
         self._lead()
@@ -412,6 +403,8 @@ class Cluster:
                     await asyncio.sleep(0)
         if self.is_controller:
             self._keep_house()
+            if delta.configs_changed:
+                self.spawn(self._in_rounds(ElectUncleanLeaders()))
 
     def next_news(self) -> "asyncio.Future[None]":
         """Done at the next slot, or when this node's role changes."""
@@ -510,11 +503,17 @@ class Cluster:
     async def _rebalance(self) -> None:
         while not self._stopping:
             await asyncio.sleep(self.broker_config.leader_imbalance_check_interval_seconds)
-            if self.is_controller and self.broker_config.auto_leader_rebalance_enable:
-                try:
-                    await self.submit(RebalanceLeaders())
-                except KafkaError as error:
-                    _log.info("leaders are not rebalanced: %s", error)
+            await self._in_rounds(RebalanceLeaders())
+
+    async def _in_rounds(self, command: RebalanceLeaders | ElectUncleanLeaders) -> None:
+        """What the controller does by itself and one slot should not hold."""
+        try:
+            is_more = self.is_controller
+            while is_more:
+                is_more = await self.submit(command)
+                await asyncio.sleep(RETRY_S)
+        except KafkaError as error:
+            _log.info("%s: %s", type(command).__name__, error)
 
     # --- leaving ---
 

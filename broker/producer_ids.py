@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from broker.brokers import PRODUCER_ID_BLOCK
 from broker.channel import PeerLost
-from broker.controller import PRODUCER_ID_BLOCK
 from protocol.errors import ErrorCode, KafkaError
 
 

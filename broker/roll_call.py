@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from broker.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
 from broker.channel import PeerLost
 from broker.command_queue import Beat
-from broker.controller import Command, ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
+from broker.controller import Command
 from broker.image import BrokerImage, Endpoint
 from broker.sessions import Sessions
 from protocol.apis import Api

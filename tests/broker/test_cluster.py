@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from broker import cluster as cluster_module
 from broker import directories
+from broker.brokers import PRODUCER_ID_BLOCK
 from broker.cluster import Cluster
 from broker.command_queue import QUEUE_MAX_COMMANDS
 from broker.config import ConfigSource, ResourceType, describe_broker, from_properties, parse_properties
 from broker.controller import (
-    PRODUCER_ID_BLOCK,
     ConfigOp,
     CreateTopics,
     DeleteTopics,

@@ -321,6 +321,7 @@ def test_the_written_form_does_not_change() -> None:
         '["BrokerRegistered",0,{"broker_id":1,"incarnation":"00000000000000000000000000000001",'
         '"directories":["00000000000000000000000000000064"],"endpoints":[["PLAINTEXT","h",9093,"PLAINTEXT"]]}]',
         '["BrokerFenced",0,{"broker_id":1,"broker_epoch":2,"fenced":true}]',
+        '["BrokerStopping",0,{"broker_id":1,"broker_epoch":2}]',
         '["BrokerUnregistered",0,{"broker_id":1,"broker_epoch":2}]',
         '["TopicCreated",0,{"name":"t","topic_id":"00000000000000000000000000000007",'
         '"partitions":[[1,0,0,[1,2],[1,2]]]}]',
@@ -333,7 +334,16 @@ def test_the_written_form_does_not_change() -> None:
         '["SnapshotTaken",0,{"at_ms":5}]',
     ]
     assert [json.loads(text)[0] for text in written] == list(RECORD_TYPES)
-    for text in written:
+    grown = [
+        '["BrokerRegistered",0,{"broker_id":1,"incarnation":"00000000000000000000000000000001",'
+        '"directories":["00000000000000000000000000000064"],"endpoints":[["PLAINTEXT","h",9093,"PLAINTEXT"]],'
+        '"rack":"r","clean_epoch":3,"fenced":true,"epoch":4,"stopping":true}]',
+        '["TopicCreated",0,{"name":"t","topic_id":"00000000000000000000000000000007",'
+        '"partitions":[[1,2,3,[2,3,1],[1],[2,3],[1]],[1,0,0,[1],[1]]]}]',
+        '["PartitionChanged",0,{"topic_id":"00000000000000000000000000000007","partition":0,"leader":2,"isr":[2],'
+        '"replicas":[2,3,1],"adding":[2,3],"removing":[1],"unclean":true}]',
+    ]
+    for text in (*written, *grown):
         assert encode_record(decode_record(text.encode())).decode() == text
 
 
