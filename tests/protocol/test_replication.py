@@ -35,9 +35,7 @@ def grouped(rows: Sequence[Any]) -> list[tuple[UUID, list[Any]]]:
 
 
 two_ids = st.sampled_from([UUID(int=1), UUID(int=2)])
-items = st.lists(
-    st.builds(FetchItem, two_ids, indexes, epochs, int64s, epochs, indexes, int64s), max_size=5
-)
+items = st.lists(st.builds(FetchItem, two_ids, indexes, epochs, int64s, epochs, indexes, int64s), max_size=5)
 
 
 @given(
