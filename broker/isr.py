@@ -169,6 +169,9 @@ class IsrManager:
         is_settled = True
         for partition, proposal in asked:
             answer = answers.get((partition.topic_id, partition.index))
+            if answer is not None and answer.error_code is ErrorCode.none:
+                self.expands += proposal.expands
+                self.shrinks += not proposal.expands
             if partition.proposal is proposal and not self._settle(partition, proposal, answer):
                 self._again([(partition, proposal)])
                 is_settled = False
@@ -180,14 +183,13 @@ class IsrManager:
             return False
         code = answer.error_code
         if code is ErrorCode.none:
-            before = partition.isr
             moved = partition.committed(
                 proposal,
                 isr=tuple(answer.isr),
                 leader_epoch=answer.leader_epoch,
                 partition_epoch=answer.partition_epoch,
             )
-            self._count(before, partition)
+            log.info("%s-%d: the ISR is now %s", partition.topic, partition.index, list(partition.isr))
             if moved:
                 self._replicas.wake_committed(partition)
             return True
@@ -200,12 +202,6 @@ class IsrManager:
             return True
         log.warning("%s: its ISR change failed with %s and is asked for again", partition, code.name)
         return False
-
-    def _count(self, before: tuple[int, ...], partition: Partition) -> None:
-        self.expands += len(partition.isr) > len(before)
-        self.shrinks += len(partition.isr) < len(before)
-        if partition.isr != before:
-            log.info("%s-%d: ISR %s is now %s", partition.topic, partition.index, before, partition.isr)
 
 
 def encode_proposals(asked: list[tuple[Partition, IsrProposal]], node_id: int, broker_epoch: int) -> Fields:

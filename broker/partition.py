@@ -118,6 +118,7 @@ class IsrProposal:
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
     """(node id, broker epoch) of each member; -1 for an epoch that is not known yet."""
+    expands: bool
 
 
 UNKNOWN: Final = -1
@@ -466,6 +467,7 @@ class Partition:
             isr=tuple(
                 (node_id, followers[node_id].broker_epoch if node_id in followers else -1) for node_id in isr
             ),
+            expands=len(isr) > len(self.isr),
         )
         self.maximal_isr = frozenset((*self.isr, *isr))
         self._peers.proposed(self)
