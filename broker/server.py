@@ -35,12 +35,15 @@ from broker.handlers import groups as group_handlers
 from broker.handlers import peers as peer_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.replica_fetch import ReplicaFetch
 from broker.image import Delta
 from broker.metrics import Metrics
 from broker.network import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
 from broker.purgatory import Purgatory
 from broker.replica_manager import ReplicaManager
+from broker.replica_selector import ReplicaSelector
+from broker.throttle import Throttle
 from protocol.apis import SERVED
 from protocol.messages import load
 from remote.object_store import LocalStore
@@ -188,6 +191,8 @@ class Broker:
             purgatory=purgatory,
             log_config=cluster.log_config,
             spawn=self.spawn,
+            clock=loop.time,
+            lag_ms=config.replica_lag_time_max_ms,
             flush_single=config.log_flush_single_replica,
         )
         cluster.subscribe(replicas.apply)
@@ -206,6 +211,21 @@ class Broker:
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
+        followers = ReplicaFetch(
+            node_id=config.node_id,
+            throttle=Throttle(
+                rate=lambda: cluster.broker_config.leader_replication_throttled_rate,
+                clock=loop.time,
+                samples=config.replication_quota_window_num,
+                sample_s=config.replication_quota_window_size_seconds,
+            ),
+            replicas=replicas,
+            cluster=cluster,
+            sessions=sessions,
+            purgatory=purgatory,
+            now_ms=world.now_ms,
+            max_bytes=config.fetch_max_bytes,
+        )
         dispatcher = Dispatcher(
             components=components,
             handlers={
@@ -223,6 +243,8 @@ class Broker:
                 spawn=self.spawn,
             ),
             fetch=Fetch(
+                followers=followers,
+                near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
                 replicas=replicas,
                 cluster=cluster,
                 sessions=sessions,

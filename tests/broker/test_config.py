@@ -78,7 +78,8 @@ DESCRIBED = describe_broker(described_server())
 
 def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
     ours = {row.name for row in DESCRIBED} - {row[0] for row in table("broker")}
-    assert ours == {"log.flush.single.replica", "record.validation"}
+    rates = {"leader.replication.throttled.rate", "follower.replication.throttled.rate"}  # there if set
+    assert ours == {"log.flush.single.replica", "record.validation", *rates}
 
 
 @pytest.mark.parametrize(("name", "describe"), [("topic", describe_topic), ("group", describe_group)])
