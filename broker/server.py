@@ -28,6 +28,7 @@ from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
 from broker.directories import StartupError
 from broker.dispatch import Dispatcher
 from broker.fetch_sessions import FetchSessions
+from broker.fetcher import ReplicaFetchers
 from broker.groups import GroupCoordinator
 from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
@@ -37,6 +38,7 @@ from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.handlers.replica_fetch import ReplicaFetch
 from broker.image import Delta
+from broker.isr import IsrManager
 from broker.metrics import Metrics
 from broker.network import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
@@ -96,6 +98,8 @@ class Broker:
         self._root: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
+        self._isr: IsrManager
+        self._fetchers: ReplicaFetchers
         self._stopping = asyncio.Event()
         self._failure: str | None = None
 
@@ -211,14 +215,17 @@ class Broker:
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
+        self._isr = IsrManager(replicas=replicas, controller=cluster)
+        self._fetchers = ReplicaFetchers(
+            replicas=replicas,
+            channels=cluster.channels,
+            broker_epoch=lambda: cluster.broker_epoch,
+            config=lambda: cluster.broker_config,
+            throttle=self._throttle(lambda: cluster.broker_config.follower_replication_throttled_rate),
+        )
         followers = ReplicaFetch(
             node_id=config.node_id,
-            throttle=Throttle(
-                rate=lambda: cluster.broker_config.leader_replication_throttled_rate,
-                clock=loop.time,
-                samples=config.replication_quota_window_num,
-                sample_s=config.replication_quota_window_size_seconds,
-            ),
+            throttle=self._throttle(lambda: cluster.broker_config.leader_replication_throttled_rate),
             replicas=replicas,
             cluster=cluster,
             sessions=sessions,
@@ -258,6 +265,14 @@ class Broker:
             loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
         )
 
+    def _throttle(self, rate: Callable[[], int]) -> Throttle:
+        return Throttle(
+            rate=rate,
+            clock=asyncio.get_running_loop().time,
+            samples=self.config.replication_quota_window_num,
+            sample_s=self.config.replication_quota_window_size_seconds,
+        )
+
     def _follow_configs(self, delta: Delta) -> None:
         if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
             self._take_configs()
@@ -292,6 +307,8 @@ class Broker:
         )
         self._take_configs()
         components.replicas.load(components.cluster.image)
+        self._background.update(self._isr.start(self._tasks))
+        self._fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         components.network.open()
 
@@ -312,6 +329,7 @@ class Broker:
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
+        self._fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()
         for task in list(self._background):
