@@ -31,6 +31,8 @@ from broker.groups import GroupCoordinator
 from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
+from broker.handlers import peers as peer_handlers
+from broker.handlers import replicas as replica_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.image import Delta
@@ -206,7 +208,13 @@ class Broker:
         )
         dispatcher = Dispatcher(
             components=components,
-            handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
+            handlers={
+                **data_handlers.HANDLERS,
+                **cluster_handlers.HANDLERS,
+                **group_handlers.HANDLERS,
+                **replica_handlers.HANDLERS,
+                **peer_handlers.HANDLERS,
+            },
             produce=Produce(
                 replicas=replicas,
                 cluster=cluster,
