@@ -139,7 +139,9 @@ def own_directory(side: Side) -> str:
     return str(result.log_dir)
 
 
-@pytest.mark.parametrize("path", [own_directory, "/nowhere", "", "relative"], ids=str)
+@pytest.mark.parametrize(
+    "path", [own_directory, "/nowhere", "", "relative"], ids=["its own", "another", "none", "relative"]
+)
 def test_a_replica_asked_to_move(twins: Twins, path: str | Callable[[Side], str]) -> None:
     topics = [
         {"name": twins.topic(), "partitions": [0, 5]},
