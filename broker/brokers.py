@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from broker.controller import Decision, Rules
-from broker.elections import elect_unclean
+from broker.elections import allows_unclean_anywhere, elect_unclean
 from broker.image import (
     NO_LEADER,
     BrokerFenced,
@@ -56,6 +56,8 @@ def _with_unclean_elections(
 ) -> tuple[Record, ...]:
     """The records, and in the same slot leaders for what they leave without one, where that is allowed."""
     records = tuple(records)
+    if not allows_unclean_anywhere(image, rules.config):
+        return records
     ahead = image.copy()
     for record in records:
         ahead.apply(record, image.seq + 1)

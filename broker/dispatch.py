@@ -43,6 +43,11 @@ FOR_THE_CONTROLLER: Final = frozenset(
         Api.CREATE_PARTITIONS,
         Api.ALTER_CONFIGS,
         Api.INCREMENTAL_ALTER_CONFIGS,
+        Api.ELECT_LEADERS,
+        Api.ALTER_PARTITION_REASSIGNMENTS,
+        Api.LIST_PARTITION_REASSIGNMENTS,
+        Api.UNREGISTER_BROKER,
+        Api.DESCRIBE_QUORUM,
     }
 )
 """Any broker takes these from a client; the controller alone can answer them."""
@@ -367,6 +372,40 @@ def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
     return {**nowhere, "coordinators": [{"key": key, **nowhere} for key in keys], "throttle_time": 0}
 
 
+def _elect_leaders(version: int, request: Any, error: _Error) -> Fields:
+    results = [
+        {
+            "topic": topic.topic,
+            "partition_result": [{"partition_id": index, **error} for index in topic.partitions],
+        }
+        for topic in request.topic_partitions or ()
+    ]
+    return {"replica_election_results": results, "throttle_time": 0, "error_code": error["error_code"]}
+
+
+def _alter_partition_reassignments(version: int, request: Any, error: _Error) -> Fields:
+    responses = [
+        {
+            "name": topic.name,
+            "partitions": [{"partition_index": each.partition_index, **error} for each in topic.partitions],
+        }
+        for topic in request.topics
+    ]
+    return {"responses": responses, "throttle_time": 0, **error}
+
+
+def _alter_replica_log_dirs(version: int, request: Any, error: _Error) -> Fields:
+    results = [
+        {
+            "topic_name": topic.name,
+            "partitions": [{"partition_index": index, **error} for index in topic.partitions],
+        }
+        for chosen in request.dirs
+        for topic in chosen.topics
+    ]
+    return {"results": results, "throttle_time": 0}
+
+
 _SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
     Api.LIST_OFFSETS: _by_partition("topics", "partition_index"),
     Api.OFFSET_COMMIT: _by_partition("topics", "partition_index"),
@@ -385,6 +424,9 @@ _SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
     Api.DESCRIBE_CONFIGS: _by_item("resources", "results", "resource_type", "resource_name", configs=[]),
     Api.ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
     Api.INCREMENTAL_ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
+    Api.ELECT_LEADERS: _elect_leaders,
+    Api.ALTER_PARTITION_REASSIGNMENTS: _alter_partition_reassignments,
+    Api.ALTER_REPLICA_LOG_DIRS: _alter_replica_log_dirs,
 }
 
 _EMPTY: Final[Mapping[int, Fields]] = {
@@ -407,4 +449,8 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     Api.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
     Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": []},
     Api.LIST_CONFIG_RESOURCES: {"config_resources": []},
+    Api.LIST_PARTITION_REASSIGNMENTS: {"topics": []},
+    Api.DESCRIBE_QUORUM: {"topics": [], "nodes": []},
+    PeerApi.ALTER_PARTITION: {"topics": []},
+    PeerApi.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
 }

@@ -41,6 +41,13 @@ def allows_unclean(image: Image, config: BrokerConfig, topic: str) -> bool:
     return config.unclean_leader_election_enable if own is None else own.strip().lower() == "true"
 
 
+def allows_unclean_anywhere(image: Image, config: BrokerConfig) -> bool:
+    return config.unclean_leader_election_enable or any(
+        resource is ResourceType.TOPIC and allows_unclean(image, config, name)
+        for resource, name in image.configs
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What a partition shall become; None where it stays as it is."""

@@ -34,6 +34,7 @@ from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
 from broker.handlers import peers as peer_handlers
+from broker.handlers import replicas as replica_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.handlers.replica_fetch import ReplicaFetch
@@ -239,6 +240,7 @@ class Broker:
                 **data_handlers.HANDLERS,
                 **cluster_handlers.HANDLERS,
                 **group_handlers.HANDLERS,
+                **replica_handlers.HANDLERS,
                 **peer_handlers.HANDLERS,
             },
             produce=Produce(

@@ -22,6 +22,7 @@ from broker.groups import GroupCoordinator
 from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
+from broker.handlers import replicas as replica_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
 from broker.handlers.replica_fetch import ReplicaFetch
@@ -200,7 +201,12 @@ class Node:
         }
         dispatcher = Dispatcher(
             components=components,
-            handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
+            handlers={
+                **data_handlers.HANDLERS,
+                **cluster_handlers.HANDLERS,
+                **group_handlers.HANDLERS,
+                **replica_handlers.HANDLERS,
+            },
             produce=Produce(
                 replicas=self.replicas,
                 cluster=cluster,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.brokers import AllocateProducerIds
+from broker.brokers import AllocateProducerIds, FenceBrokers, UnregisterBroker
 from broker.config import ResourceType
 from broker.controller import (
     AlterConfigs,
@@ -237,6 +237,33 @@ def test_placement_needs_brokers(fenced: bool) -> None:
     with pytest.raises(KafkaError) as caught:
         place([some_broker(1, None, fenced)], partitions=1, replication_factor=1 + (not fenced), start=0)
     assert caught.value.code is ErrorCode.invalid_replication_factor
+
+
+def test_too_few_brokers_are_named_as_kafka_does() -> None:
+    image = cluster(2)
+    (result,) = create(image, NewTopic(name="t", partitions=1, replication_factor=3))
+    assert result.error is not None
+    few = (
+        "The target replication factor of {} cannot be reached because only {} broker(s) are registered or "
+        "some brokers have all their log directories cordoned."
+    )
+    assert result.error.message == f"Unable to replicate the partition 3 time(s): {few.format(3, 2)}"
+    create(image, NewTopic(name="t", partitions=1, replication_factor=2))
+    carry_out(image, UnregisterBroker(broker_id=2))
+    more = CreatePartitions(topics=(MorePartitions(name="t", count=2),))
+    ((_, error),) = carry_out(image, more)
+    assert error is not None
+    assert error.message == few.format(2, 1)
+    carry_out(image, FenceBrokers(brokers=((1, image.brokers[1].epoch),)))
+    ((_, error),) = carry_out(image, more)
+    assert error is not None
+    assert error.message == "All brokers are currently fenced."
+
+
+def test_a_rack_whose_brokers_are_fenced_gets_its_replica() -> None:
+    brokers = [some_broker(1, "a", False), some_broker(2, "a", False), some_broker(3, "b", True)]
+    placed = place(brokers, partitions=4, replication_factor=2, start=0)
+    assert placed == [(1, 3), (2, 3), (1, 3), (2, 3)]
 
 
 # --- DeleteTopics, CreatePartitions ------------------------------------------------------------------------

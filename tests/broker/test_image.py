@@ -15,10 +15,12 @@ from broker.image import (
     RECORD_TYPES,
     BrokerFenced,
     BrokerRegistered,
+    BrokerStopping,
     BrokerUnregistered,
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
+    Delta,
     Endpoint,
     Image,
     PartitionChanged,
@@ -220,6 +222,7 @@ records = st.one_of(
     st.builds(ControllerElected, controller_id=brokers, controller_epoch=st.integers(1, 9)),
     st.builds(registered, brokers, disk=st.sampled_from([DISK, OTHER_DISK]), clean_epoch=st.integers(-1, 30)),
     st.builds(BrokerFenced, broker_id=brokers, broker_epoch=st.integers(1, 30), fenced=st.booleans()),
+    st.builds(BrokerStopping, broker_id=brokers, broker_epoch=st.integers(1, 30)),
     st.builds(BrokerUnregistered, broker_id=brokers, broker_epoch=st.integers(1, 30)),
     st.builds(
         lambda topic_id, assignments: topic(*assignments, name=f"t{topic_id.int}", topic_id=topic_id),
@@ -241,6 +244,9 @@ records = st.one_of(
         leader=st.none() | st.integers(-1, 3),
         isr=optional_members,
         replicas=optional_members,
+        adding=st.none() | st.just(()) | members,
+        removing=st.none() | st.just(()) | members,
+        unclean=st.booleans(),
     ),
     st.builds(TopicDeleted, topic_id=ids),
     st.builds(
@@ -278,6 +284,17 @@ def test_a_snapshot_and_the_tail_are_the_whole_log(log: list[list[Record]], cut:
     head = fold(slots[:cut])
     image = fold([(head.seq, head.snapshot_records())] if head.seq else [])
     assert fold(slots[cut:], image) == fold(slots)
+
+
+@given(logs)
+def test_a_slot_does_what_its_records_do_one_by_one(log: list[list[Record]]) -> None:
+    image, one_by_one = Image(), Image()
+    for seq, slot in enumerate(log, start=1):
+        delta, expected = image.apply_slot(seq, slot), Delta(seq=seq)
+        one_by_one.seq = seq
+        for record in slot:
+            one_by_one.apply(record, seq, expected)
+        assert (image, delta) == (one_by_one, expected)
 
 
 @given(logs)
