@@ -394,6 +394,7 @@ class ReplicaManager:
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:
+                self.wake_everyone(partition)
                 self._announce(partition, partition.leader_epoch)
             else:
                 self.wake_committed(partition)

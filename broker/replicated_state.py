@@ -428,6 +428,8 @@ class ReplicatedState(Generic[MachineT]):
             try:
                 machine = await self._replay()
             except (KafkaError, OSError, batches.CorruptBatch) as error:
+                if self.status is not Status.LOADING:
+                    return  # its log went with the leadership
                 log.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
                 await self._pause()
                 continue

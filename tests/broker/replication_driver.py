@@ -66,7 +66,6 @@ T = TypeVar("T")
 LISTENER = "PLAINTEXT"
 PORT = 9092
 START_MS = 1_700_000_000_000
-TOPIC_ID = UUID(int=77)
 PROPERTIES = {
     "replica.lag.time.max.ms": "10000",
     "replica.fetch.backoff.ms": "100",
@@ -451,7 +450,7 @@ class Replicas:
 
     @staticmethod
     def id_of(topic: str) -> UUID:
-        return UUID(int=int.from_bytes(topic.encode()))
+        return UUID(int=int.from_bytes(topic.encode()[:16]))
 
     def delete(self, topic: str = "t") -> None:
         self.controller.publish(TopicDeleted(topic_id=self.id_of(topic)))
