@@ -39,7 +39,7 @@ class FetchedPartition(NamedTuple):
     """What a leader answers for one partition."""
 
     topic_id: UUID
-    index: int
+    partition: int
     error: int
     high_watermark: int
     log_start: int
