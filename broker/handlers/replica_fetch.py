@@ -207,6 +207,11 @@ class ReplicaFetchWait(FetchWait):
     def waiters_of(partition: Partition) -> dict[DataWaiter, None]:
         return partition.replica_waiters
 
+    def expired(self) -> None:
+        """Of two deadlines the first one counts."""
+        if not self.done:
+            super().expired()
+
     def poke(self) -> None:
         super().poke()
         if not self.done and not self.will_tell and is_behind(self._turn):

@@ -99,10 +99,9 @@ def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrManager], An
         replicas, controller = FakeReplicas(count), FakeController()
         manager = IsrManager(replicas=replicas, controller=controller)
         async with asyncio.TaskGroup() as tasks:
-            started = manager.start(tasks)
+            manager.start(tasks)
             await act(replicas, controller, manager)
-            for task in started:
-                task.cancel()
+            manager.stop()
 
     loop.run(main())
 
