@@ -188,10 +188,14 @@ class ReplicaManager:
         """After the high watermark moved without an append: followers are told of it as well."""
         self.wake([partition])
 
+    def wake_followers(self, partition: Partition) -> None:
+        """After something only followers go by."""
+        self.purgatory.wake_all(partition.replica_waiters)
+
     def wake_everyone(self, partition: Partition) -> None:
         """After a change of role: whoever waits must hear of it."""
         self.purgatory.wake(partition)
-        self.purgatory.wake_all(partition.replica_waiters)
+        self.wake_followers(partition)
 
     async def append(
         self,

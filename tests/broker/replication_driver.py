@@ -197,6 +197,11 @@ class Node:
             "now_ms": world.now_ms,
             "max_bytes": config.fetch_max_bytes,
         }
+        self.fetch_followers = ReplicaFetch(
+            node_id=self.id,
+            throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
+            **shared,
+        )
         dispatcher = Dispatcher(
             components=components,
             handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
@@ -209,11 +214,7 @@ class Node:
                 spawn=self._spawn,
             ),
             fetch=Fetch(
-                followers=ReplicaFetch(
-                    node_id=self.id,
-                    throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
-                    **shared,
-                ),
+                followers=self.fetch_followers,
                 near=ReplicaSelector(lambda: member.image) if config.is_rack_aware else None,
                 **shared,
             ),
