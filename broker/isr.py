@@ -76,7 +76,6 @@ class IsrManager:
         self._waiting: dict[Partition, None] = {}
         """Partitions whose proposal is to be asked for, in the order they came."""
         self._has_work = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
         self.expands = 0
         self.shrinks = 0
         self.failures = 0
@@ -85,15 +84,12 @@ class IsrManager:
     def __repr__(self) -> str:
         return f"<IsrManager {len(self._waiting)} waiting, {self.expands} expands, {self.shrinks} shrinks>"
 
-    def start(self, task_group: asyncio.TaskGroup) -> None:
-        self._tasks = [
+    def start(self, task_group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Its tasks, for whoever stops them."""
+        return [
             task_group.create_task(self._watch_for_ever(), name="isr watch"),
             task_group.create_task(self._send_for_ever(), name="isr changes"),
         ]
-
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
 
     async def _watch_for_ever(self) -> None:
         while True:

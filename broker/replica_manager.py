@@ -250,8 +250,10 @@ class ReplicaManager:
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
-        broker = None if self._image is None else self._image.brokers.get(node_id)
-        return broker is not None and not broker.fenced and broker_epoch in (-1, broker.epoch)
+        image = self._image
+        if image is None or not image.is_live(node_id):
+            return False
+        return broker_epoch in (-1, image.brokers[node_id].epoch)
 
     def is_live(self, node_id: int) -> bool:
         return self._image is not None and self._image.is_live(node_id)

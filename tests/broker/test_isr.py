@@ -99,9 +99,10 @@ def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrManager], An
         replicas, controller = FakeReplicas(count), FakeController()
         manager = IsrManager(replicas=replicas, controller=controller)
         async with asyncio.TaskGroup() as tasks:
-            manager.start(tasks)
+            started = manager.start(tasks)
             await act(replicas, controller, manager)
-            manager.stop()
+            for task in started:
+                task.cancel()
 
     loop.run(main())
 
