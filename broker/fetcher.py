@@ -424,7 +424,7 @@ class Fetcher:
             position.is_stuck = True
             log.info("%s: its epoch is over", position)
             return
-        log.info("%s: the leader answers %s", position, code.name)
+        log.debug("%s: the leader answers %s", position, code.name)
         self._delay(position)
 
     def _delay(self, position: _Position) -> None:

@@ -179,7 +179,7 @@ class ReplicaManager:
         """After an append: followers have something to read now, consumers once it is committed."""
         for partition in touched:
             if partition.replica_waiters:
-                self.purgatory.wake_all(partition.replica_waiters)
+                self.purgatory.wake_followers(partition)
             if partition.data_waiters and partition.told_high_watermark != partition.log.high_watermark:
                 partition.told_high_watermark = partition.log.high_watermark
                 self.purgatory.wake(partition)
@@ -188,14 +188,10 @@ class ReplicaManager:
         """After the high watermark moved without an append: followers are told of it as well."""
         self.wake([partition])
 
-    def wake_followers(self, partition: Partition) -> None:
-        """After something only followers go by."""
-        self.purgatory.wake_all(partition.replica_waiters)
-
     def wake_everyone(self, partition: Partition) -> None:
         """After a change of role: whoever waits must hear of it."""
         self.purgatory.wake(partition)
-        self.wake_followers(partition)
+        self.purgatory.wake_followers(partition)
 
     async def append(
         self,

@@ -207,7 +207,7 @@ def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> tuple[P
     if target < 0:
         raise KafkaError(ErrorCode.offset_out_of_range)
     partition.log.advance_log_start(target)
-    replicas.wake_followers(partition)
+    ctx.broker.purgatory.wake_followers(partition)
     return partition, target
 
 
