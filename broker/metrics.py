@@ -67,6 +67,8 @@ _TOPIC_FAMILIES: Final = (
     ("messagesin", "messages_in", "Records appended."),
     ("bytesin", "bytes_in", "Bytes of record batches appended."),
     ("bytesout", "bytes_out", "Bytes of record batches fetched by clients."),
+    ("replicationbytesin", "replication_bytes_in", "Bytes of record batches fetched from leaders."),
+    ("replicationbytesout", "replication_bytes_out", "Bytes of record batches fetched by followers."),
     ("totalproducerequests", "produce", "Produce requests, by partition asked for."),
     ("failedproducerequests", "failed_produce", "Produce requests refused, by partition asked for."),
     ("totalfetchrequests", "fetch", "Fetch requests, by partition read."),

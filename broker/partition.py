@@ -62,6 +62,15 @@ class Peers(Protocol):
         """It has a new proposal."""
 
 
+class Visit:
+    """When a follower asked last, for all partitions of its session at once."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = -inf
+
+
 class Follower:
     """What a leader knows of one follower, from what that one asked for last."""
 
@@ -73,6 +82,7 @@ class Follower:
         "leader_end",
         "log_start",
         "node_id",
+        "visit",
     )
 
     def __init__(self, node_id: int) -> None:
@@ -84,6 +94,8 @@ class Follower:
         """Where the leader's log ended when this one asked last."""
         self.fetched_at = -inf
         self.caught_up_at = -inf
+        self.visit: Visit | None = None
+        """Counts for a partition that is left out of a request because nothing of it changed."""
 
     def __repr__(self) -> str:
         return f"<Follower {self.node_id} [{self.log_start}, {self.end_offset}) epoch {self.broker_epoch}>"
@@ -99,7 +111,7 @@ class Follower:
         if offset >= leader_end:
             self.caught_up_at = now
         elif offset >= self.leader_end:
-            self.caught_up_at = max(self.caught_up_at, self.fetched_at)
+            self.caught_up_at = self._seen_at()
         self.end_offset = offset
         self.log_start = log_start
         self.leader_end = max(self.leader_end, leader_end)
@@ -107,7 +119,15 @@ class Follower:
         self.fetched_at = now
 
     def is_caught_up(self, leader_end: int, *, now: float, lag_s: float) -> bool:
-        return self.end_offset == leader_end or now - self.caught_up_at <= lag_s
+        if self.end_offset == leader_end:
+            return True
+        seen_at = self._seen_at() if self.end_offset >= self.leader_end else self.caught_up_at
+        return now - seen_at <= lag_s
+
+    def _seen_at(self) -> float:
+        """When it asked last, having all there was."""
+        visited_at = -inf if self.visit is None else self.visit.at
+        return max(self.caught_up_at, self.fetched_at, visited_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
@@ -76,19 +75,27 @@ class Purgatory:
             self._arm()
 
     def wake(self, partition: Partition) -> None:
-        """Pokes the consumers that wait for data here."""
-        self.wake_all(partition.data_waiters)
-
-    def wake_all(self, waiters: Iterable[Any]) -> None:
-        """Pokes some now and the rest in later turns of the loop.
+        """Pokes the consumers that wait for data here: some now and the rest in later turns of the loop.
 
         Whoever is still to be poked for an earlier append sees this one too, and stands in line once.
         """
         wakes = self._wakes
-        for waiter in waiters:
+        waiter: Any
+        for waiter in partition.data_waiters:
             if not waiter.is_to_wake:
                 waiter.is_to_wake = True
                 wakes.append(waiter)
+        if not self._waking:
+            self._wake_portion()
+
+    def wake_followers(self, partition: Partition) -> None:
+        """Pokes them before any consumer, however many stand in line: producers wait for what they fetch."""
+        wakes = self._wakes
+        waiter: Any
+        for waiter in partition.replica_waiters:
+            if not waiter.is_to_wake:
+                waiter.is_to_wake = True
+                wakes.appendleft(waiter)
         if not self._waking:
             self._wake_portion()
 

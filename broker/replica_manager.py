@@ -179,7 +179,7 @@ class ReplicaManager:
         """After an append: followers have something to read now, consumers once it is committed."""
         for partition in touched:
             if partition.replica_waiters:
-                self.purgatory.wake_all(partition.replica_waiters)
+                self.purgatory.wake_followers(partition)
             if partition.data_waiters and partition.told_high_watermark != partition.log.high_watermark:
                 partition.told_high_watermark = partition.log.high_watermark
                 self.purgatory.wake(partition)
@@ -191,7 +191,7 @@ class ReplicaManager:
     def wake_everyone(self, partition: Partition) -> None:
         """After a change of role: whoever waits must hear of it."""
         self.purgatory.wake(partition)
-        self.purgatory.wake_all(partition.replica_waiters)
+        self.purgatory.wake_followers(partition)
 
     async def append(
         self,
@@ -246,8 +246,10 @@ class ReplicaManager:
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
-        broker = None if self._image is None else self._image.brokers.get(node_id)
-        return broker is not None and not broker.fenced and broker_epoch in (-1, broker.epoch)
+        image = self._image
+        if image is None or not image.is_live(node_id):
+            return False
+        return broker_epoch in (-1, image.brokers[node_id].epoch)
 
     def is_live(self, node_id: int) -> bool:
         return self._image is not None and self._image.is_live(node_id)
@@ -394,6 +396,7 @@ class ReplicaManager:
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:
+                self.wake_everyone(partition)
                 self._announce(partition, partition.leader_epoch)
             else:
                 self.wake_committed(partition)

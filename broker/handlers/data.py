@@ -207,6 +207,7 @@ def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> tuple[P
     if target < 0:
         raise KafkaError(ErrorCode.offset_out_of_range)
     partition.log.advance_log_start(target)
+    ctx.broker.purgatory.wake_followers(partition)
     return partition, target
 
 

@@ -19,7 +19,7 @@ from broker.cluster import Cluster
 from broker.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
 from broker.handlers.produce import leader_hint
 from broker.network import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
-from broker.partition import DataWaiter, Partition
+from broker.partition import Partition
 from broker.purgatory import Purgatory, Waiter
 from broker.replica_manager import ReplicaManager
 from broker.replica_selector import ReplicaSelector
@@ -436,11 +436,7 @@ class FetchWait(Waiter):
         self._failures = failures
         connection.waiter = self
         for partition in partitions:
-            self.waiters_of(partition)[self] = None
-
-    @staticmethod
-    def waiters_of(partition: Partition) -> dict[DataWaiter, None]:
-        return partition.data_waiters
+            partition.data_waiters[self] = None
 
     def poke(self) -> None:
         fetched = self._fetch.read(self._turn, self._request, self._version)
@@ -470,7 +466,7 @@ class FetchWait(Waiter):
 
     def _leave(self) -> None:
         for partition in self._partitions:
-            self.waiters_of(partition).pop(self, None)
+            partition.data_waiters.pop(self, None)
         self._partitions = []
 
 

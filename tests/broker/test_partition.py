@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.image import PartitionImage
-from broker.partition import IsrProposal, Partition, TopicStats
+from broker.partition import IsrProposal, Partition, TopicStats, Visit
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 
@@ -344,6 +344,24 @@ def test_a_follower_at_the_end_is_in_sync_however_long_ago_it_was_heard() -> Non
     heard_from(partition, {2: 0})
     peers.at += 10_000
     assert not partition.propose_shrink()
+
+
+def test_a_follower_that_asks_for_other_partitions_of_its_session_is_there() -> None:
+    log, peers = FakeLog(), FakePeers()
+    partition = partition_of(log, (1, 2), peers=peers)
+    heard_from(partition, {2: 0})
+    follower, visit = partition.follower(2), Visit()
+    assert follower is not None
+    follower.visit = visit
+    peers.at += 1000
+    visit.at = peers.at
+    log.log_end_offset = 5
+    assert not partition.propose_shrink(), "it had everything a moment ago"
+    peers.at += 31
+    visit.at = peers.at - 30.5
+    heard_from(partition, {2: 0})
+    visit.at = peers.at = peers.at + 31
+    assert partition.propose_shrink(), "once it was heard to be behind, asking for others is no excuse"
 
 
 def test_the_high_watermark_waits_for_who_is_about_to_join_but_not_for_ever() -> None:

@@ -144,3 +144,19 @@ def test_many_appends_put_a_waiter_in_line_once() -> None:
     while loop.soon:
         loop.soon.pop(0)()
     assert len(set(pokes)) == count
+
+
+def test_followers_are_woken_before_the_consumers_that_stand_in_line() -> None:
+    purgatory, loop, events = made()
+    consumers = [Recorder(events, f"consumer {at}") for at in range(3 * WAKE_PORTION)]
+    follower = Recorder(events, "follower")
+    partition: Any = SimpleNamespace(
+        data_waiters=dict.fromkeys(consumers), replica_waiters=dict.fromkeys([follower])
+    )
+    purgatory.wake(partition)
+    purgatory.wake_followers(partition)
+    loop.soon.pop(0)()
+    assert events.index("follower") == WAKE_PORTION
+    while loop.soon:
+        loop.soon.pop(0)()
+    assert len(events) == 3 * WAKE_PORTION + 1

@@ -378,6 +378,18 @@ def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> No
     assert path.read_text().endswith("topic 0 2\n")
 
 
+def test_a_cut_at_the_end_forgets_an_epoch_that_was_led_without_a_record(tmp_path: Path) -> None:
+    """Otherwise the replica that led it would be told for ever where its epochs part from the leader's."""
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1), epoch=3)
+    log.epoch_start(4)
+    log.save_epochs()
+    log.truncate_to(1)
+    assert (log.log_end_offset, log.epochs.entries()) == (1, [(3, 0)])
+    path = tmp_path / "data" / "topic-0" / "leader-epoch-checkpoint"
+    assert path.read_text() == "0\n1\n3 0\n"
+
+
 def test_flush_messages_syncs_inline_and_flush_ms_in_maintenance(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     log = manager.create("topic", TOPIC_ID, 0, LogConfig(flush_messages=3))
