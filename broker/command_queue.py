@@ -120,9 +120,8 @@ class CommandQueue:
             answers.append((future, decided))
             is_beat = is_beat or isinstance(command, Beat)
             if isinstance(decided, Decision):
-                for record in decided.records:
-                    ahead.apply(record, self._ledger.image.seq + 1)
-                    size += len(encode_record(record))
+                ahead.apply_slot(self._ledger.image.seq + 1, decided.records)
+                size += sum(len(encode_record(record)) for record in decided.records)
                 records += decided.records
         return records, answers, bool(records) or is_beat
 
