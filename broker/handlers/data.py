@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from broker.controller import invalid_topic_name
 from broker.dispatch import Context, Handler
 from broker.image import INTERNAL_TOPICS
 from broker.partition import Partition
@@ -145,15 +146,14 @@ def delete_records(ctx: Context, request: Any) -> Fields:
     topics = []
     for topic in request.topics:
         partitions = []
-        for asked in topic.partitions:
+        # of a partition named twice the last offset counts, as in Kafka
+        for index, offset in {asked.partition_index: asked.offset for asked in topic.partitions}.items():
             low_watermark, code = -1, ErrorCode.none
             try:
-                low_watermark = _delete_before(ctx, topic.name, asked.partition_index, asked.offset)
+                low_watermark = _delete_before(ctx, topic.name, index, offset)
             except KafkaError as error:
                 code = error.code
-            partitions.append(
-                {"partition_index": asked.partition_index, "low_watermark": low_watermark, "error_code": code}
-            )
+            partitions.append({"partition_index": index, "low_watermark": low_watermark, "error_code": code})
         topics.append({"name": topic.name, "partitions": partitions})
     return {"throttle_time": 0, "topics": topics}
 
@@ -203,7 +203,8 @@ def describe_producers(ctx: Context, request: Any) -> Fields:
             }
             found = ctx.broker.replicas.find(topic.name, index)
             if isinstance(found, ErrorCode):
-                answer["error_code"] = found
+                is_a_name = invalid_topic_name(topic.name) is None
+                answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
             else:
                 answer["active_producers"] = [
                     {

@@ -230,7 +230,8 @@ async def offset_commit(ctx: Context, request: Any) -> Fields:
                     topic.id,
                 )
             )
-        topics.append({**_topic_names(asked), "partitions": answered})
+        if answered or topic is None:
+            topics.append({**_topic_names(asked), "partitions": answered})
     if offsets:
         errors = await _commit(ctx, request, tuple(offsets))
         for row, code in zip(rows, errors, strict=True):

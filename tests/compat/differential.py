@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -50,11 +50,28 @@ NOT_COMPARED = frozenset(
 # Assigned by each cluster as it pleases: only whether there is one is compared.
 NAMED_BY_CLUSTER = frozenset({"producer_id", "member_id", "leader", "session_id", "replica_directory_id"})
 
-# Lists whose order means nothing.
-UNORDERED = {"groups": "group_id", "synonyms": "source", "configs": "name"}
+# Lists whose order means nothing, and what an entry is about.
+UNORDERED = {
+    "groups": "group_id",
+    "synonyms": "source",
+    "configs": "name",
+    "config_resources": "resource_name",
+    "members": "member_id",
+    "topics": "name topic topic_id topic_name",
+    "responses": "name topic topic_id resource_name",
+    "results": "name group_id resource_name",
+    "partitions": "partition_index partition",
+    "partition_responses": "index",
+    "active_producers": "producer_id",
+}
+HELD_BY_A_TOPIC = ("partitions", "partition_responses")
 # Configurations that Apache Kafka does not have.
 OURS_ONLY = frozenset({"record.validation"})
-SETTINGS = {"offsets.topic.num.partitions": "5", "auto.create.topics.enable": "false"}
+SETTINGS = {
+    "offsets.topic.num.partitions": "5",
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+}
 ANSWER_S = 5.0
 
 
@@ -67,6 +84,7 @@ class Side:
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.topic_ids: dict[str, UUID] = {}
         self.remembered: dict[str, Any] = {}
+        self.labels: dict[Any, str] = {}
 
     def close(self) -> None:
         self.client.socket.close()
@@ -108,12 +126,13 @@ class Side:
             items = [self.plain(item, name) for item in value]
             if name == "configs":
                 items = [item for item in items if item["name"] not in OURS_ONLY]
-            by = UNORDERED.get(name)
-            return items if by is None else sorted(items, key=lambda item: str(item[by]))
+            return in_order(items, UNORDERED[name].split()) if name in UNORDERED else items
         if isinstance(value, UUID):
             by_id = {topic_id: topic for topic, topic_id in self.topic_ids.items()}
             return by_id.get(value, "an id")
         if name in NAMED_BY_CLUSTER:
+            if value in self.labels:
+                return self.labels[value]
             return "given" if value not in (-1, 0, "", None) else value
         if name == "records" and value is not None:
             # Kafka cuts a fetch anywhere, we cut it between batches: no client reads a part of one.
@@ -126,8 +145,35 @@ class Side:
         return value
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
-    """One line for every leaf in which the two answers differ."""
+def in_order(items: list[Any], names: Sequence[str]) -> list[Any]:
+    """Sorted by what the entries are about; the entries of one topic as one."""
+
+    def about(item: Any) -> str:
+        return str([item.get(name) for name in names])
+
+    merged: list[Any] = []
+    for item in sorted(items, key=lambda item: about(item) + str(item)):
+        held = next((name for name in HELD_BY_A_TOPIC if name in item), None)
+        if held and merged and about(merged[-1]) == about(item):
+            both = merged[-1][held] + item[held]
+            merged[-1] = {**merged[-1], held: in_order(both, UNORDERED[held].split())}
+        else:
+            merged.append(item)
+    return merged
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    path: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: ours {self.ours!r}, theirs {self.theirs!r}"
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
+    """Every leaf in which the two answers differ."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         for name in ours:
             yield from differences(ours[name], theirs[name], f"{path}.{name}")
@@ -135,7 +181,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
         for at, (our, their) in enumerate(zip(ours, theirs, strict=True)):
             yield from differences(our, their, f"{path}[{at}]")
     elif ours != theirs:
-        yield f"{path}: ours {ours!r}, theirs {theirs!r}"
+        yield Difference(path, ours, theirs)
 
 
 class Twins:
@@ -155,7 +201,7 @@ class Twins:
     def same(self, api: Api, version: int, **fields: Any) -> Any:
         ours, theirs = self.both(api, version, **fields)
         found = list(differences(ours, theirs))
-        assert not found, "\n".join([f"{api.name} v{version}", *found, str(fields)])
+        assert not found, "\n".join([f"{api.name} v{version}", *map(str, found), str(fields)])
         return ours
 
     @staticmethod
@@ -166,8 +212,8 @@ class Twins:
             side.reconnect()
             return "no answer" if isinstance(error, TimeoutError) else "closed"
 
-    def topic(self, partitions: int = 1, **configs: str) -> str:
-        name = unique("topic")
+    def topic(self, partitions: int = 1, prefix: str = "topic", **configs: str) -> str:
+        name = unique(prefix)
         self.same(
             Api.CREATE_TOPICS,
             4,
