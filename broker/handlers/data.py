@@ -45,28 +45,27 @@ _UNKNOWN: Final = (-1, -1, -1)
 
 
 def list_offsets(ctx: Context, request: Any) -> Fields:
-    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    repeated = {key for key, count in Counter(asked).items() if count > 1}
+    asked = Counter(
+        (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
+    )
     isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
-    topics = []
+    topics: dict[str, dict[int, Fields]] = {}
     for topic in request.topics:
-        partitions = []
+        answered = topics.setdefault(topic.name, {})
         for each in topic.partitions:
-            if (topic.name, each.partition_index) in repeated:
+            if asked[topic.name, each.partition_index] > 1:
                 answer: Fields = {"error_code": ErrorCode.invalid_request}
             else:
                 answer = _list_offset(ctx, topic.name, each, isolation)
-            partitions.append(
-                {
-                    "partition_index": each.partition_index,
-                    "timestamp": -1,
-                    "offset": -1,
-                    "leader_epoch": -1,
-                    **answer,
-                }
-            )
-        topics.append({"name": topic.name, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
+            answered[each.partition_index] = {
+                "partition_index": each.partition_index,
+                "timestamp": -1,
+                "offset": -1,
+                "leader_epoch": -1,
+                **answer,
+            }
+    rows = [{"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()]
+    return {"throttle_time": 0, "topics": rows}
 
 
 def _list_offset(ctx: Context, topic: str, asked: Any, isolation: int | None) -> Fields:
@@ -143,18 +142,21 @@ def offset_for_leader_epoch(ctx: Context, request: Any) -> Fields:
 
 
 def delete_records(ctx: Context, request: Any) -> Fields:
-    topics = []
+    asked: dict[str, dict[int, int]] = {}  # of a partition named twice the last offset counts, as in Kafka
     for topic in request.topics:
+        for partition in topic.partitions:
+            asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
+    topics = []
+    for name, offsets in asked.items():
         partitions = []
-        # of a partition named twice the last offset counts, as in Kafka
-        for index, offset in {asked.partition_index: asked.offset for asked in topic.partitions}.items():
+        for index, offset in offsets.items():
             low_watermark, code = -1, ErrorCode.none
             try:
-                low_watermark = _delete_before(ctx, topic.name, index, offset)
+                low_watermark = _delete_before(ctx, name, index, offset)
             except KafkaError as error:
                 code = error.code
             partitions.append({"partition_index": index, "low_watermark": low_watermark, "error_code": code})
-        topics.append({"name": topic.name, "partitions": partitions})
+        topics.append({"name": name, "partitions": partitions})
     return {"throttle_time": 0, "topics": topics}
 
 

@@ -41,7 +41,7 @@ NOT_COMPARED = frozenset(
             "brokers",
             "log_dir",
         ),
-        *("total_bytes", "usable_bytes", "is_cordoned", "log_append_time", "leader_epoch"),
+        *("total_bytes", "usable_bytes", "is_cordoned", "log_append_time"),
         *("topic_authorized_operations", "cluster_authorized_operations", "documentation"),
         # What only one of the two has (transactions, KRaft features) is told in ApiVersions.
         *("api_keys", "supported_features", "finalized_features", "finalized_features_epoch"),
