@@ -197,10 +197,15 @@ class Dispatcher:
         else:
             self._log_once(f"{SERVED[context.api_key].name} version {context.api_version}", error)
         self._errors[code.value] += 1
-        fields = error_reply(context.api_key, context.api_version, request, code, message)
-        if fields is None:
-            raise Disconnect(f"{SERVED[context.api_key].name} failed with {code.name} and cannot say so")
-        return encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+        api_key, version = context.api_key, context.api_version
+        cannot_say = f"{SERVED[api_key].name} failed with {code.name} and cannot say so"
+        try:
+            fields = error_reply(api_key, version, request, code, message)
+            if fields is not None:
+                return encode_response(api_key, version, context.correlation_id, fields)
+        except Exception as failure:
+            self._log_once(f"the error reply of {SERVED[api_key].name} version {version}", failure)
+        raise Disconnect(cannot_say)
 
     def _log_once(self, what: str, error: Exception) -> None:
         """The stack of a bug once, its repetitions as one line each."""

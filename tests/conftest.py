@@ -156,7 +156,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--differential-from", type=int, default=0, help="the first seed of generated sequences")
-    parser.addoption("--differential-seeds", type=int, default=3, help="how many seeds, 100 sequences each")
+    parser.addoption("--differential-seeds", type=int, default=1, help="how many seeds, 50 sequences each")
     parser.addoption(
         "--requirements-to",
         metavar="FILE",

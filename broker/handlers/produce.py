@@ -647,7 +647,8 @@ def _refuse_all(request: ProduceRequest) -> ErrorCode | None:
 
 def _is_one_batch(records: memoryview | None) -> bool:
     """Whether Kafka would have taken it to the log at all."""
-    if records is None or len(records) < HEADER_SIZE:
+    try:
+        check_one_batch(records, None)
+    except KafkaError:
         return False
-    header = parse_header(records)
-    return header.magic == 2 and header.size == len(records)
+    return True

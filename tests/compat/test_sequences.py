@@ -16,7 +16,7 @@ from tests.compat.sequences import Step, sequences
 
 pytestmark = pytest.mark.kafka
 
-SEQUENCES_OF_A_SEED = 100
+SEQUENCES_OF_A_SEED = 50
 
 
 @pytest.fixture(scope="module")
