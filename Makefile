@@ -18,7 +18,7 @@ FROM   ?= 0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench bench-guard bench-growth bench-features kafka minio conformance clean
+.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,11 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 
 sim: setup ## many simulation seeds: make sim SEEDS=1000 FROM=0
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
+
+differential: SEEDS := 20
+differential: setup kafka ## the same requests to Apache Kafka, by hand and 50 generated sequences a seed: SEEDS=20 FROM=0
+	@$(BIN)/python -m pytest -q -p no:randomly tests/compat/test_differential.py tests/compat/test_sequences.py \
+	  --differential-seeds $(SEEDS) --differential-from $(FROM) $(ARGS)
 
 bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
 	@$(BIN)/python -m tools.versus.table $(ARGS)

@@ -93,7 +93,7 @@ def _read_text(buf: memoryview, at: int, flexible: bool) -> tuple[str | None, in
         at += 2
     if size < 0:
         return None, at
-    return str(_slice(buf, at, size), "utf-8"), at + size
+    return str(_slice(buf, at, size), "utf-8", "replace"), at + size  # what Java makes of other bytes
 
 
 def _read_name(buf: memoryview, at: int, flexible: bool) -> tuple[str, int]:
@@ -169,7 +169,7 @@ def parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
     """Versions 3 and newer."""
     try:
         return _parse_produce(frame, at, version)
-    except (StructError, IndexError, UnicodeDecodeError) as error:
+    except (StructError, IndexError) as error:
         raise MalformedRequest(f"Produce v{version} is cut short or garbled: {error}") from None
 
 
@@ -479,7 +479,7 @@ def parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     """Versions 4 and newer."""
     try:
         return _parse_fetch(frame, at, version)
-    except (StructError, IndexError, UnicodeDecodeError) as error:
+    except (StructError, IndexError) as error:
         raise MalformedRequest(f"Fetch v{version} is cut short or garbled: {error}") from None
 
 

@@ -86,8 +86,6 @@ def parse_head(frame: Buffer) -> RequestHead:
             raise MalformedRequest(f"client id of {client_id_size} bytes, {size - at} are left")
         client_id = str(memoryview(frame)[at : at + client_id_size], "utf-8", "replace")
         at += client_id_size
-    elif client_id_size < -1:
-        raise MalformedRequest(f"client id of {client_id_size} bytes")
     if version >= row.flexible_from:
         at = _skip_tags(frame, at)
     return RequestHead(api_key, version, correlation_id, client_id, at)

@@ -206,6 +206,58 @@ def test_produce_to_what_is_not_there(twins: Twins) -> None:
         ) if version < 13 else None
 
 
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_partition_named_twice_in_a_produce(twins: Twins, version: int) -> None:
+    name = twins.topic()
+    for given in (
+        [records(b"first"), records(b"last")],
+        [ONE, BAD_BATCHES["two batches"]],
+        [BAD_BATCHES["two batches"], ONE],
+        [ONE, BAD_BATCHES["length too small"]],
+    ):
+        fields = produce_fields(name, None)
+        fields["topic_data"][0]["partition_data"] = [{"index": 0, "records": batch} for batch in given]
+        twins.same(Api.PRODUCE, version, **fields)
+        fields["topic_data"] = [
+            {**fields["topic_data"][0], "partition_data": [{"index": 0, "records": batch}]} for batch in given
+        ]
+        twins.same(Api.PRODUCE, version, **fields)
+        twins.same(Api.FETCH, 9, **fetch_fields(name, 0))
+    for repeated in (Api.LIST_OFFSETS, Api.DELETE_RECORDS):
+        partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1, "offset": 1}
+        topics = [{"name": name, "partitions": [partition, {**partition, "offset": 2}]}]
+        twins.same(repeated, 2, replica_id=-1, isolation_level=0, timeout=10_000, topics=[*topics, *topics])
+
+
+def test_which_mistake_of_a_produce_is_answered(twins: Twins) -> None:
+    name = twins.topic(partitions=2)
+    for topic, batch, partition in [
+        (name, BAD_BATCHES["two batches"], 0),
+        (name, BAD_BATCHES["magic 1"], 0),
+        ("no-such-topic", ONE, 0),
+        ("no-such-topic", BAD_BATCHES["length too small"], 0),
+        (name, ONE, 9),
+        (name, ONE, 1),
+    ]:
+        fields = produce_fields(topic, batch, partition=partition, acks=7)
+        twins.same(Api.PRODUCE, 9, **fields)
+        both = {
+            **fields,
+            "acks": -1,
+            "topic_data": [*fields["topic_data"], *produce_fields(name, ONE)["topic_data"]],
+        }
+        twins.same(Api.PRODUCE, 9, **both)
+        twins.same(Api.LIST_OFFSETS, 5, **list_offsets_fields(name, -1))
+
+
+def test_a_join_that_is_refused_leaves_an_empty_group(twins: Twins) -> None:
+    group = unique("group")
+    twins.same(Api.JOIN_GROUP, 5, **join_fields(group, protocols=[]))
+    described = twins.same(Api.DESCRIBE_GROUPS, 5, groups=[group], include_authorized_operations=False)
+    assert described["groups"][0]["group_state"] == "Empty"
+    twins.same(Api.DELETE_GROUPS, 2, groups_names=[group])
+
+
 @pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name)
 def test_codecs_by_version(twins: Twins, codec: Codec) -> None:
     name = twins.topic()
