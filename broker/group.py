@@ -797,6 +797,9 @@ class GroupMachine:
         self._committed_offsets += len(turn.records)
         turn.reply(token, tuple(errors))
         group = self.groups.get(command.group_id)
+        if group is None and not turn.records:
+            # Its first commit begins a group even if nothing of it could be kept.
+            self.groups[command.group_id] = Group(command.group_id, now.wall_ms)
         member = group.members.get(command.member_id) if group is not None else None
         if group is not None and member is not None:
             self._restart_session(group, member, now)
