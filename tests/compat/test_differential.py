@@ -382,6 +382,11 @@ def test_topics_twice_colliding_and_internal(twins: Twins) -> None:
     dotted = unique("dot.ted")
     twins.same(Api.CREATE_TOPICS, 7, **new_topic(dotted))
     twins.same(Api.CREATE_TOPICS, 7, **new_topic(dotted.replace(".", "_")))
+    for too_many in (name, unique("topic"), "not/a/name"):
+        asked = new_topic(too_many, num_partitions=2**31 - 1)
+        twins.same(Api.CREATE_TOPICS, 7, **asked)
+        asked["topics"] += new_topic(unique("topic"))["topics"]
+        twins.same(Api.CREATE_TOPICS, 7, **asked)
     twice = new_topic(unique("topic"))
     twins.same(Api.CREATE_TOPICS, 7, **{**twice, "topics": twice["topics"] * 2})
     for count in (0, 1, -1, 5):
