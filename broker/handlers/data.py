@@ -51,13 +51,12 @@ def list_offsets(ctx: Context, request: Any) -> Fields:
     isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
     topics: dict[str, dict[int, Fields]] = {}
     for topic in request.topics:
-        answered = topics.setdefault(topic.name, {})
         for each in topic.partitions:
             if asked[topic.name, each.partition_index] > 1:
                 answer: Fields = {"error_code": ErrorCode.invalid_request}
             else:
                 answer = _list_offset(ctx, topic.name, each, isolation)
-            answered[each.partition_index] = {
+            topics.setdefault(topic.name, {})[each.partition_index] = {
                 "partition_index": each.partition_index,
                 "timestamp": -1,
                 "offset": -1,

@@ -385,6 +385,7 @@ def test_topics_twice_colliding_and_internal(twins: Twins) -> None:
     for too_many in (name, unique("topic"), "not/a/name"):
         asked = new_topic(too_many, num_partitions=2**31 - 1)
         twins.same(Api.CREATE_TOPICS, 7, **asked)
+        asked = new_topic(too_many, num_partitions=10_001)
         asked["topics"] += new_topic(unique("topic"))["topics"]
         twins.same(Api.CREATE_TOPICS, 7, **asked)
     twice = new_topic(unique("topic"))
