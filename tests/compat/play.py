@@ -278,6 +278,8 @@ def meant(step: Step, ours: Any, found: Sequence[Difference]) -> bool:
             return all(one.path.endswith(".record_errors") for one in found)  # of a timestamp
         case Api.JOIN_GROUP:
             return ErrorCode.unknown_server_error in their  # pending without an instance id, now with one
+        case Api.DESCRIBE_TOPIC_PARTITIONS:
+            return ErrorCode.unknown_server_error in their  # an empty name
         case Api.INIT_PRODUCER_ID:
             return ErrorCode.unsupported_version in our  # a transactional id
         case Api.FIND_COORDINATOR:
