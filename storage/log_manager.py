@@ -14,10 +14,11 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import basename, dirname, join
+from typing import TypeVar
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
@@ -40,7 +41,10 @@ DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
 LOGS_PER_SLICE = 256
+LOADED_PER_SLICE = 16
 NOTES_VERSION = 2
+
+T = TypeVar("T")
 
 TopicPartition = tuple[str, int]
 Done = Callable[[OSError | None], None]
@@ -138,6 +142,8 @@ class LogManager:
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
+        self._is_loaded = False
+        self._closed: dict[TopicPartition, int] = {}  # up to where `closing` has closed it
         self._vouched: set[str] = set()  # directories whose recovery points are our own
         self._doomed: list[tuple[int, str]] = []  # due, path of a directory
         self._flushing: set[TopicPartition] = set()
@@ -146,6 +152,7 @@ class LogManager:
         self.uncleanable: set[TopicPartition] = set()
         self._writing: dict[tuple[str, str], PointsWrite] = {}  # by (directory, checkpoint)
         self._write_again: set[tuple[str, str]] = set()
+        self._marking = False  # the next round writes recovery points again
 
     def __repr__(self) -> str:
         return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
@@ -216,21 +223,29 @@ class LogManager:
             return {}
 
     def load(self, config_of: Callable[[str], LogConfig] | None = None) -> None:
-        """Open every log; `config_of` a topic, by default the defaults. After an unclean stop each log is
-        recovered from its recovery point."""
+        """`loading` in one go."""
+        for _ in self.loading(config_of):
+            pass
+
+    def loading(self, config_of: Callable[[str], LogConfig] | None = None) -> Iterator[None]:
+        """Open every log, in slices; `config_of` a topic, by default the defaults. After an unclean stop each
+        log is recovered from its recovery point. Who gives up between two slices calls `close`."""
         for path in self.dirs:
             if path in self.offline_dirs:
                 continue
             try:
-                for name in self.files.listdir(path):
-                    self._load_directory(path, name, config_of)
+                for at, name in enumerate(self.files.listdir(path), 1):
+                    yield from self._load_directory(path, name, config_of)
+                    if at % LOADED_PER_SLICE == 0:
+                        yield
             except OSError as error:
                 self._dir_failed(path, error)
             if path not in self._vouched:
-                self._settle_all(path)
+                yield from self._settle_all(path)
         self._notes = dict.fromkeys(self._notes)
+        self._is_loaded = True
 
-    def _settle_all(self, path: str) -> None:
+    def _settle_all(self, path: str) -> Iterator[None]:
         """Logs whose recovery points were not ours may have been compacted past them: before ours appear,
         which deny that, everything is synced."""
         for log in list(self.logs.values()):
@@ -239,9 +254,12 @@ class LogManager:
                     log.fsync()
                 except KafkaError:
                     return  # the directory is offline now
+                yield
         self._write_points(path, RECOVERY_POINTS, run_inline)
 
-    def _load_directory(self, path: str, name: str, config_of: Callable[[str], LogConfig] | None) -> None:
+    def _load_directory(
+        self, path: str, name: str, config_of: Callable[[str], LogConfig] | None
+    ) -> Iterator[None]:
         if name.endswith(DELETE_SUFFIX):
             self._doomed.append((self._now_ms(), join(path, name)))
             return
@@ -252,7 +270,7 @@ class LogManager:
             raise LogDirError(f"{name} is in both {self.logs[key].log_dir} and {path}: remove one of them")
         notes = self._notes[path]
         points = self._points[path]
-        log = UnifiedLog.open(
+        log = yield from UnifiedLog.opening(
             self.files,
             join(path, name),
             config=config_of(key[0]) if config_of else self.defaults,
@@ -290,7 +308,7 @@ class LogManager:
         now_ms = self._now_ms()
         try:
             self.files.makedirs(directory)
-            log = UnifiedLog.open(
+            opening = UnifiedLog.opening(
                 self.files,
                 directory,
                 config=config,
@@ -302,6 +320,7 @@ class LogManager:
                 on_truncated=self._truncation_of(path),
                 producer_expiration_ms=self.producer_expiration_ms,
             )
+            log = _in_one_go(opening)
             log.adopt_topic_id(topic_id)
         except OSError as error:
             self._dir_failed(path, error)
@@ -399,9 +418,13 @@ class LogManager:
                 self._flush(key, log, now_ms, closed_only=not is_late)
                 yield
 
-    def _flush(self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool) -> None:
+    def _flush(
+        self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool, marked: bool = False
+    ) -> None:
         log.flushed_at_ms = now_ms
         try:
+            if marked:
+                log.mark()
             job = log.fsync_target(closed_only=closed_only)
         except KafkaError:
             return
@@ -450,12 +473,19 @@ class LogManager:
     def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
         starts_moved = any(log.log_start_unsaved for log in self.logs.values())
         if self._is_due("recovery points", self.intervals.recovery_points_ms, now_ms):
-            for log in list(self.logs.values()):
+            for key, log in list(self.logs.items()):
                 try:
                     log.save_epochs()
                 except KafkaError:
                     continue
+                if log.wants_mark and key not in self._flushing:
+                    self._flush(key, log, now_ms, closed_only=False, marked=True)
+                    self._marking = True
                 yield
+            self._checkpoint(RECOVERY_POINTS)
+            yield
+        elif self._marking:
+            self._marking = False
             self._checkpoint(RECOVERY_POINTS)
             yield
         if self._is_due("log starts", self.intervals.log_starts_ms, now_ms) or starts_moved:
@@ -570,11 +600,50 @@ class LogManager:
                 log.take_offline(f"log directory {path} failed: {error}")
         self._on_dir_failure(path, error)
 
+    def closing(self) -> Iterator[tuple[Callable[[], None], Done]]:
+        """What a clean stop syncs, a log at a time, for whoever can run several jobs at once and report each;
+        `close` does the rest. Nothing may be appended any more."""
+        if not self._is_loaded:
+            return
+        for path in self._points:
+            if path not in self.offline_dirs:
+                yield partial(self.files.fsync_dir, path), partial(self._anchored, path)
+        for key, log in list(self.logs.items()):
+            try:
+                job = log.closing()
+            except KafkaError:
+                continue  # its directory is offline now
+            if job is None:
+                self._log_closed(key, log, None, None)
+            else:
+                yield job.run, partial(self._log_closed, key, log, job)
+
+    def _anchored(self, path: str, error: OSError | None) -> None:
+        if error is not None:
+            self._dir_failed(path, error)
+            return
+        for log in self.logs.values():
+            if log.log_dir == path:
+                log.anchored()
+
+    def _log_closed(
+        self, key: TopicPartition, log: UnifiedLog, job: SegmentFlush | None, error: OSError | None
+    ) -> None:
+        if error is not None:
+            if log.offline is None:
+                log.flush_failed(error)
+        elif log.offline is None:
+            log.closed(job)
+            self._closed[key] = log.log_end_offset
+
     def close(self, clean: bool = True, *, broker_epoch: int = -1) -> None:
-        """Stop. `clean`: write and sync everything and say so for the next start."""
-        if clean:
-            for log in list(self.logs.values()):
-                if log.offline is None:
+        """Stop. `clean`: write and sync everything and say so for the next start. Before everything was
+        loaded nothing is written, but that the stop before this start was clean is said again."""
+        if not self._is_loaded:
+            self._put_back_notes(broker_epoch)
+        elif clean:
+            for key, log in list(self.logs.items()):
+                if log.offline is None and self._closed.get(key) != log.log_end_offset:
                     try:
                         log.close()
                     except KafkaError:
@@ -597,6 +666,14 @@ class LogManager:
             self._write_again.add(place)
         self._writing.clear()
 
+    def _put_back_notes(self, broker_epoch: int) -> None:
+        for path, notes in self._notes.items():
+            if notes is not None and path not in self.offline_dirs:
+                try:
+                    write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
+                except OSError as error:
+                    self._dir_failed(path, error)
+
     def _mark_clean(self, path: str, broker_epoch: int) -> None:
         logs = [log for log in self.logs.values() if log.log_dir == path]
         try:
@@ -604,6 +681,15 @@ class LogManager:
             write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
         except OSError as error:
             self._dir_failed(path, error)
+
+
+def _in_one_go(steps: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 # ---- the small files ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ flush; the first OSError ends the log for good (`offline`), because what the dis
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import basename, dirname, join
 from struct import Struct
@@ -42,11 +42,13 @@ from storage.segment import (
     TIME_INDEX,
     TXN_INDEX,
     Segment,
+    SegmentMark,
 )
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
 EXPIRED_AT_ONCE = 32  # each costs up to 8 calls to the file system
+MARKS_KEPT = 2  # the recovery point on disk may still be that of the one before
 UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
 
 _stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
@@ -120,7 +122,9 @@ class UnifiedLog(AbstractLog):
         self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
         self._directory_unsynced = bool(loaded.rewritten)
         self._names_changed_at = loaded.log_end_offset
-        self._snapshot_at = loaded.log_end_offset if loaded.is_as_noted else UNKNOWN
+        self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
+        self._marks: list[int] = []
+        self._marked_upto = loaded.recovery_point
         self._epochs_dirty = False
         self._is_anchored = False  # its directory's own name may still be lost with the power
         self.log_start_unsaved = False
@@ -149,7 +153,7 @@ class UnifiedLog(AbstractLog):
         self._epochs_dirty = bool(loaded.rewritten)
 
     @staticmethod
-    def open(
+    def opening(
         files: Files,
         directory: str,
         *,
@@ -166,8 +170,9 @@ class UnifiedLog(AbstractLog):
         log_start_offset: int = 0,
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
-    ) -> "UnifiedLog":
-        loaded = load(
+    ) -> "Generator[None, None, UnifiedLog]":
+        """In slices, as `load`; a new or cleanly closed log needs but one."""
+        loaded = yield from load(
             files,
             directory,
             config=config,
@@ -561,6 +566,8 @@ class UnifiedLog(AbstractLog):
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
         self._snapshot_at = UNKNOWN
+        self._marks = [at for at in self._marks if at <= log_end_offset]
+        self._marked_upto = min(self._marked_upto, log_end_offset)
         self.recovery_point = min(self.recovery_point, log_end_offset)
         self._flushable = min(self._flushable, log_end_offset)
         self._roll_at = UNKNOWN
@@ -683,32 +690,67 @@ class UnifiedLog(AbstractLog):
         self._directory_unsynced = True
         self._names_changed_at = self.log_end_offset
 
-    def _save_snapshot(self, offset: int) -> None:
-        write_snapshot(self.files, self.directory, offset, self.producer_table)
+    def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
+        write_snapshot(self.files, self.directory, offset, self.producer_table, mark)
         self._snapshot_at = offset
         self._sync_later([snapshot_path(self.directory, offset)])
 
-    def close(self) -> None:
-        """A clean stop: everything written, and synced but for what the next start can tell to be damaged and
-        rebuild (snapshots, the indexes of the active segment): that is 2 syncs instead of 7 for each log. A
-        log that is offline is left as it is."""
+    @property
+    def wants_mark(self) -> bool:
+        """Whether syncs have reached into the active segment since the last mark: a recovery would read
+        again what they vouch for."""
+        return self.offline is None and self.recovery_point > max(self._active.base_offset, self._marked_upto)
+
+    def mark(self) -> None:
+        """Note the indexes and producers as of the log's end: once the recovery point is there, a recovery
+        begins there."""
+        self.flush_staged()
+        with self._disk():
+            self._save_snapshot(self.log_end_offset, self._active.mark())
+            self._sync_later(self._active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX))
+            for at in self._marks[: 1 - MARKS_KEPT]:
+                if at not in self._bases:
+                    self.files.unlink(snapshot_path(self.directory, at))
+        self._marks = [*self._marks[1 - MARKS_KEPT :], self.log_end_offset]
+        self._marked_upto = self.log_end_offset
+
+    def closing(self) -> SegmentFlush | None:
+        """A clean stop up to its syncs: everything is written, and the job syncs what the next start could
+        not tell to be damaged and rebuild (snapshots and the indexes of the active segment it can, if their
+        names are not those of older ones): a file and a directory for a log that did nothing but grow. Then
+        `closed`. A log that is offline is left as it is."""
         if self.offline is not None:
-            return
+            return None
         self.flush_staged()
         with self._disk():
             for segment in self._segments:
                 segment.seal()
             self._write_epochs()
             if self._snapshot_at != self.log_end_offset and self.log_end_offset > self._bases[0]:
-                self._save_snapshot(self.log_end_offset)
-        if self.recovery_point < self.log_end_offset or self._directory_unsynced:
-            lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
-            job = self._flush_of(self.log_end_offset, lasting)
-            with self._disk():
-                job.run()
+                self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
+        if self.recovery_point == self.log_end_offset and not self._directory_unsynced:
+            return None
+        lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
+        return self._flush_of(self.log_end_offset, lasting)
+
+    def closed(self, job: SegmentFlush | None) -> None:
+        """After `closing` and its job."""
+        if job is not None:
             self.mark_flushed(job.upto)
         for segment in self._segments:
             segment.close()
+
+    def close(self) -> None:
+        """A clean stop here and now."""
+        job = self.closing()
+        if job is not None:
+            with self._disk():
+                job.run()
+        self.closed(job)
+
+    def anchored(self) -> None:
+        """The owner synced the name of this log's directory."""
+        self._is_anchored = True
 
     def clean_state(self) -> CleanState:
         """What the next start may take as read, after `close`."""
