@@ -223,7 +223,10 @@ def _recover(
     follows from the bytes."""
     segments = loaded.segments
     first = max(0, bisect_right([segment.base_offset for segment in segments], since) - 1)
-    start, position, table = _resume(files, path, segments[first], since)
+    interval = config.index_interval_bytes
+    size = segments[first].size
+    start, position, table = _resume(files, path, segments[first], since, interval)
+    segments[first].size = size
     for offset in snapshot_offsets(files, path):
         if offset > start:
             files.unlink(snapshot_path(path, offset))
@@ -239,7 +242,6 @@ def _recover(
             write_snapshot(files, path, segment.base_offset, table)
             loaded.rewritten.append(snapshot_path(path, segment.base_offset))
         size = segment.size
-        interval = config.index_interval_bytes
         known = position if index == first else 0
         for batch, header in segment.recover(expected, interval, position=known):
             expected = header.next_offset
@@ -264,7 +266,9 @@ def _recover(
     loaded.has_snapshot = position > 0 and loaded.log_end_offset == start
 
 
-def _resume(files: Files, path: str, segment: Segment, since: int) -> tuple[int, int, ProducerTable | None]:
+def _resume(
+    files: Files, path: str, segment: Segment, since: int, index_interval: int
+) -> tuple[int, int, ProducerTable | None]:
     """The offset and position from which the segment must be read, and the producers there if a snapshot
     told them."""
     for at in reversed(snapshot_offsets(files, path)):
@@ -275,7 +279,7 @@ def _resume(files: Files, path: str, segment: Segment, since: int) -> tuple[int,
         except CorruptSnapshot:
             continue
         mark = SegmentMark.decode(note)
-        if mark is not None and segment.resume(mark, at):
+        if mark is not None and segment.resume(mark, at, index_interval):
             return at, mark.position, table
     return segment.base_offset, 0, None
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import OVERHEAD, CorruptBatch
+from storage.epochs import EpochCache
 from storage.files import File, Files, write_replacing
 from storage.index import AbortedTxn
 from storage.loader import (
@@ -126,6 +127,7 @@ class UnifiedLog(AbstractLog):
         self._marks: list[int] = []
         self._marked_upto = loaded.recovery_point
         self._epochs_dirty = False
+        self._epochs_written: list[tuple[int, int]] | None = None
         self._is_anchored = False  # its directory's own name may still be lost with the power
         self.log_start_unsaved = False
         self.flushed_at_ms = 0
@@ -151,6 +153,7 @@ class UnifiedLog(AbstractLog):
         self.recovery_point = loaded.recovery_point
         self.dropped_bytes = loaded.dropped_bytes
         self._epochs_dirty = bool(loaded.rewritten)
+        self._epochs_written = None if loaded.rewritten else loaded.epochs.entries()
 
     @staticmethod
     def opening(
@@ -676,9 +679,13 @@ class UnifiedLog(AbstractLog):
                 self._write_epochs()
 
     def _write_epochs(self, *, force: bool = False) -> None:
+        """An epoch without records is not kept: the next start drops it, and each start begins one."""
         if self._epochs_dirty or force:
-            self._write_small(EPOCHS, self.epochs.encode())
-            self._epochs_dirty = False
+            kept = [entry for entry in self.epochs.entries() if entry[1] < self.log_end_offset]
+            if force or kept != self._epochs_written:
+                self._write_small(EPOCHS, EpochCache(kept).encode())
+                self._epochs_written = kept
+            self._epochs_dirty = len(kept) < len(self.epochs.entries())
 
     def _write_small(self, name: str, data: bytes) -> None:
         path = join(self.directory, name)
@@ -706,6 +713,7 @@ class UnifiedLog(AbstractLog):
         begins there."""
         self.flush_staged()
         with self._disk():
+            self._active.settle()
             self._save_snapshot(self.log_end_offset, self._active.mark())
             self._sync_later(self._active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX))
             for at in self._marks[: 1 - MARKS_KEPT]:
@@ -723,15 +731,22 @@ class UnifiedLog(AbstractLog):
             return None
         self.flush_staged()
         with self._disk():
-            for segment in self._segments:
+            for segment in self._segments[:-1]:
                 segment.seal()
+            self._active.settle()
             self._write_epochs()
-            if self._snapshot_at != self.log_end_offset and self.log_end_offset > self._bases[0]:
+            if self._snapshot_at != self.log_end_offset and self._needs_snapshot():
                 self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
         if self.recovery_point == self.log_end_offset and not self._directory_unsynced:
             return None
         lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
         return self._flush_of(self.log_end_offset, lasting)
+
+    def _needs_snapshot(self) -> bool:
+        """Without one, and without producers, a small segment is read whole after the next kill."""
+        if self.producer_table.entries:
+            return self.log_end_offset > self._bases[0]
+        return not self._active.is_small
 
     def closed(self, job: SegmentFlush | None) -> None:
         """After `closing` and its job."""
