@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -54,6 +55,8 @@ T = TypeVar("T")
 
 MAINTAIN_EVERY_S: Final = 1.0
 SYNCS_AT_ONCE: Final = 32
+FILE_DESCRIPTORS: Final = 256
+"""That many connections never get, or a quarter where fewer than 1,024 may be open."""
 WARM_PAUSE_S: Final = 0.02
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
@@ -229,8 +232,29 @@ class Broker:
             spawn=self.spawn,
         )
         components.network = NetworkServer(
-            loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
+            loop=loop,
+            network=world.network,
+            service=dispatcher,
+            limits=_limits(config),
+            has_room=self._has_room,
         )
+        if isinstance(world.files, DiskFiles):
+            world.files.make_room = logs.release_files
+
+    def _has_room(self, descriptor: int) -> bool:
+        """Whether a new connection leaves files what they need. The kernel gives out the lowest free number,
+        so a low one says that many are free."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = limit - min(FILE_DESCRIPTORS, limit // 4)
+        if limit < 0 or descriptor < bound:
+            return True
+        self.components.logs.release_files()
+        try:
+            lowest = os.dup(descriptor)
+        except OSError:
+            return False
+        os.close(lowest)
+        return lowest < bound
 
     def _follow_configs(self, delta: Delta) -> None:
         if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
@@ -458,9 +482,12 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
+    loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
     if not await broker.start():
         log.info("node %d stopped before it was ready", config.node_id)
-        return
+        sys.stdout.flush()
+        # all is closed; a store that does not answer may hold a thread, which Python would wait for
+        os._exit(0)
     gc.freeze()
     first = next(iter(broker.listeners.values()))
     host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name

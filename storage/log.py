@@ -602,8 +602,9 @@ class AbstractLog(ABC):
     def mark_flushed(self, upto: int) -> None: ...
 
     @abstractmethod
-    def flush_failed(self, error: OSError) -> None:
-        """A sync failed: the directory is lost."""
+    def flush_failed(self, error: OSError) -> KafkaError:
+        """A sync failed: the directory is lost, unless only descriptors were short and it may be tried again.
+        What to answer."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -618,9 +619,7 @@ class AbstractLog(ABC):
         try:
             job.run()
         except OSError as error:
-            self.flush_failed(error)
-            assert self.offline is not None
-            raise self.offline from error
+            raise self.flush_failed(error) from error
         self.mark_flushed(job.upto)
 
 

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
 from storage.cleaner import clean_logs
-from storage.files import File, Files, make_directory, write_whole
+from storage.files import File, Files, is_scarcity, make_directory, write_whole
 from storage.loader import CleanState
 from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
@@ -323,7 +323,8 @@ class LogManager:
             log = _in_one_go(opening)
             log.adopt_topic_id(topic_id)
         except OSError as error:
-            self._dir_failed(path, error)
+            if not is_scarcity(error):
+                self._dir_failed(path, error)
             raise KafkaError(ErrorCode.kafka_storage_error, f"{path}: {error}") from error
         log.flushed_at_ms = now_ms
         self.logs[key] = log
@@ -467,7 +468,7 @@ class LogManager:
                 self.files.unlink(path)
 
     def _removed(self, log_dir: str, error: OSError | None) -> None:
-        if error is not None:
+        if error is not None and not is_scarcity(error):  # then the next start removes them
             self._dir_failed(log_dir, error)
 
     def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
@@ -545,15 +546,26 @@ class LogManager:
         self._write_again.discard((path, name))
         encode = encode_recovery_points if name == RECOVERY_POINTS else encode_points
         job = PointsWrite(self.files, join(path, name), encode(points))
+        before = self._points[path][name]
         self._writing[path, name] = job
         self._points[path][name] = points
-        background(job.run, lambda error: self._points_written(path, name, job, error))
+        background(job.run, lambda error: self._points_written(path, name, job, before, error))
 
-    def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
+    def _points_written(
+        self,
+        path: str,
+        name: str,
+        job: PointsWrite,
+        before: dict[TopicPartition, int],
+        error: OSError | None,
+    ) -> None:
         if self._writing.get((path, name)) is not job:
             return
         del self._writing[path, name]
-        if error is not None:
+        if error is not None and is_scarcity(error):
+            logger.warning("%s is not written this time: %s", join(path, name), error)
+            self._points[path][name] = before
+        elif error is not None:
             self._dir_failed(path, error)
         elif (path, name) in self._write_again:
             self._write_points(path, name, self._background)
@@ -578,6 +590,11 @@ class LogManager:
         """One round of compaction in slices; each step yields how many ms to wait before the next (0:
         none)."""
         return clean_logs(self, now_ms)
+
+    def release_files(self) -> None:
+        """Descriptors are short: close what can be opened again. May be called in any thread."""
+        for log in list(self.logs.values()):
+            log.release_files()
 
     def run_in_background(self, job: Callable[[], None], done: Done) -> None:
         self._background(job, done)

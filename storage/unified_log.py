@@ -4,6 +4,7 @@ Owns: staging and writing, roll, reading, retention, truncation, swapping in com
 be synced. Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance
 runs (log_manager). Invariant: batches reach the file in the order of their offsets with one write per
 flush; the first OSError ends the log for good (`offline`), because what the disk then holds is unknown.
+Only a lack of descriptors does not: it is met before anything is staged, and the caller may try again.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from uuid import UUID
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import OVERHEAD, CorruptBatch
 from storage.epochs import EpochCache
-from storage.files import File, Files, write_replacing
+from storage.files import File, Files, is_scarcity, write_replacing
 from storage.index import AbortedTxn
 from storage.loader import (
     EPOCHS,
@@ -296,7 +297,7 @@ class UnifiedLog(AbstractLog):
         active = self._active
         try:
             with self._disk():
-                _ = active.offsets, active.first_batch_timestamp()
+                _ = active.offsets, active.first_batch_timestamp(), active.file
         except CorruptBatch as error:
             raise KafkaError(
                 ErrorCode.kafka_storage_error, f"{basename(self.directory)} is damaged: {error}"
@@ -665,8 +666,13 @@ class UnifiedLog(AbstractLog):
         if upto > self._names_changed_at:
             self._directory_unsynced = False
 
-    def flush_failed(self, error: OSError) -> None:
-        self._fail(error)
+    def flush_failed(self, error: OSError) -> KafkaError:
+        if is_scarcity(error):  # nothing was synced: all of it is due again
+            small = [join(self.directory, name) for name in (EPOCHS, METADATA)]
+            self._sync_later(
+                [*small, *(segment.path(kind) for segment in self._segments for kind in SEGMENT_SUFFIXES)]
+            )
+        return self._fail(error)
 
     def _epochs_changed(self) -> None:
         self._epochs_dirty = True
@@ -783,6 +789,19 @@ class UnifiedLog(AbstractLog):
         """Close files and drop indexes of segments nobody read since the last call."""
         for segment in self._segments:
             segment.release()
+        self._append_may_open()
+
+    def release_files(self) -> None:
+        """Close every file that nobody is at work with."""
+        for segment in self._segments:
+            if segment is not self._active or not self._staged:
+                segment.close()
+        self._append_may_open()
+
+    def _append_may_open(self) -> None:
+        """What is staged must find its file open: the next append goes the long way, which opens it."""
+        if not self._active.is_open:
+            self._roll_at = UNKNOWN
 
     def moved_to(self, directory: str) -> None:
         """The directory was renamed (a deleted topic): open files stay readable."""
@@ -819,6 +838,8 @@ class UnifiedLog(AbstractLog):
     def _fail(self, error: OSError) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up
             return self.offline
+        if is_scarcity(error):
+            return KafkaError(ErrorCode.kafka_storage_error, f"{basename(self.directory)}: {error}")
         offline = self.take_offline(f"{basename(self.directory)}: {error}")
         self._on_failure(error)
         return offline
