@@ -400,8 +400,10 @@ def _finish_swaps(files: Files, path: str) -> None:
 def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str], recovery_point: int) -> None:
     """Those of no segment, but for the newest, as each clean stop leaves one, and the newest that recovery
     may begin with."""
-    bases = {name[:NAME_DIGITS] for name in names if _is_segment_file(name, LOG)}
     snapshots = [name for name in names if _is_segment_file(name, SNAPSHOT)]
+    if len(snapshots) < 2:
+        return
+    bases = {name[:NAME_DIGITS] for name in names if _is_segment_file(name, LOG)}
     kept = snapshots[-1:] + [name for name in snapshots if int(name[:NAME_DIGITS]) <= recovery_point][-1:]
     for name in snapshots:
         if name[:NAME_DIGITS] not in bases and name not in kept:

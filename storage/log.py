@@ -172,6 +172,28 @@ Preparing = Generator[Task | None, None, Prepared]
 
 
 class AbstractLog(ABC):
+    __slots__ = (
+        "_after_max_ms",
+        "_batch_length_max",
+        "_before_max_ms",
+        "_topic_id",
+        "config",
+        "epochs",
+        "high_watermark",
+        "highest_tiered_offset",
+        "last_stable_offset",
+        "local_log_start_offset",
+        "log_end_offset",
+        "log_start_offset",
+        "needs_walk",
+        "offline",
+        "partition",
+        "producer_expiration_ms",
+        "producer_table",
+        "recovery_point",
+        "topic",
+    )
+
     def __init__(
         self,
         *,

@@ -13,6 +13,7 @@ time.
 import json
 import logging
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class LogManager:
         self._random = random
         self._on_dir_failure = on_dir_failure
         self._background = background
+        self._failure_of = {path: partial(self._dir_failed, path) for path in dirs}
+        self._truncation_of = {path: partial(self._truncated, path) for path in dirs}
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
@@ -278,8 +281,8 @@ class LogManager:
             partition=key[1],
             now_ms=self._now_ms(),
             jitter=self._random.randrange,
-            on_failure=self._failure_of(path),
-            on_truncated=self._truncation_of(path),
+            on_failure=self._failure_of[path],
+            on_truncated=self._truncation_of[path],
             is_clean=notes is not None,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
             gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
@@ -301,7 +304,8 @@ class LogManager:
         existing = self.logs.get(key)
         if existing is not None:
             existing.adopt_topic_id(topic_id)
-            existing.set_config(config)
+            if existing.config is not config:
+                existing.set_config(config)
             return existing
         path = self._emptiest()
         directory = join(path, f"{topic}-{partition}")
@@ -316,8 +320,8 @@ class LogManager:
                 partition=partition,
                 now_ms=now_ms,
                 jitter=self._random.randrange,
-                on_failure=self._failure_of(path),
-                on_truncated=self._truncation_of(path),
+                on_failure=self._failure_of[path],
+                on_truncated=self._truncation_of[path],
                 producer_expiration_ms=self.producer_expiration_ms,
             )
             log = _in_one_go(opening)
@@ -601,12 +605,9 @@ class LogManager:
 
     # ---- failure and stop ----------------------------------------------------------------------------------
 
-    def _failure_of(self, path: str) -> Callable[[OSError], None]:
-        return lambda error: self._dir_failed(path, error)
-
-    def _truncation_of(self, path: str) -> Callable[[], None]:
-        # a recovery point past the end would vouch for bytes that are yet to come
-        return lambda: self._write_points(path, RECOVERY_POINTS, run_inline)
+    def _truncated(self, path: str) -> None:
+        """A recovery point past the end would vouch for bytes that are yet to come."""
+        self._write_points(path, RECOVERY_POINTS, run_inline)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:
@@ -742,7 +743,7 @@ def decode_points(data: bytes) -> dict[TopicPartition, int]:
     for line in lines[2:]:
         if line.strip():
             topic, partition, offset = line.split()
-            points[topic, int(partition)] = int(offset)
+            points[sys.intern(topic), int(partition)] = int(offset)
     if len(points) != int(lines[1]):
         raise ValueError("an offset checkpoint of the wrong length")
     return points

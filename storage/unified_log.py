@@ -99,6 +99,41 @@ class SegmentFlush:
 
 
 class UnifiedLog(AbstractLog):
+    # thousands of logs: with so many attributes each would have a dict of 1.5 KB
+    __slots__ = (
+        "_active",
+        "_bases",
+        "_directory_unsynced",
+        "_doomed",
+        "_epochs_dirty",
+        "_epochs_written",
+        "_flush_messages",
+        "_flushable",
+        "_index_interval",
+        "_is_anchored",
+        "_jitter",
+        "_marked_upto",
+        "_marks",
+        "_names_changed_at",
+        "_on_failure",
+        "_on_truncated",
+        "_plain_size_max",
+        "_roll_at",
+        "_roll_by_clock",
+        "_segment_bytes",
+        "_segments",
+        "_snapshot_at",
+        "_staged",
+        "_unsynced",
+        "directory",
+        "dropped_bytes",
+        "files",
+        "flushed_at_ms",
+        "generation",
+        "log_dir",
+        "log_start_unsaved",
+    )
+
     def __init__(
         self,
         *,
