@@ -254,10 +254,12 @@ def _recover(
         if not known or known < size:
             loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
         if segment.size < size or _is_torn_off(segments, index, expected, gapless_from):
-            for later in segments[index + 1 :]:
-                loaded.dropped_bytes += later.size
-                remove_segment_files(files, later)
-            del segments[index + 1 :]
+            if index + 1 < len(segments):
+                for later in segments[index + 1 :]:
+                    loaded.dropped_bytes += later.size
+                    remove_segment_files(files, later)
+                del segments[index + 1 :]
+                files.fsync_dir(path)  # or a power cut may bring one back in the place of a new one
             break
         if index < len(segments) - 1:
             segment.seal()

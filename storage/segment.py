@@ -603,6 +603,7 @@ class Segment:
             yield batch, header
         if self.size < total:
             file.truncate(self.size)
+            file.fsync()  # or a power cut may bring the rest back behind what is appended from now on
 
     def _cut_aborted(self) -> None:
         """Make the transaction index end with what is known."""

@@ -18,6 +18,7 @@ from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
     TOPIC_ID,
+    FaultyFiles,
     Intervals,
     append,
     batch_of,
@@ -218,6 +219,34 @@ def test_damage_in_the_middle_drops_every_later_segment(tmp_path: Path) -> None:
     ]
     kill(manager)
     assert_settled(tmp_path, log)
+
+
+class Steps(FaultyFiles):
+    """What was done to the disk, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, str]] = []
+
+    def step(self, operation: str, path: str) -> None:
+        self.done.append((operation, Path(path).name))
+
+
+def test_what_recovery_cuts_off_is_gone_for_good_before_anything_is_appended(tmp_path: Path) -> None:
+    """A power cut would bring it back, behind or in the place of what was appended since."""
+    directory = written(tmp_path)
+    cut, *dropped = (path.name for path in sorted(directory.glob("*.log"))[1:])
+    with (directory / cut).open("r+b") as file:
+        file.truncate((directory / cut).stat().st_size - 1)
+    files = Steps()
+    kill(manager_on(tmp_path, config=SMALL, files=files))
+    truncated = files.done.index(("truncate", cut))
+    assert files.done[truncated + 1] == ("fsync", cut)
+    unlinked = [
+        at for at, (operation, name) in enumerate(files.done) if operation == "unlink" and name in dropped
+    ]
+    assert len(unlinked) == len(dropped) > 0
+    assert ("fsync_dir", "topic-0") in files.done[unlinked[-1] :]
 
 
 def _good(damaged: bytearray) -> bytes:
