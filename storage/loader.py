@@ -89,6 +89,8 @@ def load(
     tail with the power. None: that cannot be said.
     """
     names = _finish_interrupted(files, path)
+    if not names:
+        return _made_new(files, path, log_start_offset, now_ms)
     _remove_stray_snapshots(files, path, names, recovery_point)
     bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
     if is_clean and state is not None:
@@ -125,6 +127,20 @@ def load(
         if offset > loaded.log_end_offset:
             files.unlink(snapshot_path(path, offset))
     return _start_at(loaded, files, path, log_start_offset, now_ms)
+
+
+def _made_new(files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
+    segment = Segment.create(files, path, log_start_offset, now_ms=now_ms)
+    return Loaded(
+        topic_id=None,
+        segments=[segment],
+        epochs=EpochCache(),
+        producers=ProducerTable(),
+        log_start_offset=log_start_offset,
+        log_end_offset=log_start_offset,
+        recovery_point=0,
+        rewritten=[segment.path(LOG)],
+    )
 
 
 def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:

@@ -182,6 +182,7 @@ class LogManager:
                 if self._has_own_recovery_points(path):
                     self._vouched.add(path)
             except BlockingIOError:
+                self.close(clean=False)
                 raise LogDirLocked(
                     f"{path} is in use by another process (its {LOCK} file is locked): "
                     "stop that broker or give this one another data directory"
