@@ -267,7 +267,8 @@ def _recover(
                 unread = RECOVERY_BYTES
                 yield
         loaded.dropped_bytes += size - segment.size
-        if not known or known < size:
+        # what the recovery point vouches for is on the disk as it is, names included
+        if segment.size < size or expected > since or since == 0:
             loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
         if segment.size < size or _is_torn_off(segments, index, expected, gapless_from):
             if index + 1 < len(segments):

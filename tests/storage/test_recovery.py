@@ -488,6 +488,17 @@ def test_nothing_past_the_recovery_point_means_nothing_is_read_or_synced(tmp_pat
     assert len(jobs) == 1  # the log directory itself
 
 
+def test_small_logs_are_read_whole_and_synced_no_more_than_others(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    append(manager.create("topic", TOPIC_ID, 0, LogConfig()), batch_of(1), epoch=1)
+    manager.close()
+    kill(manager_on(tmp_path))
+    manager = manager_on(tmp_path)
+    assert manager.logs["topic", 0].epochs.entries() == [(1, 0)]
+    assert len(list(manager.closing())) == 1  # the log directory itself
+    kill(manager)
+
+
 def test_damage_past_the_recovery_point_is_still_found(tmp_path: Path) -> None:
     left_by_a_kill(tmp_path)
     path = last_segment(tmp_path / "data" / "topic-0")
