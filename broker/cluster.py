@@ -50,6 +50,7 @@ from storage.files import write_whole
 from storage.policy import LogConfig
 
 R = TypeVar("R")
+DeltaListener = Callable[[Delta], Iterable[None] | None]
 
 QUEUE_MAX_COMMANDS = 1_000
 SLOT_MAX_COMMANDS = 500
@@ -186,7 +187,7 @@ class Cluster:
         self._log = MetadataLog(world.store, world.random)
         self._on_fenced = on_fenced
         self._last_hash = GENESIS_HASH
-        self._listeners: list[Callable[[Delta], None]] = []
+        self._listeners: list[DeltaListener] = []
         self._queue: deque[tuple[Command[Any], asyncio.Future[Any]]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_group: asyncio.TaskGroup | None = None
@@ -206,8 +207,9 @@ class Cluster:
     def node_id(self) -> int:
         return self._config.node_id
 
-    def subscribe(self, listener: Callable[[Delta], None]) -> None:
-        """Call `listener` after each slot that is applied once start() has returned; it must not fail."""
+    def subscribe(self, listener: DeltaListener) -> None:
+        """Call `listener` after each slot that is applied once start() has returned; it must not fail. One
+        that has much to do answers with its slices, and others are served between them."""
         self._listeners.append(listener)
 
     # --- joining ---
@@ -424,7 +426,7 @@ class Cluster:
                     if delta is None:
                         await self._step_down()
                         return
-                    self._publish(delta)
+                    await self._publish(delta)
                 for future, decided in answers:
                     _answer(future, decided)
                 if records:
@@ -475,10 +477,11 @@ class Cluster:
         self._last_hash = won
         return self.image.apply_slot(seq, records)
 
-    def _publish(self, delta: Delta) -> None:
+    async def _publish(self, delta: Delta) -> None:
         self._take_configs(delta)
         for listener in self._listeners:
-            listener(delta)
+            for _ in listener(delta) or ():
+                await asyncio.sleep(0)
 
     async def _step_down(self) -> None:
         """A slot was lost: someone else is the controller, or was. Follow."""
@@ -502,7 +505,7 @@ class Cluster:
             self._be_fenced(f"the metadata log cannot be read: {error}")
             return
         for delta in deltas:
-            self._publish(delta)
+            await self._publish(delta)
         if not self._is_member():
             self._be_fenced(f"another process runs as node {self.node_id} of this cluster")
 

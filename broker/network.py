@@ -21,7 +21,7 @@ import os
 import select
 import socket
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -533,6 +533,13 @@ class Connection(asyncio.BufferedProtocol):
         state.register(real.fileno(), getattr(select, "POLLRDHUP", 0))
         return bool(state.poll(0))
 
+    @property
+    def descriptor(self) -> int:
+        """-1 where there is none (simulation)."""
+        assert self._transport is not None
+        real = self._transport.get_extra_info("socket")
+        return -1 if real is None else int(real.fileno())
+
     def pace(self) -> None:
         """Reads nothing until `unpace`."""
         self._stalled |= PACED
@@ -603,7 +610,13 @@ class NetworkServer:
     """All listeners and connections of a broker, and the limits they share."""
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, network: Network, service: Service, limits: Limits
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        network: Network,
+        service: Service,
+        limits: Limits,
+        has_room: Callable[[int], bool] = lambda descriptor: True,
     ) -> None:
         self.loop = loop
         self.service = service
@@ -611,6 +624,7 @@ class NetworkServer:
         self.tick = 0
         self.stats = NetworkStats()
         self._network = network
+        self._has_room = has_room
         self._listening: list[Listening] = []
         self._connections: dict[Connection, None] = {}
         self._per_ip: Counter[str] = Counter()
@@ -679,12 +693,15 @@ class NetworkServer:
         limits = self.limits
         host = connection.peer_host
         refusal: str | None = None
+        descriptor = connection.descriptor
         if self._closed:
             refusal = "the broker is stopping"
         elif len(self._connections) >= limits.connections:
             refusal = f"max.connections is {limits.connections}"
         elif self._per_ip[host] >= limits.connections_per_ip_overrides.get(host, limits.connections_per_ip):
             refusal = "max.connections.per.ip is reached"
+        elif not self._has_room(descriptor):
+            refusal = "the descriptors that are left are for files"
         if refusal is not None:
             self.stats.rejected += 1
             return refusal

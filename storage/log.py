@@ -172,6 +172,28 @@ Preparing = Generator[Task | None, None, Prepared]
 
 
 class AbstractLog(ABC):
+    __slots__ = (
+        "_after_max_ms",
+        "_batch_length_max",
+        "_before_max_ms",
+        "_topic_id",
+        "config",
+        "epochs",
+        "high_watermark",
+        "highest_tiered_offset",
+        "last_stable_offset",
+        "local_log_start_offset",
+        "log_end_offset",
+        "log_start_offset",
+        "needs_walk",
+        "offline",
+        "partition",
+        "producer_expiration_ms",
+        "producer_table",
+        "recovery_point",
+        "topic",
+    )
+
     def __init__(
         self,
         *,
@@ -602,8 +624,9 @@ class AbstractLog(ABC):
     def mark_flushed(self, upto: int) -> None: ...
 
     @abstractmethod
-    def flush_failed(self, error: OSError) -> None:
-        """A sync failed: the directory is lost."""
+    def flush_failed(self, error: OSError) -> KafkaError:
+        """A sync failed: the directory is lost, unless only descriptors were short and it may be tried again.
+        What to answer."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -618,9 +641,7 @@ class AbstractLog(ABC):
         try:
             job.run()
         except OSError as error:
-            self.flush_failed(error)
-            assert self.offline is not None
-            raise self.offline from error
+            raise self.flush_failed(error) from error
         self.mark_flushed(job.upto)
 
 

@@ -7,7 +7,7 @@ what expiry dropped.
 
 A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before
 follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a
-clean restart too.
+clean restart too. In the same place the log may leave a note of its own beside the table.
 """
 
 import struct
@@ -31,6 +31,8 @@ _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
+_NOTE_MAGIC = b"NOTE"
+_NOTE_SIZE = struct.Struct(">H")
 _OLDER_MAGIC = b"OLD1"
 _OLDER_HEAD = struct.Struct(">qb")
 _OLDER = struct.Struct(">iqiq")
@@ -295,7 +297,7 @@ class ProducerTable:
 
     # ---- snapshots -----------------------------------------------------------------------------------------
 
-    def encode(self) -> bytes:
+    def encode(self, note: bytes = b"") -> bytes:
         body = bytearray(_COUNT.pack(len(self.entries)))
         older = bytearray()
         for entry in self.entries.values():
@@ -319,20 +321,23 @@ class ProducerTable:
                         batch.last_offset - batch.first_offset,
                         batch.timestamp,
                     )
+        if note:
+            body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
         if older:
             body += _OLDER_MAGIC + older
         return _HEAD.pack(_SNAPSHOT_VERSION, crc32c.crc32c(bytes(body))) + body
 
 
-def decode_producers(data: bytes) -> ProducerTable:
-    """The table of a snapshot file; CorruptSnapshot when it is short, of another version or fails its CRC."""
+def decode_producers(data: bytes) -> tuple[ProducerTable, bytes]:
+    """The table of a snapshot file and the note beside it; CorruptSnapshot when it is short, of another
+    version or fails its CRC."""
     try:
         return _decode(data)
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptSnapshot(str(error)) from error
 
 
-def _decode(data: bytes) -> ProducerTable:
+def _decode(data: bytes) -> tuple[ProducerTable, bytes]:
     version, crc = _HEAD.unpack_from(data)
     if version != _SNAPSHOT_VERSION:
         raise CorruptSnapshot(f"version {version}")
@@ -347,13 +352,19 @@ def _decode(data: bytes) -> ProducerTable:
     for _ in range(count):
         _read_entry(table, body, at)
         at += _ENTRY.size
+    note = b""
+    if body[at : at + len(_NOTE_MAGIC)] == _NOTE_MAGIC:
+        (size,) = _NOTE_SIZE.unpack_from(body, at + len(_NOTE_MAGIC))
+        at += len(_NOTE_MAGIC) + _NOTE_SIZE.size
+        note = body[at : at + size]
+        at += size
     if body[at : at + len(_OLDER_MAGIC)] == _OLDER_MAGIC:
         _read_older(table, body, at + len(_OLDER_MAGIC))
     open_txns = [
         (e.txn_first_offset, e.producer_id) for e in table.entries.values() if e.txn_first_offset >= 0
     ]
     table.ongoing.update(sorted(open_txns))
-    return table
+    return table, note
 
 
 def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:

@@ -81,6 +81,17 @@ def test_the_same_process_cannot_open_a_directory_twice(tmp_path: Path) -> None:
     kill(manager)
 
 
+def test_a_start_that_finds_a_directory_taken_leaves_the_others_as_they_were(tmp_path: Path) -> None:
+    manager_on(tmp_path, dirs=("one",)).close()
+    marker = (tmp_path / "one" / ".kafka_cleanshutdown").read_bytes()
+    other = manager_on(tmp_path, dirs=("two",))
+    with pytest.raises(LogDirLocked):
+        manager_on(tmp_path, dirs=("one", "two"))
+    assert (tmp_path / "one" / ".kafka_cleanshutdown").read_bytes() == marker
+    kill(other)
+    kill(manager_on(tmp_path, dirs=("one", "two")))
+
+
 def test_a_clean_stop_is_marked_and_the_next_start_reads_no_log(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     for partition in range(20):
