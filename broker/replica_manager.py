@@ -3,8 +3,8 @@ durable.
 
 Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
 and the group-committed fsync of single replicas. Does not own: files (log manager), rules (partition),
-requests (handlers). Invariant: between `append` and `flush` nothing awaits and nothing is answered; after
-`flush` every appended batch is either written or its partition is offline.
+requests (handlers). Invariant: between an append and its `flush` nothing of it is answered or read, and no
+role changes; after `flush` every appended batch is either written or its partition is offline.
 """
 
 from __future__ import annotations
@@ -263,6 +263,8 @@ class ReplicaManager:
         if image is None:
             return
         self.generation += 1
+        if self.touched:
+            self.wake(self.flush())
         for gone in delta.topics_deleted:
             self._drop_topic(gone)
         for name in (*delta.topics_created, *delta.topics_changed):

@@ -111,9 +111,16 @@ class Produce:
         if frames[at].__class__ is bytearray:
             frames = [memoryview(frame) for frame in frames]
         now_ms = self._now_ms()
+        ends, known = connection.produce_ends, connection.produce_templates
         while at < len(frames):
-            template = _find(connection, frames[at])
-            done = 0 if template is None else self._run(template, frames, at, now_ms, answers)
+            frame = frames[at]
+            for end in ends:
+                template: Template | None = known.get(bytes(frame[_CLIENT_ID_AT:end]))
+                if template is not None:
+                    break
+            else:
+                break
+            done = self._run(template, frames, at, now_ms, answers)
             if not done:
                 break
             at += done
@@ -479,14 +486,6 @@ class Produce:
             wait.on(partition, result, needed)
         self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
         return wait.slot
-
-
-def _find(connection: Connection, frame: Frame) -> Template | None:
-    for end in connection.produce_ends:
-        template: Template | None = connection.produce_templates.get(bytes(frame[_CLIENT_ID_AT:end]))
-        if template is not None:
-            return template
-    return None
 
 
 class _AbortedType(KafkaError):
