@@ -8,6 +8,7 @@ ahead of it, and are rebuilt when they do not fit.
 
 from collections.abc import Iterator
 from os.path import join
+from struct import Struct
 from typing import NamedTuple
 
 from protocol.records import (
@@ -47,6 +48,7 @@ RECOVERY_BYTES = 1 << 20
 HINTS_MAX = 32
 INDEX_BYTES = 10 << 20
 NO_EPOCH = -1
+_OFFSETS = Struct(">q15xi").unpack_from  # base offset, last offset delta
 
 
 def segment_name(base_offset: int) -> str:
@@ -345,6 +347,11 @@ class Segment:
 
     def scan(self, position: int, stop: int) -> Iterator[Found]:
         """Batch headers from a batch boundary on; CorruptBatch where no whole batch is."""
+        for found_at, _size, chunk, at in self._batches(position, stop):
+            yield Found(found_at, parse_header(chunk, at))
+
+    def _batches(self, position: int, stop: int) -> Iterator[tuple[int, int, bytes, int]]:
+        """(position, size, a piece of the file, where in it the header stands) of each batch."""
         file = self.file
         chunk = b""
         chunk_at = 0
@@ -355,11 +362,12 @@ class Segment:
             if at + HEADER_SIZE > len(chunk):
                 chunk = file.pread(min(SCAN_BYTES, stop - position), position)
                 chunk_at, at = position, 0
-            header = parse_header(chunk, at)
-            size = header.length + OVERHEAD
+                if len(chunk) < HEADER_SIZE:
+                    raise CorruptBatch(position, f"{len(chunk)} bytes are no batch header")
+            size = int.from_bytes(chunk[at + 8 : at + 12], "big", signed=True) + OVERHEAD
             if size < HEADER_SIZE or position + size > stop:
                 raise CorruptBatch(position, f"batch of {size} bytes, {stop - position} are left")
-            yield Found(position, header)
+            yield position, size, chunk, at
             position += size
 
     def remember(self, offset: int, position: int) -> None:
@@ -409,11 +417,12 @@ class Segment:
         if boundary > position:
             return boundary, int.from_bytes(self.file.pread(8, boundary), "big")
         stop, next_offset = position, -1
-        for found in self.scan(position, self.size):
-            end = found.position + found.header.size
+        for found_at, size, chunk, at in self._batches(position, self.size):
+            end = found_at + size
             if end > limit and not (min_one and stop == position):
                 break
-            stop, next_offset = end, found.header.next_offset
+            base_offset, last_delta = _OFFSETS(chunk, at)
+            stop, next_offset = end, base_offset + last_delta + 1
             if end >= limit:
                 break
         return stop, next_offset

@@ -1,6 +1,7 @@
 """Produce, Fetch and the small data requests on a running broker: what they answer when all is well."""
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from broker.handlers.produce import TEMPLATES_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from protocol.hot import FETCH_SHAPES_FROM
 from protocol.records import Codec, iter_batches, iter_records
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 from tests.broker.test_bad_input import list_offset
@@ -523,3 +525,73 @@ async def test_producers_and_log_dirs_are_described(broker: "Broker") -> None:
         only = [{"topic": "t", "partitions": [1]}]
         response = await client.call(Api.DESCRIBE_LOG_DIRS, 4, topics=only)
         assert [each.partition_index for each in response.results[0].topics[0].partitions] == [1]
+
+
+def told(topic: Any) -> list[tuple[Any, ...]]:
+    """What a Fetch says of a topic's partitions."""
+    return [
+        (
+            each.partition_index,
+            each.error_code,
+            each.high_watermark,
+            each.last_stable_offset,
+            each.log_start_offset,
+            each.aborted_transactions,
+            bytes(each.records or b""),
+        )
+        for each in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("version", [8, 9, 11, 12, 13, 16])
+@pytest.mark.parametrize("has_session", [False, True])
+async def test_a_fetch_that_goes_on_is_answered_as_any_other(
+    broker: "Broker", version: int, has_session: bool
+) -> None:
+    """One client repeats itself, of the other nothing is remembered; both have their own topics, alike."""
+    topic_ids = {name: await create_topic(broker, name, 3) for name in ("a0", "a1", "b0", "b1")}
+    choose = random.Random(version)
+    async with await RawClient.open(broker) as one, await RawClient.open(broker) as other:
+        for name in topic_ids:
+            for index in range(3):
+                for _ in range(6):
+                    await one.produce(name, batch_of(b"x" * 50), index=index)
+        first, second = broker.components.network._connections
+        sessions = [0, 0]
+        known = 0
+        for epoch in range(40):
+            asked = choose.choice([[(0, 0)], [(0, 0)], [(0, 0), (0, 2), (1, 1)], []])
+            numbers = [
+                (choose.choice([-1, 0, 9]), choose.randrange(9), choose.choice([0, 150, 10_000]))
+                for _ in asked
+            ]
+            answers = []
+            for at, (client, group) in enumerate(((one, "a"), (other, "b"))):
+                second.fetch_seen = None
+                topics = [
+                    {
+                        "topic": f"{group}{topic}",
+                        "topic_id": topic_ids[f"{group}{topic}"],
+                        "partitions": [
+                            {
+                                "partition": index,
+                                "current_leader_epoch": leader_epoch,
+                                "fetch_offset": offset,
+                                "last_fetched_epoch": -1,
+                                "log_start_offset": -1,
+                                "partition_max_bytes": size,
+                            }
+                        ],
+                    }
+                    for (topic, index), (leader_epoch, offset, size) in zip(asked, numbers, strict=True)
+                ]
+                fields = fetch_fields("", 0) | {"topics": topics, "max_bytes": 10_000}
+                if has_session:
+                    fields |= {"session_id": sessions[at], "session_epoch": epoch}
+                if at == 0:
+                    known += first.fetch_seen is not None
+                answer = await client.call(Api.FETCH, version, **fields)
+                sessions[at] = answer.session_id
+                answers.append((answer.error_code, [told(topic) for topic in answer.responses]))
+            assert answers[0] == answers[1]
+        assert (known > 30) == (version >= FETCH_SHAPES_FROM)
