@@ -525,6 +525,11 @@ class Connection(asyncio.BufferedProtocol):
             self._server.keeps(self, self._reader.capacity)
 
     @property
+    def company(self) -> int:
+        """How many connections share what there is; at least this one."""
+        return max(self._server.connection_count, 1)
+
+    @property
     def has_open_frame(self) -> bool:
         return self._reader.pending > 0
 

@@ -343,8 +343,7 @@ class ProduceAnswer:
         self._size = len(sample) - 4
         self._prefix = sample[8:numbers_at]
         self._suffix = sample[numbers_at + width :]
-        numbers = "qqq" if self._with_start else "qq"
-        self._pack = Struct(f">ii{len(self._prefix)}s{numbers}{len(self._suffix)}s").pack
+        self._pack = _pack_produced(len(self._prefix), 3 if self._with_start else 2, len(self._suffix))
 
     def encode_run(self, correlation_ids: Sequence[int], offsets: Sequence[int], start: int) -> bytes:
         """The responses to a run of requests under CreateTime, one behind the other."""
@@ -355,6 +354,11 @@ class ProduceAnswer:
         if self._with_start:
             return b"".join([pack(size, each, prefix, base, -1, start, suffix) for each, base in asked])
         return b"".join([pack(size, each, prefix, base, -1, suffix) for each, base in asked])
+
+
+@lru_cache(maxsize=256)
+def _pack_produced(prefix: int, numbers: int, suffix: int) -> Callable[..., bytes]:
+    return Struct(f">ii{prefix}s{numbers}q{suffix}s").pack
 
 
 class ProduceShape:

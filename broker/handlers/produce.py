@@ -39,7 +39,11 @@ from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 log = logging.getLogger(__name__)
 
-TEMPLATES_MAX: Final = 1024
+TEMPLATES_MAX: Final = 65_536
+"""Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
+large topic, a thousand may not each."""
+TEMPLATES_MIN: Final = 64
+"""Of one connection, however many there are."""
 TEMPLATE_BYTES_MAX: Final = 1024
 """Of a head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
@@ -450,7 +454,8 @@ class Produce:
         templates, end = connection.produce_templates, request.single_at
         if end > TEMPLATE_BYTES_MAX:
             return
-        if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
+        most = max(TEMPLATES_MAX // connection.company, TEMPLATES_MIN)
+        if connection.produce_kind != version or len(templates) >= most:
             templates.clear()
             connection.produce_ends.clear()
             connection.produce_kind = version

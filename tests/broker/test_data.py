@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.handlers.produce import TEMPLATES_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.hot import FETCH_SHAPES_FROM
@@ -87,8 +86,10 @@ async def test_several_topics_and_partitions_in_one_request(broker: "Broker") ->
             assert codes == [("a", 1, 0), ("a", 0, 0), ("a", 7, 3), ("nope", 0, 3), ("b", 0, 87)]
 
 
-async def test_many_partitions_take_turns_on_one_connection(broker: "Broker") -> None:
-    """Topic names of several lengths, more partitions than a connection keeps templates for."""
+async def test_many_partitions_take_turns_on_one_connection(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topic names of several lengths, then more partitions than a connection keeps templates for."""
     for name, count in (("t", 40), ("topic", 40), ("a-long-topic-name", 40)):
         await create_topic(broker, name, count)
     async with await RawClient.open(broker) as client:
@@ -98,8 +99,18 @@ async def test_many_partitions_take_turns_on_one_connection(broker: "Broker") ->
                     answer = await client.produce(name, batch_of(b"x"), index=index)
                     assert (answer.error_code, answer.base_offset) == (ErrorCode.none, turn)
         (connection,) = broker.components.network._connections
-        assert len(connection.produce_templates) == 120 <= TEMPLATES_MAX
+        assert len(connection.produce_templates) == 120
         assert len(connection.produce_ends) == 3
+        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MAX", 120)
+        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MIN", 7)
+        kept = []
+        async with await RawClient.open(broker) as other:
+            await other.produce("t", batch_of(b"x"))
+            for timeout_ms in range(130):
+                answer = await client.produce("t", batch_of(b"x"), timeout=timeout_ms)
+                assert answer.error_code is ErrorCode.none
+                kept.append(len(connection.produce_templates))
+        assert max(kept) == 60, "two connections share what there is"
 
 
 async def test_what_a_connection_remembers_of_requests_is_small(broker: "Broker") -> None:
