@@ -159,16 +159,22 @@ class Segment:
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self.bytes_since_index > index_interval:
-            self.offsets.append(last_offset - self.base_offset, position)
-            self.times.maybe_append(self.largest_timestamp, self.max_timestamp_offset - self.base_offset)
+            self._index(last_offset - self.base_offset, position)
             self.bytes_since_index = 0
-            self.is_index_full = (
-                len(self.offsets) >= self.index_bytes_max // OFFSET_ENTRY_SIZE
-                or len(self.times) >= self.index_bytes_max // TIME_ENTRY_SIZE - 1
-            )
         self.bytes_since_index += size
         self.size = position + size
         self.is_sealed = False
+
+    def _index(self, relative_offset: int, position: int) -> None:
+        """Every fourth batch of 1 KB comes here, so properties and lengths are not asked twice."""
+        offsets, times, timestamp = self._offsets, self._times, self.max_timestamp
+        assert offsets is not None and times is not None and timestamp is not None
+        offsets.append(relative_offset, position)
+        times.maybe_append(timestamp, self.max_timestamp_offset - self.base_offset)
+        self.is_index_full = (
+            len(offsets.entries) >= self.index_bytes_max // OFFSET_ENTRY_SIZE
+            or len(times.timestamps) >= self.index_bytes_max // TIME_ENTRY_SIZE - 1
+        )
 
     def add_aborted(self, txn: AbortedTxn) -> None:
         aborted = self.aborted

@@ -172,6 +172,7 @@ def assert_same(broker: server.Broker, one: str, other: str) -> None:
         stored.append(None if part is None else part.read())
     assert stored[0] == stored[1]
     assert logs[0].producers() == logs[1].producers()
+    assert logs[0].producer_table.encode() == logs[1].producer_table.encode()
     assert logs[0].high_watermark == logs[1].high_watermark
     stats = [broker.components.replicas.topic_stats[topic] for topic in (one, other)]
     for name in stats[0].__slots__:
