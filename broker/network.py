@@ -8,8 +8,9 @@ connection can make the broker keep is bounded: one read buffer, one frame, one 
 mark plus one chunk.
 
 All complete frames of one read are handled, then the service settles (one write per partition), then one send
-leaves with all answers: unbatched responses cost twice the CPU. A request that must wait stalls its
-connection, as Kafka's mute does, except Produce: the next Produce only appends behind it.
+leaves with all answers: unbatched responses cost twice the CPU. Connections that are read in one turn of the
+loop with nothing but Produces settle once for all. A request that must wait stalls its connection, as Kafka's
+mute does, except Produce: the next Produce only appends behind it.
 """
 
 from __future__ import annotations
