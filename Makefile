@@ -59,7 +59,7 @@ bench-guard: setup ## CPU per request and per GB of this tree against another co
 bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (15 GB of disk, deleted at the end)
 	@$(BIN)/python -m tools.versus.growth $(ARGS)
 
-bench-features: setup ## what indexes and idempotence cost a produce request, this build against itself
+bench-features: setup ## what counters, indexes and idempotence cost a produce request, this build against itself
 	@$(BIN)/python -m tools.versus.features $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks

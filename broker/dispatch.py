@@ -66,6 +66,11 @@ class ProduceFrames(FrameHandler, Protocol):
         `handle` does the same by the long way."""
 
 
+class FetchFrames(FrameHandler, Protocol):
+    def repeat(self, connection: Connection, frame: Frame) -> Answer:
+        """Answers a Fetch that goes on as the last one did; None for any other, which `handle` takes."""
+
+
 class Dispatcher:
     """The service behind the connections."""
 
@@ -75,7 +80,7 @@ class Dispatcher:
         components: Components,
         handlers: Mapping[Api, Handler],
         produce: ProduceFrames,
-        fetch: FrameHandler,
+        fetch: FetchFrames,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
@@ -129,6 +134,12 @@ class Dispatcher:
     def _handle(
         self, connection: Connection, frame: Frame, api_key: int, version: int, correlation_id: int
     ) -> Answer:
+        if api_key == Api.FETCH and connection.fetch_seen is not None:
+            self._write_first()
+            answer = self._fetch.repeat(connection, frame)
+            if answer is not None:
+                self._counts[api_key] += 1
+                return answer
         if not is_supported(api_key, version):
             if api_key == Api.API_VERSIONS:
                 return _unsupported_api_versions(correlation_id)
@@ -141,9 +152,7 @@ class Dispatcher:
             return self._produce.handle(
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
             )
-        if self._replicas.touched:
-            # what this request reads must include the Produce requests before it
-            self._written.extend(self._replicas.flush())
+        self._write_first()
         if api_key == Api.FETCH:
             return self._fetch.handle(
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
@@ -158,6 +167,11 @@ class Dispatcher:
         )
         request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
         return self._call(context, request)
+
+    def _write_first(self) -> None:
+        """What a request reads must include the Produce requests before it."""
+        if self._replicas.touched:
+            self._written.extend(self._replicas.flush())
 
     def _call(self, context: Context, request: Any) -> Answer:
         connection = context.connection

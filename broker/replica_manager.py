@@ -3,8 +3,8 @@ durable.
 
 Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
 and the group-committed fsync of single replicas. Does not own: files (log manager), rules (partition),
-requests (handlers). Invariant: between `append` and `flush` nothing awaits and nothing is answered; after
-`flush` every appended batch is either written or its partition is offline.
+requests (handlers). Invariant: between an append and its `flush` nothing of it is answered or read, and no
+role changes; after `flush` every appended batch is either written or its partition is offline.
 """
 
 from __future__ import annotations
@@ -268,11 +268,18 @@ class ReplicaManager:
         if image is None:
             return
         self.generation += 1
+        self._write_first()
         for _ in self._follow_delta(delta, image):
             self.generation += 1
             yield
             self.generation += 1  # who is woken by what comes now must not go by what was found meanwhile
+            self._write_first()
         self.generation += 1
+
+    def _write_first(self) -> None:
+        """What was appended belongs to the role it was appended in."""
+        if self.touched:
+            self.wake(self.flush())
 
     def _follow_delta(self, delta: Delta, image: Image) -> Iterator[None]:
         for gone in delta.topics_deleted:

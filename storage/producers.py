@@ -24,9 +24,6 @@ REMEMBERED_BATCHES = 5
 NO_EPOCH = -1
 SEQUENCE_MASK = 0x7FFFFFFF
 
-# a named tuple's own constructor costs as much as all else that a batch changes here
-_new_tuple = tuple.__new__
-
 _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
@@ -72,9 +69,9 @@ class CorruptSnapshot(Exception):
 
 class ProducerEntry:
     __slots__ = (
-        "batches",
         "coordinator_epoch",
         "epoch",
+        "kept",
         "last_timestamp",
         "next_sequence",
         "producer_id",
@@ -84,7 +81,8 @@ class ProducerEntry:
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
-        self.batches: deque[SentBatch] = deque(maxlen=REMEMBERED_BATCHES)
+        self.kept: deque[tuple[int, int, int, int, int]] = deque(maxlen=REMEMBERED_BATCHES)
+        """`batches` as plain tuples: to name one costs as much as all else that a batch changes here."""
         self.next_sequence = 0
         self.last_timestamp = -1
         self.coordinator_epoch = -1
@@ -94,25 +92,28 @@ class ProducerEntry:
         return f"ProducerEntry(id={self.producer_id}, epoch={self.epoch}, next={self.next_sequence})"
 
     @property
+    def batches(self) -> list[SentBatch]:
+        """The last ones, oldest first."""
+        return [SentBatch(*each) for each in self.kept]
+
+    @property
     def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else -1
+        return self.batches[-1].last_sequence if self.kept else -1
 
     @property
     def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else -1
+        return self.batches[-1].last_offset if self.kept else -1
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.epoch = epoch
-            self.batches.clear()
+            self.kept.clear()
             self.next_sequence = 0
 
     def sent(self, sequence: int, first_offset: int, last_offset: int, timestamp: int) -> None:
         """Remember a data batch."""
         last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
-        self.batches.append(
-            _new_tuple(SentBatch, (sequence, last_sequence, first_offset, last_offset, timestamp))
-        )
+        self.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
         self.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
         self.last_timestamp = timestamp
 
@@ -170,18 +171,24 @@ class ProducerTable:
             f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
         )
 
-    def next_in_line(self, producer_id: int, epoch: int, sequence: int) -> ProducerEntry | None:
-        """The entry of a producer that goes on where it stopped, outside a transaction; for any other `check`
-        decides."""
+    def follow(
+        self, producer_id: int, epoch: int, sequence: int, first_offset: int, last_offset: int, timestamp: int
+    ) -> bool:
+        """`check` and `appended` for a plain batch of a producer that goes on where it stopped, outside a
+        transaction; False for any other. Written out, because it runs for every batch of a busy producer."""
         entry = self.entries.get(producer_id)
         if (
             entry is None
-            or entry.epoch != epoch
             or entry.next_sequence != sequence
+            or entry.epoch != epoch
             or entry.txn_first_offset >= 0
         ):
-            return None
-        return entry
+            return False
+        last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
+        entry.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
+        entry.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
+        entry.last_timestamp = timestamp
+        return True
 
     # ---- what was appended ---------------------------------------------------------------------------------
 
@@ -301,7 +308,8 @@ class ProducerTable:
         body = bytearray(_COUNT.pack(len(self.entries)))
         older = bytearray()
         for entry in self.entries.values():
-            last = entry.batches[-1] if entry.batches else None
+            batches = entry.batches
+            last = batches[-1] if batches else None
             body += _ENTRY.pack(
                 entry.producer_id,
                 entry.epoch,
@@ -312,9 +320,9 @@ class ProducerTable:
                 entry.coordinator_epoch,
                 entry.txn_first_offset,
             )
-            if len(entry.batches) > 1:
-                older += _OLDER_HEAD.pack(entry.producer_id, len(entry.batches) - 1)
-                for batch in list(entry.batches)[:-1]:
+            if len(batches) > 1:
+                older += _OLDER_HEAD.pack(entry.producer_id, len(batches) - 1)
+                for batch in batches[:-1]:
                     older += _OLDER.pack(
                         batch.last_sequence,
                         batch.last_offset,
@@ -376,7 +384,7 @@ def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:
     entry.coordinator_epoch = coordinator
     entry.txn_first_offset = txn_first
     if offset >= 0:
-        entry.batches.append(_sent(sequence, offset, delta, timestamp))
+        entry.kept.append(_sent(sequence, offset, delta, timestamp))
         entry.next_sequence = (sequence + 1) & SEQUENCE_MASK
 
 
@@ -387,12 +395,12 @@ def _read_older(table: ProducerTable, body: bytes, at: int) -> None:
         entry = table.entries.get(producer_id)
         if entry is None or not 0 < count < REMEMBERED_BATCHES:
             raise CorruptSnapshot(f"older batches of producer {producer_id}")
-        last = entry.batches.pop()
+        last = entry.kept.pop()
         for _ in range(count):
             sequence, offset, delta, timestamp = _OLDER.unpack_from(body, at)
-            entry.batches.append(_sent(sequence, offset, delta, timestamp))
+            entry.kept.append(_sent(sequence, offset, delta, timestamp))
             at += _OLDER.size
-        entry.batches.append(last)
+        entry.kept.append(last)
 
 
 def _sent(last_sequence: int, last_offset: int, delta: int, timestamp: int) -> SentBatch:

@@ -285,11 +285,10 @@ class UnifiedLog(AbstractLog):
             or self.offline is not None
         ):
             return -1
-        if producer_id >= 0:
-            entry = self.producer_table.next_in_line(producer_id, producer_epoch, base_sequence)
-            if entry is None:
-                return -1
-            entry.sent(base_sequence, first_offset, last_offset, max_timestamp)
+        if producer_id >= 0 and not self.producer_table.follow(
+            producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp
+        ):
+            return -1
         # the length between base offset and leader epoch is written again: one call is cheaper than two
         _stamp(batch, 0, first_offset, size - OVERHEAD, leader_epoch)
         active.appended(size, last_offset, max_timestamp, self._index_interval)

@@ -47,7 +47,11 @@ from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 log = logging.getLogger(__name__)
 
-TEMPLATES_MAX: Final = 1024
+TEMPLATES_MAX: Final = 65_536
+"""Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
+large topic, a thousand may not each."""
+TEMPLATES_MIN: Final = 64
+"""Of one connection, however many there are."""
 TEMPLATE_BYTES_MAX: Final = 1024
 """Of a head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
@@ -121,9 +125,16 @@ class Produce:
         if frames[at].__class__ is bytearray:
             frames = [memoryview(frame) for frame in frames]
         now_ms = self._now_ms()
+        ends, known = connection.produce_ends, connection.produce_templates
         while at < len(frames):
-            template = _find(connection, frames[at])
-            done = 0 if template is None else self._run(template, frames, at, now_ms, answers)
+            frame = frames[at]
+            for end in ends:
+                template: Template | None = known.get(bytes(frame[_CLIENT_ID_AT:end]))
+                if template is not None:
+                    break
+            else:
+                break
+            done = self._run(template, frames, at, now_ms, answers)
             if not done:
                 break
             at += done
@@ -482,7 +493,8 @@ class Produce:
         templates, end = connection.produce_templates, request.single_at
         if end > TEMPLATE_BYTES_MAX:
             return
-        if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
+        most = max(TEMPLATES_MAX // connection.company, TEMPLATES_MIN)
+        if connection.produce_kind != version or len(templates) >= most:
             templates.clear()
             connection.produce_ends.clear()
             connection.produce_kind = version
@@ -518,14 +530,6 @@ class Produce:
             wait.on(partition, result, needed)
         self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
         return wait.slot
-
-
-def _find(connection: Connection, frame: Frame) -> Template | None:
-    for end in connection.produce_ends:
-        template: Template | None = connection.produce_templates.get(bytes(frame[_CLIENT_ID_AT:end]))
-        if template is not None:
-            return template
-    return None
 
 
 class _AbortedType(KafkaError):
