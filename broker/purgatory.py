@@ -65,6 +65,10 @@ class Purgatory:
     def __len__(self) -> int:
         return sum(not waiter.done for _at, _order, waiter in self._heap)
 
+    @property
+    def deadlines(self) -> int:
+        return len(self._heap)
+
     def watch(self, waiter: Waiter, wait_s: float) -> None:
         deadline = self._loop.time() + wait_s
         self._count += 1

@@ -40,12 +40,13 @@ def is_internal(topic: str) -> bool:
 class CommitFuture(Waiter):
     """A commit that a coroutine waits for."""
 
-    __slots__ = ("future", "needed")
+    __slots__ = ("_partition", "future", "needed")
 
-    def __init__(self, needed: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, partition: Partition, needed: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.needed = needed
         self.future: asyncio.Future[None] = loop.create_future()
+        self._partition = partition
 
     def reached(self) -> None:
         self.done = True
@@ -58,6 +59,7 @@ class CommitFuture(Waiter):
             self.future.set_exception(KafkaError(code))
 
     def expired(self) -> None:
+        self._partition.wait_no_more(self)
         self.failed(ErrorCode.request_timed_out)
 
 
@@ -190,7 +192,7 @@ class ReplicaManager:
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
-            waiter = CommitFuture(appended.last_offset + 1, asyncio.get_running_loop())
+            waiter = CommitFuture(partition, appended.last_offset + 1, asyncio.get_running_loop())
             partition.wait_committed(waiter)
             self.purgatory.watch(waiter, timeout_ms / 1000)
             await waiter.future

@@ -155,6 +155,11 @@ class LogManager:
         """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
         return all(notes is not None for notes in self._notes.values())
 
+    @property
+    def to_be_deleted(self) -> int:
+        """Logs taken away whose files wait for `file.delete.delay.ms`."""
+        return len(self._doomed)
+
     # ---- start ---------------------------------------------------------------------------------------------
 
     def lock_and_open(self) -> None:

@@ -546,7 +546,7 @@ class CommitWait(Waiter):
 
     def expired(self) -> None:
         for commit in self._open:
-            commit.result.error = ErrorCode.request_timed_out.value
+            commit.timed_out()
         self._open.clear()
         self._answer()
 
@@ -563,6 +563,10 @@ class _PartitionCommit:
         self.result = result
         self._owner = owner
         self._partition = partition
+
+    def timed_out(self) -> None:
+        self.result.error = ErrorCode.request_timed_out.value
+        self._partition.wait_no_more(self)
 
     def reached(self) -> None:
         if self._owner.done:
