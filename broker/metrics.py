@@ -184,11 +184,6 @@ def _waiting(components: Components, partitions: Sequence[Partition]) -> Iterato
 
     name, purgatory = "kafka_server_delayedoperationpurgatory", components.replicas.purgatory
     yield GaugeMetricFamily(f"{name}_purgatorysize", "Requests that wait.", value=len(purgatory))
-    yield GaugeMetricFamily(
-        f"{name}_numdelayedoperations",
-        "Deadlines kept, those of requests answered before it included.",
-        value=purgatory.deadlines,
-    )
     watched = GaugeMetricFamily(
         f"{name}_watched", "Waits at partitions, one for each partition.", labels=["delayedOperation"]
     )

@@ -179,6 +179,8 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
         self._bulk = None
         self.produce_templates.clear()
+        self.fetch_seen = None
+        self._reader.discard()
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()

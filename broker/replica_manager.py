@@ -49,12 +49,12 @@ class CommitFuture(Waiter):
         self._partition = partition
 
     def reached(self) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_result(None)
 
     def failed(self, code: ErrorCode) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_exception(KafkaError(code))
 
@@ -192,11 +192,17 @@ class ReplicaManager:
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
-            waiter = CommitFuture(partition, appended.last_offset + 1, asyncio.get_running_loop())
-            partition.wait_committed(waiter)
-            self.purgatory.watch(waiter, timeout_ms / 1000)
-            await waiter.future
+            await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
+
+    async def _wait_committed(self, partition: Partition, needed: int, timeout_ms: int) -> None:
+        waiter = CommitFuture(partition, needed, asyncio.get_running_loop())
+        partition.wait_committed(waiter)
+        self.purgatory.watch(waiter, timeout_ms / 1000)
+        try:
+            await waiter.future
+        finally:
+            del waiter  # which an error, by its traceback, would keep alive together with itself
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         """Every batch from the log's start to its end, in chunks of whole batches."""

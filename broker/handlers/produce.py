@@ -551,7 +551,7 @@ class CommitWait(Waiter):
         self._answer()
 
     def _answer(self) -> None:
-        self.done = True
+        self.finish()
         self._connection.answer(self.slot, encode_produce(self._version, self._correlation_id, self._topics))
 
 
