@@ -23,6 +23,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from broker.ports import Listening, Network
@@ -46,6 +47,7 @@ _LARGE_BUFFER: Final = 1 << 20
 """What a read buffer grows to by itself; a larger one is there for a large frame."""
 _SWEEPS_PER_IDLE: Final = 10
 _QUEUED_BYTES: Final = 512 << 20
+_UNLIMITED: Final = 2**31 - 1
 
 # Why a connection handles no further request just now; any bit set stalls it.
 WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED = 1, 2, 4, 8, 16, 32
@@ -98,10 +100,10 @@ class Service(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     request_bytes: int = 100 * 1024 * 1024
-    connections: int = 2**31 - 1
-    connections_per_ip: int = 2**31 - 1
+    connections: int = _UNLIMITED
+    connections_per_ip: int = _UNLIMITED
     connections_per_ip_overrides: Mapping[str, int] = field(default_factory=dict)
-    creation_rate: int = 2**31 - 1
+    creation_rate: int = _UNLIMITED
     idle_ms: int = 600_000
     queued_bytes: int = -1
     backlog: int = 50
@@ -621,7 +623,8 @@ class NetworkServer:
         self._large: dict[Connection, int] = {}
         """Bytes of the read buffers that large frames left behind, the longest unused first."""
         self._large_bytes = 0
-        self._throttled: deque[Connection] = deque()
+        self._throttled: dict[Connection, None] = {}
+        """Who reads nothing while too many bytes wait, the longest first."""
         self._next_admission = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -687,6 +690,8 @@ class NetworkServer:
             refusal = f"max.connections is {limits.connections}"
         elif self._per_ip[host] >= limits.connections_per_ip_overrides.get(host, limits.connections_per_ip):
             refusal = "max.connections.per.ip is reached"
+        elif self._is_open and self._early_comers() >= max(limits.backlog, 1):
+            refusal = "max.connection.creation.rate is passed, and socket.listen.backlog.size wait already"
         if refusal is not None:
             self.stats.rejected += 1
             return refusal
@@ -699,10 +704,17 @@ class NetworkServer:
             connection.pace()
         return None
 
+    def _early_comers(self) -> int:
+        """How many wait for their turn under max.connection.creation.rate. In Kafka, which stops accepting,
+        they would be in the listen queue."""
+        if self.limits.creation_rate >= _UNLIMITED:
+            return 0
+        return max(0, ceil((self._next_admission - self.loop.time()) * max(self.limits.creation_rate, 1)))
+
     def _pace_creation(self, connection: Connection) -> None:
         """max.connection.creation.rate: whoever comes too early is read from later."""
         rate = self.limits.creation_rate
-        if rate >= 2**31 - 1:
+        if rate >= _UNLIMITED:
             return
         now = self.loop.time()
         self._next_admission = max(self._next_admission, now - 1.0) + 1.0 / max(rate, 1)
@@ -719,6 +731,7 @@ class NetworkServer:
             del self._per_ip[host]
         self._queued_bytes -= queued
         self.gave_back(connection)
+        self._throttled.pop(connection, None)
         self._admit_queued()
 
     def queued(self, connection: Connection, change: int) -> None:
@@ -731,7 +744,7 @@ class NetworkServer:
             growing = sum(c.has_open_frame and not c._stalled & PACED for c in self._connections)
             if growing > 1:
                 connection.pace()
-                self._throttled.append(connection)
+                self._throttled[connection] = None
         elif change < 0:
             self._admit_queued()
 
@@ -752,11 +765,16 @@ class NetworkServer:
 
     def _admit_queued(self) -> None:
         while self._throttled and self._queued_bytes <= self._queued_max:
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
         if self._throttled and not any(
             c.has_open_frame and not c._stalled & PACED for c in self._connections
         ):
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
+
+    def _unthrottle_one(self) -> None:
+        connection = next(iter(self._throttled))
+        del self._throttled[connection]
+        self.loop.call_soon(connection.unpace)
 
     # --------------------------------------------------------------------------------------------- idle
 

@@ -31,7 +31,7 @@ from storage.loader import (
 )
 from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn
+from storage.producers import CompletedTxn, ProducerTable
 from storage.segment import (
     DELETED,
     LOG,
@@ -758,6 +758,14 @@ class UnifiedLog(AbstractLog):
             self._staged = []
             self.generation += 1
         return self.offline
+
+    def forget(self) -> None:
+        """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,
+        shall not hold its files and what it remembered. Slices that are being sent keep their file."""
+        assert self.offline is not None, f"{self} is in use"
+        for segment in self._segments:
+            segment.forget()
+        self.producer_table = ProducerTable()
 
     def _fail(self, error: OSError) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up

@@ -1,6 +1,7 @@
 """Deadlines under one timer, and waking in portions."""
 
 import asyncio
+from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_who_is_done_before_the_deadline_hears_nothing_and_is_let_go() -> None:
         waiter = Recorder(events, str(at))
         purgatory.watch(waiter, 10.0)
         waiter.finish()
+        assert getrefcount(waiter) == 2, "the test's, and the call's"
     assert len(purgatory._heap) <= 1100
     assert len(purgatory) == 0
     loop.go_to(10.0)
