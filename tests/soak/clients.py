@@ -50,6 +50,8 @@ KEYS_SETTINGS = {
 BATCH_RECORDS, RECORD_BYTES = 20, 500
 BATCHES_PER_CONNECTION, FETCHES_PER_CONNECTION = 400, 200
 PACE_S = 0.008
+IDEMPOTENT, VISITS_PER_PRODUCER = 0.1, 50
+"""Producer ids expire in rounds of ten minutes: few enough that such a round is no wave in the figures."""
 KEYS_COUNT = 1000
 GROUP_RECORDS, GROUP_PARTITIONS = 400, 4
 GROUP_S_MAX = 60.0
@@ -87,7 +89,7 @@ def value_at(offset: int) -> bytes:
 
 
 class Produce(Role):
-    """All codecs, all acks, with and without a producer id, which is a new one for each connection."""
+    """All codecs, acks=1 and acks=all; some connections have a producer id, a new one each."""
 
     def run(self) -> None:
         ends = [0] * VOLUME_PARTITIONS
@@ -98,7 +100,7 @@ class Produce(Role):
 
     def _produce(self, client: RawClient, ends: list[int]) -> None:
         producer_id, sequences = -1, [0] * VOLUME_PARTITIONS
-        if self.random.random() < 0.5:
+        if self.random.random() < IDEMPOTENT:
             answer = client.call(Api.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout=60_000)
             assert answer.error_code == 0, answer
             producer_id = answer.producer_id
@@ -422,7 +424,7 @@ class Visitors(Role):
             visit = chance.choice(VISITS)
             visit(self.bootstrap)
             done["visits"] += 1
-            if done["visits"] % 10 == 0:
+            if done["visits"] % VISITS_PER_PRODUCER == 0:
                 with RawClient(self.bootstrap) as client:
                     produce_idempotently(client, "producers", partition=number)
                 done["producers left to expire"] += 1
