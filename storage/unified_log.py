@@ -376,7 +376,7 @@ class UnifiedLog(AbstractLog):
 
     def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if not self.local_log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -443,7 +443,7 @@ class UnifiedLog(AbstractLog):
 
     def advance_log_start(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if offset > self.high_watermark:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -511,7 +511,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_to(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         if offset >= self.log_end_offset:
             return
@@ -539,7 +539,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self._staged = []
         with self._disk():
             for segment in reversed(self._segments):
@@ -619,7 +619,7 @@ class UnifiedLog(AbstractLog):
     def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
         """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         upto = self._active.base_offset if closed_only else self.log_end_offset
         if self.recovery_point >= upto and not self._unsynced and not self._directory_unsynced:
@@ -751,13 +751,12 @@ class UnifiedLog(AbstractLog):
 
     # ---- failure -------------------------------------------------------------------------------------------
 
-    def take_offline(self, reason: str) -> KafkaError:
+    def take_offline(self, reason: str) -> None:
         """Nothing more is read from or written to this log."""
         if self.offline is None:
-            self.offline = LogOffline(reason)
+            self.offline = reason
             self._staged = []
             self.generation += 1
-        return self.offline
 
     def forget(self) -> None:
         """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,
@@ -768,11 +767,10 @@ class UnifiedLog(AbstractLog):
         self.producer_table = ProducerTable()
 
     def _fail(self, error: OSError) -> KafkaError:
-        if self.offline is not None:  # a deleted log, or a directory already given up
-            return self.offline
-        offline = self.take_offline(f"{basename(self.directory)}: {error}")
-        self._on_failure(error)
-        return offline
+        if self.offline is None:  # and not a deleted log, or a directory already given up
+            self.take_offline(f"{basename(self.directory)}: {error}")
+            self._on_failure(error)
+        return LogOffline(self.offline or str(error))
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

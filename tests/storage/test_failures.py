@@ -386,3 +386,17 @@ def test_a_timestamp_past_all_time_is_refused_where_records_are_rebuilt(tmp_path
         log.append_records(batch, leader_epoch=0, now_ms=NOW)
     assert refusal.value.code is ErrorCode.invalid_record
     assert log.log_end_offset == 0
+
+
+def test_errors_of_an_offline_log_keep_nothing_of_those_before(tmp_path: Path) -> None:
+    """One error raised again and again would carry the frames, and so the buffers, of every time."""
+    log = log_on(tmp_path)
+    append(log, batch_of(1))
+    log.take_offline("the disk is gone")
+    depths = []
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="the disk is gone") as caught:
+            log.read(0, 1000, bound=1, min_one=True)
+        assert caught.value.code is ErrorCode.kafka_storage_error
+        depths.append(len(caught.traceback))
+    assert len(set(depths)) == 1
