@@ -8,7 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests.soak.visits import VISITS
+from tests.soak.visits import VISITS, prepare
 
 if TYPE_CHECKING:
     from tests.conftest import MakeBroker
@@ -29,6 +29,7 @@ async def test_nothing_of_a_client_is_left_in_a_cycle(make_broker: "MakeBroker")
     listening = next(iter(broker.listeners.values()))
     bootstrap = f"{listening.host}:{listening.port}"
     loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, prepare, bootstrap)
     gc.collect()
     gc.disable()
     try:

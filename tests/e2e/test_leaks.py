@@ -16,11 +16,11 @@ from tests.compat.peers import until
 from tests.compat.raw import FETCH_VERSION, RawClient
 from tests.processes import BrokerProcess
 from tests.soak.figures import scrape
-from tests.soak.visits import VISITS, Topic, Visit, batch_of, fetch_fields
+from tests.soak.visits import VISITS, Topic, Visit, batch_of, fetch_fields, prepare
 from tools.versus.brokers import free_port
 
 AT_ONCE = 20
-TIMES = 40
+TIMES = 20
 REST_S_MAX = 30.0
 SETTINGS = {
     "connections.max.idle.ms": "3000",  # a sweep every 0.3 s finds who left while nothing was read
@@ -41,6 +41,7 @@ class Hotel:
         self.process = process
         self.surplus: dict[str, int] = {}
         self._admin = admin
+        prepare(process.bootstrap)
         self.receive(VISITS)
         self._at_rest = until(self._empty, "the guests to be gone", REST_S_MAX)
 

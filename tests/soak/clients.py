@@ -35,7 +35,7 @@ from protocol.apis import Api
 from protocol.records import Codec, iter_batches, iter_records
 from tests.compat.peers import unique, until
 from tests.compat.raw import FETCH_VERSION, RawClient
-from tests.soak.visits import VISITS, batch_of, create, fetch_fields, produce_idempotently, reset
+from tests.soak.visits import VISITS, batch_of, create, fetch_fields, prepare, produce_idempotently, reset
 
 VOLUME, KEYS = "volume", "keys"
 VOLUME_PARTITIONS = 4
@@ -443,6 +443,7 @@ ROLES: dict[str, Callable[[str, float], Role]] = {
 
 
 def make_topics(bootstrap: str) -> None:
+    prepare(bootstrap)
     with RawClient(bootstrap) as client:
         create(client, VOLUME, VOLUME_PARTITIONS, **VOLUME_SETTINGS)
         create(client, KEYS, **KEYS_SETTINGS)

@@ -22,6 +22,8 @@ from tests.compat.peers import unique, until
 from tests.compat.raw import FETCH_VERSION, PRODUCE_VERSION, RawClient, produce_fields
 from tests.compat.samples import FIRST_MS
 
+LASTING = "lasting"
+"""A topic that nobody produces to and nobody deletes."""
 FOR_EVER_MS = 20 * 24 * 3_600_000
 SESSION_MS, SHORT_SESSION_MS = 30_000, 1_000
 """Of members that leave, and of those that vanish; group.min.session.timeout.ms must allow it."""
@@ -77,6 +79,12 @@ def create(client: RawClient, topic: str, partitions: int = 1, **configs: str) -
 def delete(client: RawClient, topic: str) -> None:
     answer = client.call(Api.DELETE_TOPICS, 5, topic_names=[topic], timeout=10_000)
     assert answer.responses[0].error_code == 0, answer
+
+
+def prepare(bootstrap: str) -> None:
+    """Before the first visit."""
+    with RawClient(bootstrap) as client:
+        create(client, LASTING)
 
 
 class Topic(contextlib.AbstractContextManager["Topic"]):
@@ -197,21 +205,19 @@ def keeps_producing_to_what_is_deleted(bootstrap: str) -> None:
 
 
 def leaves_in_a_long_poll(bootstrap: str) -> None:
-    with Topic(bootstrap) as topic:
-        for leave in (reset, hang_up):
-            waiting = RawClient(bootstrap)
-            waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(topic.name, wait_ms=FOR_EVER_MS))
-            leave(waiting)
+    for leave in (reset, hang_up):
+        waiting = RawClient(bootstrap)
+        waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(LASTING, wait_ms=FOR_EVER_MS))
+        leave(waiting)
 
 
 def leaves_in_a_long_poll_with_more_to_ask(bootstrap: str) -> None:
     """What stands behind the long poll keeps the broker from reading on, and so from hearing of the end."""
-    with Topic(bootstrap) as topic:
-        for leave in (reset, hang_up):
-            waiting = RawClient(bootstrap)
-            waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(topic.name, wait_ms=FOR_EVER_MS))
-            waiting.post(Api.API_VERSIONS, 3, client_software_name="v", client_software_version="1")
-            leave(waiting)
+    for leave in (reset, hang_up):
+        waiting = RawClient(bootstrap)
+        waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(LASTING, wait_ms=FOR_EVER_MS))
+        waiting.post(Api.API_VERSIONS, 3, client_software_name="v", client_software_version="1")
+        leave(waiting)
 
 
 def polls_until_the_topic_is_deleted(bootstrap: str) -> None:
