@@ -43,6 +43,7 @@ SETTINGS = {
 SAMPLE_S = 5.0
 CLIENT_S_MAX = 120.0
 REST_S_MAX = 90.0
+STEADY_S, STEADY_BLOCKS = 2.0, 200
 SETTLING = 1 / 3
 """Of the time: what the broker loads and fills once is there by then."""
 WINDOW = 1 / 6
@@ -84,6 +85,7 @@ class Soak:
             )
             try:
                 make_topics(broker.bootstrap)
+                self._await_codecs()
                 self._started_s = time.monotonic()
                 clients = [stack.enter_context(self._client(role, broker.bootstrap)) for role in ROLES]
                 self._watch(broker, clients)
@@ -105,6 +107,18 @@ class Soak:
 
     def _client(self, role: str, bootstrap: str) -> Client:
         return Client(role, bootstrap, self.minutes * 60, self._folder / f"{role}.txt")
+
+    def _await_codecs(self) -> None:
+        """They load in idle moments after the start. Under load that takes half an hour, and would be all that
+        the figures show."""
+        pause, end_s, before = threading.Event(), time.monotonic() + REST_S_MAX, 0
+        while time.monotonic() < end_s:
+            blocks = scrape(self._admin).blocks
+            if abs(blocks - before) < STEADY_BLOCKS:
+                return
+            before = blocks
+            pause.wait(STEADY_S)
+        raise Failed("the broker does not come to rest after its start")
 
     def _watch(self, broker: BrokerProcess, clients: Sequence[Client]) -> None:
         pause, end_s = threading.Event(), self._started_s + self.minutes * 60
