@@ -109,8 +109,8 @@ class Soak:
         return Client(role, bootstrap, self.minutes * 60, self._folder / f"{role}.txt")
 
     def _await_codecs(self) -> None:
-        """They load in idle moments after the start. Under load that takes half an hour, and would be all that
-        the figures show."""
+        """They load in idle moments after the start. Under load that takes half an hour, and would be all
+        that the figures show."""
         pause, end_s, before = threading.Event(), time.monotonic() + REST_S_MAX, 0
         while time.monotonic() < end_s:
             blocks = scrape(self._admin).blocks
