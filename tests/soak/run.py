@@ -44,8 +44,8 @@ SAMPLE_S = 5.0
 CLIENT_S_MAX = 120.0
 REST_S_MAX = 90.0
 STEADY_S, STEADY_BLOCKS = 2.0, 200
-SETTLING = 1 / 3
-"""Of the time: what the broker loads and fills once is there by then."""
+SETTLED_MINUTE = 10
+"""What is filled up to its bound (fetch sessions, cached configurations) is full by then."""
 WINDOW = 1 / 6
 """Of the time: the samples at a moment, as long as the load is too uneven for one."""
 TITLES = (1 / 6, 1 / 2, 1.0)
@@ -192,7 +192,7 @@ class Client:
 
 def verdict(samples: Sequence[Sample], minutes: float) -> list[str]:
     """What grew between the settled broker and the end."""
-    early, late = around(samples, SETTLING * minutes, minutes), around(samples, minutes, minutes)
+    early, late = around(samples, settled(minutes), minutes), around(samples, minutes, minutes)
     wrong = []
 
     def compare(what: str, of: Callable[[Figures], float], growth_max: float) -> None:
@@ -206,6 +206,10 @@ def verdict(samples: Sequence[Sample], minutes: float) -> list[str]:
     compare("open files", lambda each: each.held["open files"], FILES_GROWTH_MAX)
     compare("tasks", lambda each: each.held["tasks"], TASKS_GROWTH_MAX)
     return wrong
+
+
+def settled(minutes: float) -> float:
+    return min(max(SETTLED_MINUTE, minutes / 3), minutes * 2 / 3)
 
 
 def around(samples: Sequence[Sample], minute: float, minutes: float) -> list[Sample]:
