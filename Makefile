@@ -15,10 +15,11 @@ LISTEN ?= 127.0.0.1:9092
 ARGS   ?=
 SEEDS  ?= 1000
 FROM   ?= 0
+MINUTES ?= 30
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features kafka minio conformance clean
+.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features soak kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ bench-growth: setup ## ready time, memory and CPU as partitions, log and connect
 
 bench-features: setup ## what counters, indexes and idempotence cost a produce request, this build against itself
 	@$(BIN)/python -m tools.versus.features $(ARGS)
+
+soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
+	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

@@ -24,6 +24,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from broker.ports import Listening, Network
@@ -51,6 +52,7 @@ _ROUNDS_APART: Final = 64
 """Rounds that end at once before one waits for company again."""
 _OPEN_BYTES_MAX: Final = 256 * 1024
 """Appended and not yet written by rounds that wait for each other: more would leave the processor's cache."""
+_UNLIMITED: Final = 2**31 - 1
 
 # Why a connection handles no further request just now; any bit set stalls it.
 WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED = 1, 2, 4, 8, 16, 32
@@ -103,10 +105,10 @@ class Service(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     request_bytes: int = 100 * 1024 * 1024
-    connections: int = 2**31 - 1
-    connections_per_ip: int = 2**31 - 1
+    connections: int = _UNLIMITED
+    connections_per_ip: int = _UNLIMITED
     connections_per_ip_overrides: Mapping[str, int] = field(default_factory=dict)
-    creation_rate: int = 2**31 - 1
+    creation_rate: int = _UNLIMITED
     idle_ms: int = 600_000
     queued_bytes: int = -1
     backlog: int = 50
@@ -186,6 +188,8 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
         self._bulk = None
         self.produce_templates.clear()
+        self.fetch_seen = None
+        self._reader.discard()
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()
@@ -655,7 +659,8 @@ class NetworkServer:
         self._large: dict[Connection, int] = {}
         """Bytes of the read buffers that large frames left behind, the longest unused first."""
         self._large_bytes = 0
-        self._throttled: deque[Connection] = deque()
+        self._throttled: dict[Connection, None] = {}
+        """Who reads nothing while too many bytes wait, the longest first."""
         self._next_admission = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -777,6 +782,8 @@ class NetworkServer:
             refusal = "max.connections.per.ip is reached"
         elif not self._has_room(descriptor):
             refusal = "the descriptors that are left are for files"
+        elif self._is_open and self._early_comers() >= max(limits.backlog, 1):
+            refusal = "max.connection.creation.rate is passed, and socket.listen.backlog.size wait already"
         if refusal is not None:
             self.stats.rejected += 1
             return refusal
@@ -789,10 +796,17 @@ class NetworkServer:
             connection.pace()
         return None
 
+    def _early_comers(self) -> int:
+        """How many wait for their turn under max.connection.creation.rate. In Kafka, which stops accepting,
+        they would be in the listen queue."""
+        if self.limits.creation_rate >= _UNLIMITED:
+            return 0
+        return max(0, ceil((self._next_admission - self.loop.time()) * max(self.limits.creation_rate, 1)))
+
     def _pace_creation(self, connection: Connection) -> None:
         """max.connection.creation.rate: whoever comes too early is read from later."""
         rate = self.limits.creation_rate
-        if rate >= 2**31 - 1:
+        if rate >= _UNLIMITED:
             return
         now = self.loop.time()
         self._next_admission = max(self._next_admission, now - 1.0) + 1.0 / max(rate, 1)
@@ -809,6 +823,7 @@ class NetworkServer:
             del self._per_ip[host]
         self._queued_bytes -= queued
         self.gave_back(connection)
+        self._throttled.pop(connection, None)
         self._admit_queued()
 
     def queued(self, connection: Connection, change: int) -> None:
@@ -821,7 +836,7 @@ class NetworkServer:
             growing = sum(c.has_open_frame and not c._stalled & PACED for c in self._connections)
             if growing > 1:
                 connection.pace()
-                self._throttled.append(connection)
+                self._throttled[connection] = None
         elif change < 0:
             self._admit_queued()
 
@@ -842,11 +857,16 @@ class NetworkServer:
 
     def _admit_queued(self) -> None:
         while self._throttled and self._queued_bytes <= self._queued_max:
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
         if self._throttled and not any(
             c.has_open_frame and not c._stalled & PACED for c in self._connections
         ):
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
+
+    def _unthrottle_one(self) -> None:
+        connection = next(iter(self._throttled))
+        del self._throttled[connection]
+        self.loop.call_soon(connection.unpace)
 
     # --------------------------------------------------------------------------------------------- idle
 

@@ -12,7 +12,7 @@ stay the same.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 from uuid import UUID
@@ -109,7 +109,8 @@ class Partition:
         """
         self.acks_all_ok = False
         self.data_waiters: dict[DataWaiter, None] = {}
-        self._commit_waiters: deque[CommitWaiter] | None = None  # an empty one takes 0.7 KB
+        self._commit_waiters: OrderedDict[CommitWaiter, None] | None = None  # an empty one takes memory
+        """The one that waits for the least first."""
         self._ends: dict[int, int] = {}
         self._stands_alone = False
 
@@ -216,21 +217,31 @@ class Partition:
             return False
         log.set_high_watermark(frontier)
         waiters = self._commit_waiters
-        while waiters and waiters[0].needed <= frontier:
-            waiters.popleft().reached()
+        while waiters and (first := next(iter(waiters))).needed <= frontier:
+            del waiters[first]
+            first.reached()
         return True
+
+    @property
+    def commit_waits(self) -> int:
+        return len(self._commit_waiters or ())
 
     def wait_committed(self, waiter: CommitWaiter) -> None:
         """In append order, so the one that waits for the least stands first."""
         waiters = self._commit_waiters
         if waiters is None:
-            waiters = self._commit_waiters = deque()
-        if waiters and waiters[-1].needed > waiter.needed:
+            waiters = self._commit_waiters = OrderedDict()
+        if waiters and next(reversed(waiters)).needed > waiter.needed:
             ordered = sorted([*waiters, waiter], key=lambda each: each.needed)
             waiters.clear()
-            waiters.extend(ordered)
+            waiters.update(dict.fromkeys(ordered))
         else:
-            waiters.append(waiter)
+            waiters[waiter] = None
+
+    def wait_no_more(self, waiter: CommitWaiter) -> None:
+        """Its time is up; the high watermark may stand still for much longer."""
+        if self._commit_waiters is not None:
+            self._commit_waiters.pop(waiter, None)
 
     def _fail_waiters(self, code: ErrorCode) -> None:
         failed, self._commit_waiters = self._commit_waiters, None

@@ -44,24 +44,26 @@ def is_internal(topic: str) -> bool:
 class CommitFuture(Waiter):
     """A commit that a coroutine waits for."""
 
-    __slots__ = ("future", "needed")
+    __slots__ = ("_partition", "future", "needed")
 
-    def __init__(self, needed: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, partition: Partition, needed: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.needed = needed
         self.future: asyncio.Future[None] = loop.create_future()
+        self._partition = partition
 
     def reached(self) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_result(None)
 
     def failed(self, code: ErrorCode) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_exception(KafkaError(code))
 
     def expired(self) -> None:
+        self._partition.wait_no_more(self)
         self.failed(ErrorCode.request_timed_out)
 
 
@@ -194,11 +196,17 @@ class ReplicaManager:
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
-            waiter = CommitFuture(appended.last_offset + 1, asyncio.get_running_loop())
-            partition.wait_committed(waiter)
-            self.purgatory.watch(waiter, timeout_ms / 1000)
-            await waiter.future
+            await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
+
+    async def _wait_committed(self, partition: Partition, needed: int, timeout_ms: int) -> None:
+        waiter = CommitFuture(partition, needed, asyncio.get_running_loop())
+        partition.wait_committed(waiter)
+        self.purgatory.watch(waiter, timeout_ms / 1000)
+        try:
+            await waiter.future
+        finally:
+            del waiter  # which an error, by its traceback, would keep alive together with itself
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         """Every batch from the log's start to its end, in chunks of whole batches."""

@@ -208,6 +208,11 @@ class FrameReader:
             self._move(_IDLE_BYTES)
         self._full_reads = 0
 
+    def discard(self) -> None:
+        """The connection is gone: nothing more is read, and no memory is held by whoever still holds this."""
+        self._start = self._end = 0
+        self._allocate(0)
+
     def _frame_bytes(self) -> int:
         """Of the incomplete frame, as far as it is known."""
         if self._end - self._start < 4:

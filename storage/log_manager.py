@@ -165,6 +165,11 @@ class LogManager:
         """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
         return all(notes is not None for notes in self._notes.values())
 
+    @property
+    def to_be_deleted(self) -> int:
+        """Logs taken away whose files wait for `file.delete.delay.ms`."""
+        return len(self._doomed)
+
     # ---- start ---------------------------------------------------------------------------------------------
 
     def lock_and_open(self) -> None:
@@ -352,12 +357,14 @@ class LogManager:
             self._doomed.append((due, log.directory))
         if log is not None:
             log.take_offline(f"{topic}-{partition} was deleted")
+            log.forget()
 
     def stray(self, topic: str, partition: int) -> None:
         """Take away a log this broker should not have; its files stay, for a person to look at."""
         log = self._set_aside(topic, partition, STRAY_SUFFIX)
         if log is not None:
             log.take_offline(f"{topic}-{partition} does not belong to this broker")
+            log.forget()
 
     def _set_aside(self, topic: str, partition: int, suffix: str) -> UnifiedLog | None:
         log = self.logs.pop((topic, partition), None)

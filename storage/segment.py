@@ -374,6 +374,11 @@ class Segment:
     def close(self) -> None:
         self._file = None
 
+    def forget(self) -> None:
+        """Of a log that is no more: the descriptor and everything that was there to read by."""
+        self._file = self._offsets = self._times = self._aborted = None
+        self._hints.clear()
+
     def rename_to(self, suffix: str) -> None:
         """Give every file of the segment another suffix, the log last."""
         old, self._suffix = self._suffix, suffix

@@ -33,7 +33,7 @@ from storage.loader import (
 )
 from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn
+from storage.producers import CompletedTxn, ProducerTable
 from storage.segment import (
     DELETED,
     LOG,
@@ -419,7 +419,7 @@ class UnifiedLog(AbstractLog):
 
     def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if not self.local_log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -486,7 +486,7 @@ class UnifiedLog(AbstractLog):
 
     def advance_log_start(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if offset > self.high_watermark:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -554,7 +554,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_to(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         if offset >= self.log_end_offset:
             return
@@ -582,7 +582,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self._staged = []
         with self._disk():
             for segment in reversed(self._segments):
@@ -664,7 +664,7 @@ class UnifiedLog(AbstractLog):
     def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
         """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         upto = self._active.base_offset if closed_only else self.log_end_offset
         if self.recovery_point >= upto and not self._unsynced and not self._directory_unsynced:
@@ -861,22 +861,30 @@ class UnifiedLog(AbstractLog):
 
     # ---- failure -------------------------------------------------------------------------------------------
 
-    def take_offline(self, reason: str) -> KafkaError:
+    def take_offline(self, reason: str) -> None:
         """Nothing more is read from or written to this log."""
         if self.offline is None:
-            self.offline = LogOffline(reason)
+            self.offline = reason
             self._staged = []
             self.generation += 1
-        return self.offline
+
+    def forget(self) -> None:
+        """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,
+        shall not hold its files and what it remembered. Slices that are being sent keep their file."""
+        assert self.offline is not None, f"{self} is in use"
+        for segment in self._segments:
+            segment.forget()
+        self.producer_table = ProducerTable()
 
     def _fail(self, error: OSError) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up
-            return self.offline
+            return LogOffline(self.offline)
+        reason = f"{basename(self.directory)}: {error}"
         if is_scarcity(error):
-            return KafkaError(ErrorCode.kafka_storage_error, f"{basename(self.directory)}: {error}")
-        offline = self.take_offline(f"{basename(self.directory)}: {error}")
+            return KafkaError(ErrorCode.kafka_storage_error, reason)
+        self.take_offline(reason)
         self._on_failure(error)
-        return offline
+        return LogOffline(reason)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

@@ -437,7 +437,7 @@ class FetchWait(Waiter):
         self._answer(self._fetch.read(self._turn, self._request, self._version))
 
     def abandoned(self) -> None:
-        self.done = True
+        self.finish()
         self._leave()
 
     def broke(self, error: Exception) -> None:
@@ -446,7 +446,7 @@ class FetchWait(Waiter):
         self._connection.close("its Fetch failed")
 
     def _answer(self, fetched: Fetched) -> None:
-        self.done = True
+        self.finish()
         self._leave()
         answer = self._fetch.respond(self._turn, self._version, self._correlation_id, fetched)
         connection = self._connection

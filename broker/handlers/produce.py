@@ -591,12 +591,12 @@ class CommitWait(Waiter):
 
     def expired(self) -> None:
         for commit in self._open:
-            commit.result.error = ErrorCode.request_timed_out.value
+            commit.timed_out()
         self._open.clear()
         self._answer()
 
     def _answer(self) -> None:
-        self.done = True
+        self.finish()
         self._connection.answer(self.slot, encode_produce(self._version, self._correlation_id, self._topics))
 
 
@@ -608,6 +608,10 @@ class _PartitionCommit:
         self.result = result
         self._owner = owner
         self._partition = partition
+
+    def timed_out(self) -> None:
+        self.result.error = ErrorCode.request_timed_out.value
+        self._partition.wait_no_more(self)
 
     def reached(self) -> None:
         if self._owner.done:

@@ -186,6 +186,7 @@ async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") 
         for offset in range(2):
             answer = await client.produce("t", batch_of(b"x"), acks=-1, timeout=50)
             assert (answer.error_code, answer.base_offset) == (ErrorCode.request_timed_out, offset)
+        assert partition.commit_waits == 0
         assert (await client.fetch("t", 0)).records == b""
         assert (await client.produce("t", batch_of(b"x"), acks=1)).error_code is ErrorCode.none
         partition.follower_at(2, 3)
@@ -202,7 +203,7 @@ async def test_too_few_replicas_refuse_acks_all_before_and_after(broker: "Broker
         data = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x"), acks=-1))
         await client.send(data)
         async with asyncio.timeout(5):
-            while not partition._commit_waiters:  # noqa: ASYNC110 - the broker's own state
+            while not partition.commit_waits:  # noqa: ASYNC110 - the broker's own state
                 await asyncio.sleep(0)
         partition.isr = (1,)
         partition.refresh()

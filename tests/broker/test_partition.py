@@ -164,3 +164,17 @@ def test_min_insync_replicas_ask_for_no_more_than_there_are(
 def test_the_short_way_is_closed_where_records_must_be_read(config: dict[str, Any]) -> None:
     assert partition_of(FakeLog(**config)).fast_log is None
     assert partition_of(FakeLog()).fast_log is not None
+
+
+def test_who_waits_no_more_is_not_kept_while_the_high_watermark_stands_still() -> None:
+    log = FakeLog()
+    partition = partition_of(log, (1, 2))
+    log.log_end_offset = 9
+    commits = [Commit(needed) for needed in (1, 9, 5)]
+    for commit in commits:
+        partition.wait_committed(commit)
+    partition.wait_no_more(commits[2])
+    assert partition.commit_waits == 2
+    partition.follower_at(2, 9)
+    assert [commit.outcome for commit in commits] == [ErrorCode.none, ErrorCode.none, None]
+    assert partition.commit_waits == 0

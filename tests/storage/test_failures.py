@@ -486,3 +486,17 @@ def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     files.make_room = lambda: left.append(left.pop() + 1)
     files.open(f"{tmp_path}/a", create=True).writev([b"x"])
     assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_errors_of_an_offline_log_keep_nothing_of_those_before(tmp_path: Path) -> None:
+    """One error raised again and again would carry the frames, and so the buffers, of every time."""
+    log = log_on(tmp_path)
+    append(log, batch_of(1))
+    log.take_offline("the disk is gone")
+    depths = []
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="the disk is gone") as caught:
+            log.read(0, 1000, bound=1, min_one=True)
+        assert caught.value.code is ErrorCode.kafka_storage_error
+        depths.append(len(caught.traceback))
+    assert len(set(depths)) == 1

@@ -232,6 +232,18 @@ def test_delete_sets_aside_and_removes_later(tmp_path: Path) -> None:
     assert not manager.offline_dirs
 
 
+def test_who_still_holds_a_deleted_log_holds_no_file(tmp_path: Path) -> None:
+    """A connection that produced to it does, for as long as it is open."""
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(3, producer_id=7, producer_epoch=0, base_sequence=0))
+    assert log.segments[-1].is_open
+    assert log.producer_table.entries
+    manager.delete("topic", 0)
+    assert not any(segment.is_open for segment in log.segments)
+    assert not log.producer_table.entries
+
+
 def test_set_aside_logs_are_removed_or_left_at_the_next_start(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     for topic in ("gone", "stray"):
