@@ -19,9 +19,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from broker.cluster import Cluster, StartupError
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
@@ -41,7 +41,10 @@ from broker.purgatory import Purgatory
 from broker.replica_manager import ReplicaManager
 from protocol.apis import SERVED
 from protocol.messages import load
-from remote.object_store import LocalStore
+from remote.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
+from remote.metered import StoreStats
+from remote.object_store import ObjectStore
+from remote.stores import open_store
 from storage.files import DiskFiles
 from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
 
@@ -56,6 +59,10 @@ MAINTAIN_EVERY_S: Final = 1.0
 WARM_PAUSE_S: Final = 0.02
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
+
+
+class StoppedEarly(StartupError):
+    """Who started the broker stopped it before it was ready."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +131,8 @@ class Broker:
         """Answers what was asked, closes every log and leaves the clean-shutdown marker."""
         self.request_stop()
         if self._root is not None:
-            await self._root
+            with suppress(StoppedEarly):
+                await self._root
 
     def fail(self, reason: str) -> None:
         """This broker may not go on (its node id is taken over): stop, and say why."""
@@ -146,7 +154,7 @@ class Broker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                await self._open()
+                await self._open_unless_stopped()
                 self.is_ready = True
                 ready.set_result(None)
                 await self._after_ready()
@@ -242,6 +250,18 @@ class Broker:
             logs.producer_expiration_ms = config.producer_id_expiration_ms
             for held in logs.logs.values():
                 held.producer_expiration_ms = config.producer_id_expiration_ms
+
+    async def _open_unless_stopped(self) -> None:
+        """The object store may keep a start waiting for as long as it is away."""
+        opening = self._tasks.create_task(self._open())
+        stopping = self._tasks.create_task(self._stopping.wait())
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            if self._failure is not None:
+                raise StartupError(self._failure)
+            raise StoppedEarly("stopped before it was ready")
+        stopping.cancel()
+        await opening
 
     async def _open(self) -> None:
         """Ports first, because the registration names them; whoever connects early waits unread."""
@@ -426,45 +446,64 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
-    await broker.start()
-    gc.freeze()
-    first = next(iter(broker.listeners.values()))
-    host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
-    print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
-    await broker.run_until_stopped()
+    try:
+        await broker.start()
+        gc.freeze()
+        first = next(iter(broker.listeners.values()))
+        host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+        print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+        await broker.run_until_stopped()
+    finally:
+        await world.store.close()
     log.info("node %d stopped", config.node_id)
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:
-    files = DiskFiles()
-    root = _store_root(config, store_url)
-    files.makedirs(root)
+    files, stats = DiskFiles(), StoreStats()
+    location = _store_location(config, store_url)
     return World(
         files=files,
         network=TcpNetwork(),
-        store=LocalStore(root, files=files, offload=offload),
-        now_ms=lambda: time.time_ns() // 1_000_000,  # noqa: TID251
+        store=store_at(location, stats),
+        now_ms=wall_clock_ms,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),
+        store_stats=stats,
     )
+
+
+def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
+    return open_store(
+        location,
+        files=DiskFiles(),
+        offload=offload,
+        now_ms=wall_clock_ms,
+        rng=random.Random(),
+        environ=os.environ,
+        stats=stats,
+    )
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000  # noqa: TID251
 
 
 async def offload(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-def _store_root(config: BrokerConfig, store_url: str | None) -> str:
+def _store_location(config: BrokerConfig, store_url: str | None) -> StoreLocation:
     if store_url is None:
-        return os.path.join(config.log_dirs[0], "store")
-    parts = urlsplit(store_url)
-    if parts.scheme != "file" or not parts.path or parts.netloc:
-        raise ConfigError(f"--store {store_url}: give a directory as file:///DIR")
-    return parts.path
+        return FileLocation(os.path.join(config.log_dirs[0], "store"))
+    try:
+        return parse_store_url(store_url, os.environ)
+    except BadStoreUrl as error:
+        raise ConfigError(f"--store {error}") from None
 
 
 def _store_name(config: BrokerConfig, store_url: str | None) -> str:
-    return store_url or "file://" + os.path.abspath(_store_root(config, None))
+    return store_url or f"file://{os.path.abspath(config.log_dirs[0])}/store"
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -263,6 +263,9 @@ class S3Store:
             raise self._error(
                 str(error), Fault.CONNECTION, permanent=operation not in self._allowed
             ) from error
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or str(error.os_error)
+            raise self._error(f"cannot connect: {_in_one_line(reason)}", Fault.CONNECTION) from error
         except aiohttp.ClientPayloadError as error:
             raise self._error(f"{path}: the body ended early", Fault.CORRUPT) from error
         except (aiohttp.ClientError, OSError) as error:

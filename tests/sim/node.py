@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from broker import config as broker_config
 from broker.ports import World
-from broker.server import Broker
+from broker.server import Broker, StoppedEarly
 from remote.object_store import MemoryStore
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Crash, History
@@ -125,6 +125,8 @@ class Node:
             if not ready.done():
                 ready.set_result(True)
             await broker.run_until_stopped()
+        except StoppedEarly:
+            self.loop.trace("stopped early", self.name, self.life)
         except Exception as error:
             if not self.may_break:
                 self.loop.fail(f"{self.name} ended by itself: {error!r}", error)
