@@ -39,7 +39,9 @@ def produce(bootstrap: str, topic: str, values: range) -> None:
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[int]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("group")})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": unique("group"), "enable.auto.commit": False}
+    )
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[int] = []
