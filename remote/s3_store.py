@@ -13,6 +13,7 @@ worked, as before a key was rotated, may work again.
 
 import asyncio
 import io
+import logging
 import random
 import re
 from base64 import b64encode
@@ -61,6 +62,9 @@ _THROTTLES: Final = frozenset(
 )
 
 
+_log = logging.getLogger(__name__)
+
+
 class _Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
@@ -100,6 +104,7 @@ class S3Store:
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
         self._allowed: set[Operation] = set()
+        self._why_unknown: Fault | None = None
 
     def __repr__(self) -> str:
         return f"S3Store({str(self.location)!r})"
@@ -147,20 +152,17 @@ class S3Store:
             try:
                 answer = await self._put(operation, key, data, _ONCE_IF_ABSENT)
             except StoreError as error:
-                if error.permanent:
-                    raise
-                return PutResult.UNKNOWN
+                return self._unknown(error)
             if answer.is_good or answer.status == 412:
                 self._allowed.add(operation)
+                self._why_unknown = None
                 return PutResult.WON if answer.is_good else PutResult.LOST
+            refusal = self._refusal(operation, answer)
             if answer.status != 409:
-                refusal = self._refusal(operation, answer)
-                if refusal.permanent:
-                    raise refusal
-                return PutResult.UNKNOWN
+                return self._unknown(refusal)
             # Somebody else is writing this key right now, so this request did nothing: that is certain.
             await asyncio.sleep(self._random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
-        return PutResult.UNKNOWN
+        return self._unknown(refusal)
 
     async def list(self, prefix: str, *, after: str = "") -> list[str]:
         check_prefix(prefix)
@@ -310,6 +312,15 @@ class S3Store:
 
     def _error(self, what: str, fault: Fault, *, permanent: bool = False) -> StoreError:
         return StoreError(f"{self.location}: {what}", permanent=permanent, fault=fault)
+
+    def _unknown(self, why: StoreError) -> PutResult:
+        """UNKNOWN carries no reason, so it is logged: when it begins and when it changes."""
+        if why.permanent:
+            raise why
+        if self._why_unknown is not why.fault:
+            self._why_unknown = why.fault
+            _log.warning("a conditional put, whose outcome is unknown: %s", why)
+        return PutResult.UNKNOWN
 
     def _skew_to(self, answer: _Answer) -> int:
         try:

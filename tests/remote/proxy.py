@@ -21,6 +21,7 @@ class Line(Enum):
     REQUEST_LOST = auto()
     REPLY_LOST = auto()
     REPLY_NEVER = auto()
+    LATE = auto()
     BODY_CUT = auto()
     BYTE_FLIPPED = auto()
     RANGE_IGNORED = auto()
@@ -57,6 +58,10 @@ class Proxy:
         """What happens to the next requests; good ones follow."""
         self.holding = asyncio.Event()
         """A reply was held back."""
+        self.delivers = asyncio.Event()
+        """What is late arrives now."""
+        self.late: list[asyncio.Task[bytes]] = []
+        """The answers nobody waits for any more."""
         self._target_port = target_port
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,9 +87,14 @@ class Proxy:
         body = await reader.readexactly(int(header(head, b"content-length") or 0))
         method, path, _ = head.decode().split(" ", 2)
         line = self.plan.popleft() if self.plan else Line.GOOD
-        forwarded = line is not Line.REQUEST_LOST and not (isinstance(line, Say) and not line.after)
+        forwarded = line not in (Line.REQUEST_LOST, Line.LATE) and not (
+            isinstance(line, Say) and not line.after
+        )
         self.seen.append(Seen(method, path, forwarded))
         answer = await self._forward(head, body) if forwarded else b""
+        if line is Line.LATE:
+            self.late.append(asyncio.create_task(self._deliver_late(head, body)))
+            return False
         if line in (Line.REQUEST_LOST, Line.REPLY_LOST):
             return False
         if line is Line.REPLY_NEVER:
@@ -98,6 +108,10 @@ class Proxy:
         await writer.drain()
         return line is not Line.BODY_CUT
 
+    async def _deliver_late(self, head: bytes, body: bytes) -> bytes:
+        await self.delivers.wait()
+        return await self._forward(head, body)
+
     async def _forward(self, head: bytes, body: bytes) -> bytes:
         """The whole answer, which ends with the connection because it is told to close."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._target_port)
@@ -108,9 +122,10 @@ class Proxy:
             writer.close()
 
     async def close(self) -> None:
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *self.late]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def header(head: bytes, name: bytes) -> bytes | None:

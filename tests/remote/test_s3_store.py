@@ -1,13 +1,18 @@
 """The S3 store on a real MinIO, over a line that loses, cuts and changes what it carries."""
 
 import asyncio
+import logging
+import random
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
+from remote.metered import StoreStats
 from remote.object_store import Fault, NoSuchObject, PutResult, StoreError
 from remote.s3_store import CONFLICT_TRIES, KeySource, S3Store
 from remote.sigv4 import Keys
+from remote.stores import harden
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.bare import bare_s3, wall_ms
@@ -79,6 +84,21 @@ async def test_every_other_answer_to_a_put_is_unknown(bench: Bench, status: int,
     assert (await bench.direct.list("k") == ["k"]) is after
 
 
+async def test_why_a_put_has_no_answer_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """UNKNOWN carries no reason, so whoever reads the log gets it: when it begins and when it changes."""
+    said = [Say(503, "SlowDown"), Say(503, "SlowDown"), Line.REPLY_LOST, Line.GOOD, Say(503, "SlowDown")]
+    with caplog.at_level(logging.WARNING, "remote.s3_store"):
+        bench.proxy.will(*said)
+        for number in range(len(said)):
+            await bench.store.put_if_absent(f"k/{number}", b"")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [("SlowDown" in line, "outcome is unknown" in line) for line in lines] == [
+        (True, True),
+        (False, True),
+        (True, True),
+    ]
+
+
 async def test_a_conflict_is_tried_again_because_nothing_was_done(bench: Bench) -> None:
     bench.proxy.will(*[Say(409, "ConditionalRequestConflict")] * (CONFLICT_TRIES - 1))
     assert await bench.store.put_if_absent("k", b"mine") is PutResult.WON
@@ -96,6 +116,53 @@ async def test_a_put_that_is_given_up_may_have_been_done(bench: Bench) -> None:
     with pytest.raises(asyncio.CancelledError):
         await putting
     assert await bench.store.put_if_absent("k", b"other") is PutResult.LOST
+
+
+async def test_a_put_that_arrives_after_it_was_given_up_changes_nothing(bench: Bench) -> None:
+    bench.proxy.will(Line.LATE)
+    assert await bench.store.put_if_absent("k", b"late") is PutResult.UNKNOWN
+    with pytest.raises(NoSuchObject):
+        await bench.store.get("k")
+    assert await bench.store.put_if_absent("k", b"again") is PutResult.WON
+    bench.proxy.delivers.set()
+    (answer,) = await asyncio.gather(*bench.proxy.late)
+    assert answer.startswith(b"HTTP/1.1 412 ")
+    assert await bench.store.get("k") == b"again"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_rivals_on_bad_lines_are_told_the_truth(
+    minio_server: MinioServer, bucket: str, seed: int
+) -> None:
+    """Whoever wins or loses is right about it, and a read is what was put, whole."""
+    rng, prefix, slots = random.Random(seed), unique("rivals"), 15
+    faults = [Line.REQUEST_LOST, Line.REPLY_LOST, Line.BODY_CUT, Say(503, "SlowDown"), Say(500, after=True)]
+    async with AsyncExitStack() as stack:
+        rivals = []
+        for _ in range(3):
+            proxy = await stack.enter_async_context(proxy_to(minio_server.port))
+            proxy.will(*(rng.choice(faults) if rng.random() < 0.4 else Line.GOOD for _ in range(10 * slots)))
+            rival = bare_s3(minio_server, minio_server.url(bucket, prefix, port=proxy.port))
+            stack.push_async_callback(rival.close)
+            rivals.append(harden(rival, stats=StoreStats(), rng=rng))
+        told: set[PutResult] = set()
+        for slot in range(slots):
+            bodies = [b"%d of %d" % (rival, slot) for rival in range(3)]
+            results = await asyncio.gather(
+                *(rival.put_if_absent(f"k/{slot}", body) for rival, body in zip(rivals, bodies, strict=True))
+            )
+            found = await asyncio.gather(
+                *(rival.get(f"k/{slot}") for rival in rivals), return_exceptions=True
+            )
+            read = {body for body in found if isinstance(body, bytes)}
+            assert len(read) <= 1
+            for owner in read:
+                assert all(
+                    result is PutResult.UNKNOWN or (result is PutResult.WON) == (body == owner)
+                    for result, body in zip(results, bodies, strict=True)
+                )
+            told.update(results)
+        assert told == set(PutResult)
 
 
 # --- reading ------------------------------------------------------------------------------------------------
