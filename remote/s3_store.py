@@ -175,7 +175,7 @@ class S3Store:
             "encoding-type": "url",
             "max-keys": str(LIST_PAGE_KEYS),
         }
-        # MinIO answers with nothing when it is told to start outside the prefix.
+        # Told to start before the prefix, older releases of MinIO answer with nothing.
         if after.startswith(prefix):
             query["start-after"] = root + after
         found: list[str] = []

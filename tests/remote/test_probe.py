@@ -158,6 +158,7 @@ def test_a_store_that_keeps_its_promises_passes_and_is_left_as_it_was() -> None:
     async def main() -> None:
         await store.put("mine", b"x")
         assert (await probe_conditions(store, store, rng())).is_sound
+        assert store.objects == {"mine": b"x"}
         report = await probe(store, store, rng())
         assert report.is_fit
         assert report.complaints == ()

@@ -219,6 +219,22 @@ def test_a_conditional_put_is_sent_once_whatever_happens(done: bool) -> None:
     run(main())
 
 
+def test_a_conditional_put_is_not_sent_again_for_a_store_that_raises() -> None:
+    class Raising(MemoryStore):
+        calls = 0
+
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            self.calls += 1
+            raise passing()
+
+    async def main() -> None:
+        inner = Raising()
+        assert await retrying(inner).put_if_absent("k", b"mine") is PutResult.UNKNOWN
+        assert inner.calls == 1
+
+    run(main())
+
+
 def test_a_conditional_put_that_is_refused_for_good_says_so() -> None:
     async def main() -> None:
         inner = Scripted()

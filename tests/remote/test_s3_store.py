@@ -250,6 +250,15 @@ async def test_a_list_of_several_pages_is_one(bench: Bench, monkeypatch: pytest.
     assert sum("list-type" in seen.path for seen in bench.proxy.seen) == 5
 
 
+async def test_a_list_starts_within_its_prefix_or_at_it(bench: Bench) -> None:
+    """Told to start before the prefix, older releases of MinIO answer with nothing."""
+    await bench.direct.put("p/1", b"")
+    for after in ("", "a", "p", "p/", "p/0"):
+        assert await bench.store.list("p/", after=after) == ["p/1"]
+    assert ["start-after" in seen.path for seen in bench.proxy.seen] == [False, False, False, True, True]
+    assert await bench.store.list("p/", after="q") == []
+
+
 async def test_what_is_no_key_of_ours_is_not_listed(
     minio_server: MinioServer, bench: Bench, bucket: str
 ) -> None:
