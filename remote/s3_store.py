@@ -16,6 +16,7 @@ import io
 import logging
 import random
 import re
+import ssl
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -98,6 +99,7 @@ class S3Store:
         self._bucket_path = "/" if location.in_host else f"/{location.bucket}/"
         self._signer = Signer(location.region)
         self._keys = KeySource(environ)
+        self._ca_file = environ.get("AWS_CA_BUNDLE") or None
         self._now_ms = now_ms
         self._clock_skew_ms = 0
         self._random = rng
@@ -262,9 +264,8 @@ class S3Store:
                     raise self._error(f"{path}: asked for a range, was sent the whole object", Fault.CORRUPT)
                 return _Answer(response.status, response.headers, await response.read())
         except aiohttp.ClientConnectorCertificateError as error:
-            raise self._error(
-                str(error), Fault.CONNECTION, permanent=operation not in self._allowed
-            ) from error
+            why = f"its certificate is not trusted: {_in_one_line(str(error.certificate_error))}"
+            raise self._error(why, Fault.CONNECTION, permanent=operation not in self._allowed) from error
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or str(error.os_error)
             raise self._error(f"cannot connect: {_in_one_line(reason)}", Fault.CONNECTION) from error
@@ -278,7 +279,9 @@ class S3Store:
         if self._is_closed:
             raise self._error("this store was closed", Fault.CONNECTION)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S),
+            connector=aiohttp.TCPConnector(
+                limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S, ssl=self._trusted()
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
@@ -289,6 +292,16 @@ class S3Store:
         # one that lost. There is no public switch.
         self._session._retry_connection = False
         return self._session
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        """Whose certificates are good: the system's authorities, or those the environment names."""
+        if self._ca_file is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:
+            why = f"AWS_CA_BUNDLE {self._ca_file}: {error.strerror or error}"
+            raise self._error(why, Fault.CONNECTION, permanent=True) from error
 
     # ---------------------------------------------------------------------------------------------- answers
 

@@ -5,6 +5,7 @@ not own which faults a test wants. Invariant: a request is forwarded whole or no
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -163,9 +164,9 @@ SPOIL: dict[Line, Callable[[bytes], bytes]] = {
 
 
 @asynccontextmanager
-async def proxy_to(port: int) -> AsyncIterator[Proxy]:
+async def proxy_to(port: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
     proxy = Proxy(port)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=tls)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy

@@ -3,8 +3,12 @@
 import asyncio
 import logging
 import random
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -362,6 +366,48 @@ async def test_a_clock_that_is_wrong_is_corrected_by_the_stores(
     assert await bench.store.put_if_absent("k", b"mine") is PutResult.WON
     assert await bench.store.get("k") == b"mine"
     assert [seen.method for seen in bench.proxy.seen] == ["PUT", "PUT", "GET"]
+
+
+# --- certificates -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Key and certificate in one file, of an authority nobody knows."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {path} -out {path}.cert"
+    subprocess.run([openssl, *command.split()], check=True, capture_output=True, timeout=30)
+    path.write_text(path.read_text() + Path(f"{path}.cert").read_text())
+    return path
+
+
+async def test_an_endpoint_is_trusted_by_the_bundle_the_environment_names(
+    minio_server: MinioServer, bucket: str, certificate: Path
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    bundles = ("", "/nowhere/ca.pem", f"{certificate}.cert")
+    async with proxy_to(minio_server.port, tls=tls) as proxy, AsyncExitStack() as stack:
+        url = minio_server.url(bucket, unique("tls"), port=proxy.port).replace("http://", "https://")
+        strange, nowhere, known = (
+            bare_s3(minio_server, url, {**minio_server.environ, "AWS_CA_BUNDLE": bundle})
+            for bundle in bundles
+        )
+        for store in (strange, nowhere, known):
+            stack.push_async_callback(store.close)
+        for store, says in (
+            (strange, "certificate is not trusted"),
+            (nowhere, "AWS_CA_BUNDLE /nowhere/ca.pem"),
+        ):
+            error = await fault_of(store)
+            assert says in str(error)
+            assert error.permanent
+        assert await known.put_if_absent("k", bytes(3 << 20)) is PutResult.WON
+        assert await known.get("k") == bytes(3 << 20)
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
