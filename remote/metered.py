@@ -2,8 +2,8 @@
 
 Owns: the numbers, one StoreStats for all wrappers of one store, and the wrapper that takes most of them.
 Does not own how they are shown (broker.metrics, tools).
-Invariant: every call that reaches the store inside is counted once, as an answer or as a fault; counting is
-an addition and never waits.
+Invariant: every call that reaches the store inside is counted once, and once more by its answer or its fault,
+unless it was given up before; counting is an addition and never waits.
 """
 
 import asyncio

@@ -21,6 +21,8 @@ from remote.wrapper import Call, StoreWrapper
 T = TypeVar("T")
 
 DEADLINE_S: Final = 10.0
+LIST_DEADLINE_S: Final = 120.0
+"""For as many pages as there are; the store itself gives up a page that does not come."""
 BYTES_PER_S_MIN: Final = 1 << 20
 """A store that is slower than this with a large object is as good as hanging."""
 
@@ -42,12 +44,9 @@ HEDGE_QUANTILE: Final = 0.95
 class DeadlineStore(StoreWrapper):
     """Gives up an attempt that takes too long. Whether it was done is not known then."""
 
-    def __init__(self, inner: ObjectStore, *, deadline_s: float = DEADLINE_S) -> None:
-        super().__init__(inner)
-        self._deadline_s = deadline_s
-
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
-        limit_s = self._deadline_s + call.size_bytes / BYTES_PER_S_MIN
+        is_list = call.operation is Operation.LIST
+        limit_s = LIST_DEADLINE_S if is_list else DEADLINE_S + call.size_bytes / BYTES_PER_S_MIN
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await ask()

@@ -28,6 +28,7 @@ from remote.resilient import (
     HEDGE_SHARE,
     HEDGE_UNTAUGHT_S,
     HEDGES_SAVED_MAX,
+    LIST_DEADLINE_S,
     RETRIES_END_S,
     RETRIES_MAX,
     RETRY_FIRST_S,
@@ -94,8 +95,8 @@ def test_a_call_that_hangs_ends_and_says_so() -> None:
         store = DeadlineStore(inner)
         inner.will(NEVER_S)
         begun_s = now_s()
-        with pytest.raises(StoreError, match="list meta/: no answer") as caught:
-            await store.list("meta/")
+        with pytest.raises(StoreError, match="delete meta/1: no answer") as caught:
+            await store.delete("meta/1")
         assert caught.value.fault is Fault.TIMEOUT
         assert not caught.value.permanent
         assert DEADLINE_S <= now_s() - begun_s < DEADLINE_S + 1
@@ -126,6 +127,19 @@ def test_large_objects_have_longer() -> None:
         inner.will(DEADLINE_S + 5)
         with pytest.raises(StoreError):
             await store.get_range("k", 0, 100)
+
+    run(main())
+
+
+def test_a_list_has_the_time_for_many_pages() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        store = DeadlineStore(inner)
+        inner.will(LIST_DEADLINE_S - 1)
+        assert await store.list("wal/") == []
+        inner.will(NEVER_S)
+        with pytest.raises(StoreError):
+            await store.list("wal/")
 
     run(main())
 

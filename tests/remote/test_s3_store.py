@@ -225,6 +225,16 @@ async def test_a_fault_has_its_name_and_passes(bench: Bench, line: Line | Say, f
     assert await bench.store.get("k") == b"x"
 
 
+async def test_a_store_that_falls_silent_is_not_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.s3_store.SILENCE_S", 0.2)
+    bench.proxy.will(Line.REPLY_NEVER, Line.REPLY_NEVER)
+    assert (await fault_of(bench.store)).fault is Fault.TIMEOUT
+    assert await bench.store.put_if_absent("k", b"mine") is PutResult.UNKNOWN
+    assert await bench.direct.get("k") == b"mine"
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
