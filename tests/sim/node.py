@@ -120,7 +120,9 @@ class Node:
         try:
             broker = Broker(self.config, world)
             self.broker = broker
-            await broker.start()
+            if not await broker.start():
+                self.loop.trace("stopped early", self.name, self.life)
+                return
             self.loop.trace("ready", self.name, self.life)
             if not ready.done():
                 ready.set_result(True)
