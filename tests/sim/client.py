@@ -38,6 +38,7 @@ from tests.sim.node import node_of
 BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
+METADATA_MAX_AGE_S = 10.0
 ELECT_LEADERS = 43
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
@@ -156,6 +157,7 @@ class SimClient:
         self.home: Address = (rng.choice(env.hosts), BROKER_PORT)
         self.addresses: dict[int, Address] = {}
         self.leaders: dict[TopicPartition, tuple[int, int]] = {}  # node and leader epoch
+        self.learned: dict[TopicPartition, float] = {}  # when that was
         self.nearer: dict[TopicPartition, int] = {}  # the follower a leader told us to read from
         self.coordinators: dict[str, Address] = {}
         self.rack = ""
@@ -197,6 +199,10 @@ class SimClient:
         """A line to the leader as far as it is known; keeps asking until there is one."""
         while True:
             try:
+                if self.now > self.learned.get(tp, 0.0) + METADATA_MAX_AGE_S:
+                    # A leader that was replaced and cannot know it is found out only by asking others.
+                    self.home = (self.rng.choice(self.env.hosts), BROKER_PORT)
+                    self.forget(tp)
                 if tp not in self.leaders:
                     await self.refresh([tp[0]])
                 address = self.address_of_leader(tp)
@@ -287,6 +293,7 @@ class SimClient:
                 tp = (topic.name, row.partition_index)
                 if row.leader_epoch >= self.leaders.get(tp, (-1, -1))[1]:
                     self.leaders[tp] = (row.leader_id, row.leader_epoch)
+                    self.learned[tp] = self.now
         return answer
 
     def forget(self, tp: TopicPartition) -> None:

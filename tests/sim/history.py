@@ -294,6 +294,7 @@ class MetaSlot:
     is_void: bool = False
     partitions: tuple[PartitionState, ...] = ()
     brokers: tuple[BrokerState, ...] = ()
+    deleted: tuple[str, ...] = ()
     state: str = ""
 
 

@@ -59,6 +59,9 @@ class Reader:
                 for broker in self.image.brokers.values()
                 if before.brokers.get(broker.id) != broker
             ),
+            deleted=tuple(
+                topic.name for topic in before.topics.values() if topic.id not in self.image.topic_names
+            ),
             state=digest_of(self.image),
         )
 

@@ -108,8 +108,8 @@ class Nemesis:
         return [other for other in self.stage.nodes.values() if other is not node]
 
     def _some_client(self) -> str:
-        brokers = {node.name for node in self.stage.nodes.values()}
-        return self.rng.choice(sorted(name for name in self.stage.fabric.hosts if name not in brokers))
+        idle = {"admin", *(node.name for node in self.stage.nodes.values())}
+        return self.rng.choice(sorted(name for name in self.stage.fabric.hosts if name not in idle))
 
     # what ---------------------------------------------------------------------------------------------------
 

@@ -198,8 +198,8 @@ def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[
             at_s=rng.random() * last_s,
             kind=rng.choice(allowed),
             amount=rng.choice((rng.randrange(1, 12), rng.randrange(1, 100))),
-            seconds=rng.choice((0.05, 0.5, 2.0, 7.0) if last_s <= 5.0 else (0.5, 2.0, 7.0, 15.0)),
-            target=rng.choice(("any", "any", "controller", "leader")),
+            seconds=rng.choice((0.05, 0.5, 2.0, 7.0) if last_s <= 5.0 else (0.5, 2.0, 9.0, 15.0)),
+            target=rng.choice(("any", "controller", "leader", "leader")),
         )
         for _ in range(rng.choice((1, 2, 3, 4, 6)))
     ]

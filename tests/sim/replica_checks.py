@@ -167,6 +167,7 @@ def the_unclean_leave(case: Case) -> Iterator[str]:
             for broker in slot.brokers
             if broker.epoch == slot.seq and _lost_something(case, broker.id, slot)
         }
+        states = {tp: state for tp, state in states.items() if tp[0] not in slot.deleted}
         states.update((state.tp, state) for state in slot.partitions)
         for tp, state in states.items():
             if len(state.isr) > 1 and back & set(state.isr):

@@ -134,13 +134,18 @@ class Stage:
         logs = [(number, node.log(tp)) for number, node in self.nodes.items()]
         return tuple((number, log.log_end_offset) for number, log in logs if log is not None)
 
-    def is_whole(self) -> bool:
-        """Every partition has a leader and all its replicas in sync."""
-        return all(
-            partition.leader >= 0 and set(partition.isr) == set(partition.replicas)
+    def broken(self) -> list[str]:
+        """Partitions that have no leader, or replicas that are not in sync."""
+        partitions = [
+            (topic.name, partition)
             for topic in self.truth.image.topics.values()
             for partition in topic.partitions
-        )
+        ]
+        return [
+            f"{name}-{it.index} led by {it.leader}, {it.isr} of {it.replicas}"
+            for name, it in partitions
+            if it.leader < 0 or set(it.isr) != set(it.replicas)
+        ]
 
     def orphans(self) -> list[TopicPartition]:
         """Partitions whose last in-sync replica lost its disk: nobody but an operator can bring them back."""
@@ -213,7 +218,11 @@ class Stage:
         if self.orphans():
             operator = self.client("operator")
             await self.finish([operator.start(operator.elect_unclean(self.orphans()))])
-        await self.eventually("every replica is in sync", self.is_whole, seconds=WHOLE_S)
+        try:
+            await self.eventually("every replica is in sync", lambda: not self.broken(), seconds=WHOLE_S)
+        except Stuck:
+            self.stuck += self.broken()
+            raise
 
     # looks --------------------------------------------------------------------------------------------------
 
