@@ -1,172 +1,77 @@
 """This node's membership in its cluster: it joins, follows the metadata log, and writes it while it is the
 controller.
 
-Owns: `meta.properties`, birth and registration, the queue of commands and the slots they share, publishing
-what was committed to the rest of the broker, the current view of configurations, this broker's producer ids.
-Does not own: the rules of a command (controller.py), the fold (image.py), how a slot is won
-(metadata_log.py).
+Owns: birth and registration, the roles of member and controller and the moves between them, publishing what
+was committed to the rest of the broker, the current view of configurations, this broker's producer ids. Does
+not own: the rules of a command (controller.py), the fold (image.py), the slots (ledger.py), who may be
+written off when (sessions.py).
 
-Invariants: nothing is told to anyone before its slot is won. Commands of one slot are decided in order, each
-seeing what those before it will do. Whoever loses a slot stops writing, and answers nothing it did not
-commit.
+Invariants: nothing is told to anyone before its slot is won. No clock decides what is true: timers only
+start elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
+
+A member always has one heartbeat with the controller, who holds it until there is a slot to tell or a second
+has passed; a member that finds no controller asks other members, so one who cannot reach the store still
+learns. The same code runs a cluster of one.
 """
 
 import asyncio
-import base64
-import json
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-from broker.config import BrokerConfig, ConfigError, Listener, ResourceType, log_config, parse_properties
-from broker.controller import (
-    PRODUCER_ID_BLOCK,
-    AllocateProducerIds,
-    Command,
-    CreateTopics,
-    Decision,
-    NewTopic,
-    RegisterBroker,
-    Rules,
-    TopicResult,
-    election,
+from broker.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, RegisterBroker, election
+from broker.channel import Channels, PeerLost
+from broker.command_queue import CommandQueue, not_controller
+from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.controller import Command, CreateTopics, NewTopic, Rules, TopicResult
+from broker.directories import (
+    Directory,
+    StartupError,
+    advertised_endpoints,
+    claimed_cluster,
+    clean_epoch,
+    encode_uuid,
+    mark_directories,
+    read_directories,
 )
-from broker.image import ClusterBorn, Delta, Endpoint, Image, Record, TopicImage, encode_record
-from broker.metadata_log import (
-    GENESIS_HASH,
-    SNAPSHOT_EVERY_SLOTS,
-    BrokenLog,
-    MetadataLog,
-    ReadSlot,
-    Survey,
-)
+from broker.image import BrokerImage, ClusterBorn, Delta, Endpoint, Image, Record, TopicImage
+from broker.internal_topics import internal_topic
+from broker.ledger import Ledger
+from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
-from protocol.errors import ErrorCode, KafkaError
+from broker.producer_ids import ProducerIds
+from broker.replication import ElectUncleanLeaders, RebalanceLeaders
+from broker.roll_call import PROTOCOLS, STUCK_AFTER_S, RollCall
+from broker.sessions import SILENT_AFTER_S, Patience
+from protocol.apis import Api, PeerApi
+from protocol.errors import ErrorCode, KafkaError, error_code
+from protocol.messages import Fields
 from remote.object_store import StoreError
-from storage.files import write_whole
 from storage.policy import LogConfig
 
 R = TypeVar("R")
+DeltaListener = Callable[[Delta], Iterable[None] | None]
 
-QUEUE_MAX_COMMANDS = 1_000
-SLOT_MAX_COMMANDS = 500
-SLOT_MAX_BYTES = 4 * 1024 * 1024
 FOLLOW_INTERVAL_S = 1.0
 # A follower whose next slot was collected finds nothing there: once a minute it asks how far the log was
 # trimmed.
 FOLLOW_BOUNDARY_EVERY = 60
-JOIN_ATTEMPTS = 100
-META_PROPERTIES = "meta.properties"
-CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
-MADE_BY_THE_BROKER = frozenset({"__consumer_offsets", "__transaction_state"})
+TICK_S = 0.25
+HEARTBEAT_ANSWER_S = 3.0
+ASK_S = 5.0
+"""How long a question to the controller may take, elections included."""
+RETRY_S = 0.2
+REGISTER_ANSWER_S = 3.0
+JOIN_PATIENCE_S = 60.0
+LEAVE_WITHIN_S = 10.0
 
 _log = logging.getLogger("broker.cluster")
 
 
-class StartupError(Exception):
-    """The broker must not start; one line for the person who started it."""
-
-
-# --- meta.properties ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directory:
-    """One log directory, as its meta.properties and clean-shutdown marker describe it."""
-
-    path: str
-    cluster_id: str | None = None
-    directory_id: UUID | None = None
-    clean: bool = False
-    clean_epoch: int = -1
-
-
-def encode_uuid(value: UUID) -> str:
-    """As Kafka writes ids: base64 for URLs, no padding."""
-    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
-
-
-def decode_uuid(text: str) -> UUID:
-    data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if len(data) != 16:
-        raise ValueError(f"not an id: {text!r}")
-    return UUID(bytes=data)
-
-
-def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id: int) -> Directory:
-    """StartupError unless a directory with these contents may be used by this node."""
-    if text is None:
-        return Directory(path=path)
-    props = parse_properties(text)
-    if props.get("version") != "1":
-        raise StartupError(f"{path}: meta.properties has version {props.get('version')}, expected 1")
-    if props.get("node.id") != str(node_id):
-        raise StartupError(f"{path} belongs to node {props.get('node.id')}, but this is node {node_id}")
-    cluster_id, directory_id = props.get("cluster.id"), props.get("directory.id")
-    if not cluster_id:
-        raise StartupError(f"{path}: meta.properties does not say which cluster it belongs to")
-    try:
-        parsed_id = None if directory_id is None else decode_uuid(directory_id)
-    except ValueError:
-        raise StartupError(f"{path}: meta.properties has a bad directory.id {directory_id!r}") from None
-    return Directory(
-        path=path,
-        cluster_id=cluster_id,
-        directory_id=parsed_id,
-        clean=marker is not None,
-        clean_epoch=_marker_epoch(marker),
-    )
-
-
-def _was_clean(directory: Directory, epoch: int) -> bool:
-    """A directory that was never used holds nothing that a stop could have lost."""
-    if directory.cluster_id is None:
-        return True
-    return directory.clean and directory.clean_epoch in (-1, epoch)
-
-
-def _marker_epoch(marker: bytes | None) -> int:
-    """The broker epoch in Kafka's marker, {"version": 0, "brokerEpoch": n}; -1 when it names none."""
-    try:
-        return int(json.loads(marker or b"{}").get("brokerEpoch", -1))
-    except (ValueError, AttributeError, TypeError):
-        return -1
-
-
-def meta_properties(*, cluster_id: str, node_id: int, directory_id: UUID) -> bytes:
-    lines = (
-        f"cluster.id={cluster_id}",
-        f"directory.id={encode_uuid(directory_id)}",
-        f"node.id={node_id}",
-        "version=1",
-    )
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def advertised_endpoints(
-    config: BrokerConfig, *, host_name: str, ports: Mapping[str, int]
-) -> tuple[Endpoint, ...]:
-    """What clients are told: the host's name for a wildcard, the real port where 0 was asked for."""
-
-    def endpoint(listener: Listener) -> Endpoint:
-        return Endpoint(
-            listener=listener.name,
-            host=host_name if listener.is_wildcard else listener.host,
-            port=listener.port or ports.get(listener.name, 0),
-            protocol=listener.protocol,
-        )
-
-    return tuple(map(endpoint, config.advertised))
-
-
-# --- the member --------------------------------------------------------------------------------------------
-
-
 class Cluster:
-    """Start it once listeners are bound and the log directories are locked."""
+    """`read`, once the log directories are locked; `join`, once logs are recovered and listeners bound;
+    `leave` before a clean stop."""
 
     def __init__(
         self,
@@ -175,7 +80,6 @@ class Cluster:
         *,
         on_fenced: Callable[[str], None] | None = None,
     ) -> None:
-        self.image = Image()
         self.broker_config = config
         self.broker_epoch = -1
         self.incarnation = self._new_id_from(world)
@@ -184,327 +88,232 @@ class Cluster:
         self._config = config
         self._world = world
         self._log = MetadataLog(world.store, world.random)
+        self.ledger = Ledger(self._log, self.now_s)
+        self.channels = Channels(world.network, config.node_id, self.endpoint_of)
+        self._queue = CommandQueue(
+            self.ledger,
+            rules=self.rules,
+            publish=self._publish,
+            on_lost=self._step_down,
+            on_broken=self._be_fenced,
+            spawn=self.spawn,
+        )
+        self.roll_call = RollCall(
+            self,
+            session_s=config.broker_session_timeout_ms / 1000,
+            hold_s=config.broker_heartbeat_interval_ms / 1000,
+        )
+        self.producer_ids = ProducerIds(
+            self._next_block, timeout_s=config.request_timeout_ms / 1000, spawn=self.spawn
+        )
+        self._patience = Patience(world.random.uniform)
         self._on_fenced = on_fenced
-        self._last_hash = GENESIS_HASH
-        self._listeners: list[Callable[[Delta], None]] = []
-        self._queue: deque[tuple[Command[Any], asyncio.Future[Any]]] = deque()
+        self._directories: list[Directory] = []
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._listeners: list[DeltaListener] = []
+        self._publishing = asyncio.Lock()
+        self._news: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_group: asyncio.TaskGroup | None = None
-        self._writer: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._answered_s = -SILENT_AFTER_S
+        """When the controller last said anything, be it that it cannot write."""
+        self._refusal = ""
+        self._electing = False
+        self._leaving = False
         self._stopping = False
         self._log_configs: dict[str, LogConfig] = {}
-        self._producer_ids: deque[range] = deque()
-        self._fetching_ids: asyncio.Task[None] | None = None
-        self._no_producer_ids: str | None = None
 
     def __repr__(self) -> str:
         role = "controller" if self.is_controller else "member"
         return f"Cluster(node={self._config.node_id}, {role}, queue={len(self._queue)}, {self.image!r})"
 
     @property
+    def image(self) -> Image:
+        return self.ledger.image
+
+    @property
     def node_id(self) -> int:
         return self._config.node_id
 
-    def subscribe(self, listener: Callable[[Delta], None]) -> None:
-        """Call `listener` after each slot that is applied once start() has returned; it must not fail."""
+    def subscribe(self, listener: DeltaListener) -> None:
+        """Call `listener` after each slot that is applied once join() has returned; it must not fail. One
+        that has much to do answers with its slices, and others are served between them."""
         self._listeners.append(listener)
+
+    def endpoint_of(self, node_id: int) -> Endpoint | None:
+        """Where brokers reach this one; a fenced one too."""
+        broker = self.image.brokers.get(node_id)
+        return None if broker is None else broker.endpoint(self._config.inter_broker_listener)
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
     # --- joining ---
 
-    async def start(
+    async def read(self) -> None:
+        """Learn what the log says, before the logs of this node are opened."""
+        directories = read_directories(self._world.files, self._config.log_dirs, node_id=self.node_id)
+        claimed = claimed_cluster(directories)
+        try:
+            survey = await self.ledger.survey()
+            if survey.is_empty and claimed is not None:
+                raise StartupError(
+                    f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
+                    "object store: use the store it was made with, or an empty data directory"
+                )
+            if not survey.is_empty:
+                await self.ledger.load(survey)
+        except (BrokenLog, StoreError) as error:
+            raise StartupError(str(error)) from error
+        self._directories = directories
+        self.directory_ids = {d.path: d.directory_id or self._new_id() for d in directories}
+        self._check_cluster(claimed)
+        self._take_configs()
+
+    async def join(
         self,
         *,
         ports: Mapping[str, int] | None = None,
         task_group: asyncio.TaskGroup | None = None,
         clean: bool | None = None,
     ) -> None:
-        """Read the log or give birth to it, register, and be ready to serve.
+        """Register, or give birth to the cluster, and be ready to serve.
 
         `ports` are the real ones of the listeners. `clean` says whether the logs were closed by a clean stop,
         where the caller knows; otherwise the markers in the log directories do.
         """
         self._task_group = task_group
-        directories = self._read_directories()
+        self._endpoints = advertised_endpoints(
+            self._config, host_name=self._world.host_name, ports=ports or {}
+        )
         try:
-            await self._join(directories, ports or {}, clean)
-        except (BrokenLog, StoreError) as error:
+            await self._register(clean)
+        except (BrokenLog, StoreError, KafkaError) as error:
             raise StartupError(str(error)) from error
-        self._write_directories(directories)
+        me = self.image.brokers[self.node_id]
+        self.broker_epoch = me.epoch
+        mark_directories(
+            self._world.files,
+            self._directories,
+            self.directory_ids,
+            cluster_id=self.image.cluster_id,
+            node_id=self.node_id,
+        )
         self._take_configs()
+        for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
+            self.spawn(work)
         _log.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
-    async def _join(
-        self, directories: Sequence[Directory], ports: Mapping[str, int], clean: bool | None
-    ) -> None:
-        claimed = self._claimed_cluster(directories)
-        self.directory_ids = {d.path: d.directory_id or self._new_id() for d in directories}
-        survey = await self._log.survey()
-        if survey.is_empty and claimed is not None:
-            raise StartupError(
-                f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
-                "object store: use the store it was made with, or an empty data directory"
-            )
-        if not survey.is_empty:
-            await self._load(survey)
-        for _ in range(JOIN_ATTEMPTS):
-            self._check_membership(claimed, directories)
-            records = self._first_records(directories, ports, clean)
-            if await self._commit(records) is not None:
-                self.is_controller = True
-                self.broker_epoch = self.image.seq
+    async def _register(self, clean: bool | None) -> None:
+        """Through the controller; where there is none, by becoming it in the same slot."""
+        self._patience.sign(self.now_s())
+        give_up_s = self.now_s() + JOIN_PATIENCE_S
+        self._refusal = f"no controller took node {self.node_id} into the cluster"
+        while True:
+            self._check_cluster(claimed_cluster(self._directories))
+            registration = self._registration(clean)
+            if await self._must_stand():
+                if await self._stand(registration):
+                    return
+            elif await self._is_taken_in(registration):
                 return
-            await self._catch_up()
-        raise StartupError(
-            "another process keeps writing the metadata log of this cluster with this node's id"
-        )
+            if self.now_s() > give_up_s:
+                raise StartupError(self._refusal)
+            if await self.ledger.catch_up():
+                self._patience.sign(self.now_s())
 
-    def _first_records(
-        self, directories: Sequence[Directory], ports: Mapping[str, int], clean: bool | None
-    ) -> list[Record]:
-        born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
-        registration = RegisterBroker(
+    def _registration(self, clean: bool | None) -> RegisterBroker:
+        before = self.image.brokers.get(self.node_id)
+        return RegisterBroker(
             cluster_id=self.image.cluster_id,
             broker_id=self.node_id,
             incarnation=self.incarnation,
             directories=tuple(self.directory_ids.values()),
-            endpoints=advertised_endpoints(self._config, host_name=self._world.host_name, ports=ports),
+            endpoints=self._endpoints,
             rack=self._config.broker_rack,
-            clean_epoch=self._clean_epoch(directories, clean),
+            clean_epoch=clean_epoch(before, self._directories, self.directory_ids, clean),
         )
-        return [*born, election(self.image, self.node_id), registration.record()]
 
-    def _clean_epoch(self, directories: Sequence[Directory], clean: bool | None) -> int:
-        before = self.image.brokers.get(self.node_id)
-        if before is None:
-            return -1
-        if clean is None:
-            clean = all(_was_clean(d, before.epoch) for d in directories)
-        # With a disk gone, what it held may be written a second time.
-        complete = set(before.directories) <= set(self.directory_ids.values())
-        return before.epoch if clean and complete else -1
-
-    def _check_membership(self, claimed: str | None, directories: Sequence[Directory]) -> None:
+    async def _must_stand(self) -> bool:
+        """Whether there is no controller to ask: none yet, an earlier life of this node, one that is gone."""
         image = self.image
-        if claimed is not None and image.cluster_id != claimed:
-            raise StartupError(
-                f"{directories[0].path} belongs to cluster {claimed}, but this object store to "
-                f"{image.cluster_id}: use the store it was made with, or an empty data directory"
-            )
-        if image.controller_id not in (-1, self.node_id):
-            raise StartupError(
-                f"the object store belongs to node {image.controller_id} of cluster {image.cluster_id}: "
-                f"start it with node.id={image.controller_id}, or give node {self.node_id} a store of its own"
-            )
+        if not image.cluster_id or self._patience.is_over(self.now_s()):
+            return True
+        if image.controller_id != self.node_id:
+            return False
+        before = self.endpoint_of(self.node_id)
+        if before is None or before in self._endpoints:
+            return True
+        return not await self.roll_call.is_alive(self.node_id)
 
-    @staticmethod
-    def _claimed_cluster(directories: Sequence[Directory]) -> str | None:
-        claims = {d.cluster_id: d.path for d in directories if d.cluster_id is not None}
-        if len(claims) > 1:
-            raise StartupError(
-                "the log directories belong to different clusters: "
-                + ", ".join(f"{path} to {cluster_id}" for cluster_id, path in claims.items())
-            )
-        return next(iter(claims), None)
+    async def _stand(self, registration: RegisterBroker) -> bool:
+        born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
+        taken_in = registration.decide(self.image, self.rules()).records
+        records: list[Record] = [*born, election(self.image, self.node_id), *taken_in]
+        if await self.ledger.commit(records) is None:
+            return False
+        self._lead()
+        return True
 
-    def _read_directories(self) -> list[Directory]:
-        """Those that can be read; one bad disk does not keep a broker with several from starting."""
-        found = []
-        problem = ""
-        for path in self._config.log_dirs:
-            try:
-                self._world.files.makedirs(path)
-                text = self._read_file(f"{path}/{META_PROPERTIES}")
-                marker = self._read_file(f"{path}/{CLEAN_SHUTDOWN}")
-            except (OSError, UnicodeDecodeError) as error:
-                problem = f"log directory {path} cannot be used: {error}"
-                _log.error("%s", problem)
-                continue
-            decoded = None if text is None else text.decode("utf-8", "replace")
-            found.append(read_directory(path, decoded, marker, node_id=self.node_id))
-        if not found:
-            raise StartupError(problem)
-        return found
-
-    def _read_file(self, path: str) -> bytes | None:
+    async def _is_taken_in(self, registration: RegisterBroker) -> bool:
+        controller = self.image.controller_id
+        fields = _registration_fields(registration)
         try:
-            return self._world.files.read(path)
-        except FileNotFoundError:
-            return None
-
-    def _write_directories(self, directories: Sequence[Directory]) -> None:
-        """Mark new ones as this node's; one bad disk is left to whoever writes its logs."""
-        problem = ""
-        failed = 0
-        for directory in directories:
-            if directory.cluster_id is not None and directory.directory_id is not None:
-                continue
-            data = meta_properties(
-                cluster_id=self.image.cluster_id,
-                node_id=self.node_id,
-                directory_id=self.directory_ids[directory.path],
+            channel = self.channels.to(controller, "control")
+            answer = await channel.ask(
+                PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S
             )
-            path = f"{directory.path}/{META_PROPERTIES}"
-            try:
-                write_whole(self._world.files, path, data)
-            except OSError as error:
-                problem = f"{path} cannot be written: {error.strerror or error}"
-                _log.error("%s", problem)
-                failed += 1
-        if failed == len(directories):
-            raise StartupError(problem)
+        except PeerLost as lost:
+            if lost.refused and self.image.controller_id == controller:
+                return await self._stand(registration)
+            await asyncio.sleep(RETRY_S)
+            return False
+        code = answer.error_code
+        if code == ErrorCode.none:
+            await self.ledger.catch_up()
+            return self._is_member()
+        if code == ErrorCode.not_controller:
+            await asyncio.sleep(RETRY_S)
+            return False
+        if code == ErrorCode.duplicate_broker_registration:
+            # The session of a life that ended without a word runs out; that of a living process does not.
+            self._refusal = f"another process runs as node {self.node_id} of this cluster"
+            self._patience.sign(self.now_s())
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            return False
+        if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
+            await asyncio.sleep(RETRY_S)
+            return False
+        raise StartupError(f"the controller does not take node {self.node_id} in: {code.name.upper()}")
 
-    # --- reading the log ---
+    def _check_cluster(self, claimed: str | None) -> None:
+        if claimed is not None and self.image.cluster_id != claimed:
+            raise StartupError(
+                f"{self._directories[0].path} belongs to cluster {claimed}, but this object store to "
+                f"{self.image.cluster_id}: use the store it was made with, or an empty data directory"
+            )
 
-    async def _load(self, survey: Survey) -> None:
-        """Start from the newest snapshot, or from nothing, and read on to the tail."""
-        if survey.boundary and not survey.snapshots:
-            raise BrokenLog(f"the metadata log was trimmed to slot {survey.boundary} and has no snapshot")
-        if survey.snapshots:
-            newest = survey.snapshots[-1]
-            found = await self._log.snapshot(newest)
-            if found is None:
-                raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
-            self.image.apply_slot(newest, found.records)
-            self._last_hash = found.hash
-        await self._catch_up()
-        if survey.slots and survey.slots[-1] > self.image.seq:
-            raise BrokenLog(f"metadata slot {self.image.seq + 1} is missing")
+    # --- roles ---
 
-    async def _catch_up(self, *, is_routine: bool = False) -> list[Delta]:
-        """Apply what others committed.
-
-        The boundary is read after the slots: below it a slot may be one that a sleeper put where a collected
-        one had been. Whoever is behind it has missed slots for good. A routine look that finds nothing costs
-        one GET.
-        """
-        slots = await self._log.read_on(self.image.seq)
-        if is_routine and not slots:
-            return []
-        boundary = await self._log.boundary()
-        if boundary > self.image.seq:
-            raise BrokenLog(f"the log was trimmed to slot {boundary}, this node knows it to {self.image.seq}")
-        return [self._apply_read(slot) for slot in slots]
-
-    def _apply_read(self, slot: ReadSlot) -> Delta:
-        if slot.previous_hash != self._last_hash:
-            raise BrokenLog(f"metadata slot {slot.seq} does not follow the one before it")
-        self._last_hash = slot.hash
-        if slot.controller_epoch < self.image.controller_epoch:
-            # Written by a controller that was already replaced: the slot is used up and says nothing.
-            return self.image.apply_slot(slot.seq, ())
-        return self.image.apply_slot(slot.seq, slot.records)
-
-    # --- writing it ---
-
-    async def submit(self, command: Command[R], *, timeout_ms: int | None = None) -> R:
-        """Decide a command, commit its records, and return its response; KafkaError if that cannot be."""
-        if self._stopping or not self.is_controller:
-            raise KafkaError(ErrorCode.not_controller, "This broker is not the controller.")
-        if len(self._queue) >= QUEUE_MAX_COMMANDS:
-            raise KafkaError(ErrorCode.request_timed_out, "Too many metadata changes are waiting.")
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._queue.append((command, future))
-        if self._writer is None or self._writer.done():
-            self._writer = self._spawn(self._write())
-        try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                return await future
-        except TimeoutError:
-            raise KafkaError(ErrorCode.request_timed_out) from None
-
-    async def _write(self) -> None:
-        """Commands that wait while a slot is being won share the next one."""
-        answers: list[tuple[asyncio.Future[Any], _Decided]] = []
-        try:
-            while self._queue and self.is_controller:
-                records, answers = self._decide_slot()
-                if records:
-                    delta = await self._commit(records)
-                    if delta is None:
-                        await self._step_down()
-                        return
-                    self._publish(delta)
-                for future, decided in answers:
-                    _answer(future, decided)
-                if records:
-                    self._keep_house()
-        except (BrokenLog, StoreError) as error:
-            self._be_fenced(f"the metadata log cannot be written: {error}")
-        finally:
-            # Whatever ended this, nobody is left waiting: what is answered already stays answered.
-            self._fail(future for future, _ in answers)
-            if not self.is_controller:
-                self._fail_waiting()
-
-    def _decide_slot(self) -> "tuple[list[Record], list[tuple[asyncio.Future[Any], _Decided]]]":
-        ahead = self.image.copy()
-        rules = self.rules()
-        records: list[Record] = []
-        answers: list[tuple[asyncio.Future[Any], _Decided]] = []
-        size = 0
-        while self._queue and len(answers) < SLOT_MAX_COMMANDS and size < SLOT_MAX_BYTES:
-            command, future = self._queue.popleft()
-            if future.done():
-                continue
-            decided = _decide(command, ahead, rules)
-            answers.append((future, decided))
-            if isinstance(decided, Decision):
-                for record in decided.records:
-                    ahead.apply(record, self.image.seq + 1)
-                    size += len(encode_record(record))
-                records += decided.records
-        return records, answers
-
-    def rules(self) -> Rules:
-        return Rules(config=self.broker_config, new_id=self._new_id, pick=self._world.random.randrange)
-
-    async def _commit(self, records: Sequence[Record]) -> Delta | None:
-        """Win the next slot for these records and apply them; None when another writer has it."""
-        seq = self.image.seq + 1
-        ahead = self.image.copy()
-        ahead.apply_slot(seq, records)
-        won = await self._log.win(
-            seq,
-            controller_epoch=ahead.controller_epoch,
-            previous_hash=self._last_hash,
-            records=map(encode_record, records),
-        )
-        if won is None:
-            return None
-        self._last_hash = won
-        return self.image.apply_slot(seq, records)
-
-    def _publish(self, delta: Delta) -> None:
-        self._take_configs(delta)
-        for listener in self._listeners:
-            listener(delta)
+    def _lead(self) -> None:
+        """Its bump is in the log: from here on this node decides."""
+        self.is_controller = True
+        self._queue.open()
+        self._tell_news()
+        self.roll_call.begin()
 
     async def _step_down(self) -> None:
         """A slot was lost: someone else is the controller, or was. Follow."""
         self.is_controller = False
-        self._fail_waiting()
-        await self._follow_once()
-        if not self._stopping:
-            self._spawn(self._follow())
+        self._queue.close()
+        self._patience.sign(self.now_s())
+        self._tell_news()
+        await self._read_on()
 
-    async def _follow(self) -> None:
-        looks = 0
-        while not self._stopping and self._is_member():
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-            looks += 1
-            await self._follow_once(is_routine=looks % FOLLOW_BOUNDARY_EVERY != 0)
-
-    async def _follow_once(self, *, is_routine: bool = False) -> None:
-        try:
-            deltas = await self._catch_up(is_routine=is_routine)
-        except (BrokenLog, StoreError) as error:
-            self._be_fenced(f"the metadata log cannot be read: {error}")
-            return
-        for delta in deltas:
-            self._publish(delta)
-        if not self._is_member():
-            self._be_fenced(f"another process runs as node {self.node_id} of this cluster")
+    def others(self) -> list[BrokerImage]:
+        return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
 
     def _is_member(self) -> bool:
         me = self.image.brokers.get(self.node_id)
@@ -513,7 +322,8 @@ class Cluster:
     def _be_fenced(self, reason: str) -> None:
         """Final for this process: whoever owns it must stop it."""
         self.is_controller = False
-        self._fail_waiting()
+        self._queue.close()
+        self._tell_news()
         if self._stopping:
             return
         self._stopping = True
@@ -521,21 +331,240 @@ class Cluster:
         if self._on_fenced is not None:
             self._on_fenced(reason)
 
-    def _fail_waiting(self) -> None:
-        waiting = [future for _, future in self._queue]
-        self._queue.clear()
-        self._fail(waiting)
+    def _stand_soon(self, dead: int, *, refused: bool) -> None:
+        """Beside everything else: without the store it takes as long as the store is away."""
+        if not self._electing and not self._stopping:
+            self._electing = True
+            self.spawn(self._elect(dead, refused=refused))
 
-    @staticmethod
-    def _fail(waiting: "Iterable[asyncio.Future[Any]]") -> None:
-        for future in waiting:
-            _answer(future, KafkaError(ErrorCode.not_controller, "This broker is not the controller."))
+    async def _elect(self, dead: int, *, refused: bool) -> None:
+        """Stand for election, unless the log says that there was one. `refused`: nobody listens there."""
+        try:
+            epoch = self.image.controller_epoch
+            await self._read_on()
+            if self._stopping or self.image.controller_epoch != epoch or self.is_controller:
+                return
+            _log.warning("node %d stands for election: controller %d is silent", self.node_id, dead)
+            is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
+            delta = await self.ledger.commit(self._takeover(None if is_heard else dead))
+            if delta is None:
+                await self._read_on()
+            elif not self._stopping:
+                self._lead()
+                await self._publish(delta)
+        except (BrokenLog, StoreError) as error:
+            self._be_fenced(f"the metadata log cannot be written: {error}")
+        finally:
+            self._electing = False
+            self._patience.sign(self.now_s())
+
+    def _takeover(self, dead: int | None) -> list[Record]:
+        """The bump, and in the same slot the end of a controller that is gone, not merely without a store."""
+        records: list[Record] = [election(self.image, self.node_id)]
+        gone = self.image.brokers.get(-1 if dead is None else dead)
+        if gone is not None and not gone.fenced and gone.id != self.node_id:
+            command = FenceBrokers(brokers=((gone.id, gone.epoch),))
+            records += command.decide(self.image, self.rules()).records
+        return records
+
+    # --- following ---
+
+    async def _follow(self) -> None:
+        """The log itself, once a second: what no peer tells, the store does."""
+        looks = 0
+        while not self._stopping:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            if not self.is_controller:
+                looks += 1
+                await self._read_on(is_routine=looks % FOLLOW_BOUNDARY_EVERY != 0)
+
+    async def _read_on(self, *, is_routine: bool = False) -> None:
+        try:
+            deltas = await self.ledger.catch_up(is_routine=is_routine)
+        except (BrokenLog, StoreError) as error:
+            self._be_fenced(f"the metadata log cannot be read: {error}")
+            return
+        await self._taken(deltas)
+
+    async def _taken(self, deltas: Sequence[Delta]) -> None:
+        if deltas:
+            self._patience.sign(self.now_s())
+        for delta in deltas:
+            await self._publish(delta)
+        if not self._is_member():
+            self._be_fenced(f"another process runs as node {self.node_id} of this cluster")
+
+    async def _publish(self, delta: Delta) -> None:
+        async with self._publishing:
+            self._tell_news()
+            self._take_configs(delta)
+            for listener in self._listeners:
+                for _ in listener(delta) or ():
+                    await asyncio.sleep(0)
+        if self.is_controller:
+            self._keep_house()
+            if delta.configs_changed:
+                self.spawn(self._in_rounds(ElectUncleanLeaders()))
+
+    def next_news(self) -> "asyncio.Future[None]":
+        """Done at the next slot, or when this node's role changes."""
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
+
+    def _tell_news(self) -> None:
+        """Wake the heartbeats that are held for the next slot."""
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    # --- heartbeats, as a member ---
+
+    async def _attend(self) -> None:
+        while not self._stopping:
+            if self.is_controller or self._leaving:
+                await asyncio.sleep(TICK_S)
+                continue
+            controller = self.image.controller_id
+            try:
+                answer = await self._beat(controller)
+            except PeerLost as lost:
+                await self._missed(controller, refused=lost.refused)
+                continue
+            await self._take_beat(controller, answer)
+
+    async def _beat(self, node_id: int, *, shut_down: bool = False) -> Any:
+        fields = {
+            "broker_id": self.node_id,
+            "broker_epoch": self.broker_epoch,
+            "current_metadata_offset": self.image.seq,
+            "want_fence": self._leaving,
+            "want_shut_down": shut_down,
+        }
+        channel = self.channels.to(node_id, "heartbeat")
+        return await channel.ask(PeerApi.BROKER_HEARTBEAT, 1, fields, timeout_s=HEARTBEAT_ANSWER_S)
+
+    async def _take_beat(self, asked: int, answer: Any) -> None:
+        await self._take_slots(answer)
+        code = answer.error_code
+        if asked == self.image.controller_id:
+            self._answered_s = self.now_s()
+        if code == ErrorCode.none:
+            if asked == self.image.controller_id:
+                self._patience.sign(self.now_s())
+            if not answer.is_caught_up:
+                self._look_soon()
+            return
+        if code != ErrorCode.not_controller or asked == self.image.controller_id:
+            # It hangs at the store, knows another epoch of this node, or has just lost its office.
+            self._look_soon()
+            await asyncio.sleep(RETRY_S)
+
+    def _look_soon(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = self.spawn(self._read_on())
+
+    async def _take_slots(self, answer: Any) -> None:
+        try:
+            deltas = self.ledger.take(parse_slot(bytes(data)) for data in answer.slots)
+        except BrokenLog as error:
+            _log.warning("slots that a peer sent are left to the store: %s", error)
+            return
+        await self._taken(deltas)
+
+    async def _missed(self, controller: int, *, refused: bool) -> None:
+        """No answer: somebody else may know a newer controller, and a closed port ends the waiting."""
+        if self._stopping or self.is_controller or controller != self.image.controller_id:
+            return
+        if refused:
+            self._stand_soon(controller, refused=True)
+        peers = [broker.id for broker in self.others() if broker.id != controller]
+        if peers and not self.is_controller:
+            peer = peers[self._world.random.randrange(len(peers))]
+            try:
+                await self._take_slots(await self._beat(peer))
+            except PeerLost:
+                pass
+        await asyncio.sleep(RETRY_S)
+
+    async def _watch(self) -> None:
+        """Who was silent too long: the controller, to a member; a member, to the controller."""
+        while not self._stopping:
+            await asyncio.sleep(TICK_S)
+            now_s = self.now_s()
+            if self.is_controller:
+                await self.roll_call.tick(now_s, wants_to_stay=not self._leaving)
+                continue
+            self._patience.tick(now_s)
+            me = self.image.brokers.get(self.node_id)
+            if me is not None and self._patience.is_over(now_s, fenced=me.fenced):
+                self._stand_soon(self.image.controller_id, refused=False)
+
+    async def _rebalance(self) -> None:
+        while not self._stopping:
+            await asyncio.sleep(self.broker_config.leader_imbalance_check_interval_seconds)
+            await self._in_rounds(RebalanceLeaders())
+
+    async def _in_rounds(self, command: RebalanceLeaders | ElectUncleanLeaders) -> None:
+        """What the controller does by itself and one slot should not hold."""
+        try:
+            is_more = self.is_controller
+            while is_more:
+                is_more = await self.submit(command)
+                await asyncio.sleep(RETRY_S)
+        except KafkaError as error:
+            _log.info("%s: %s", type(command).__name__, error)
+
+    # --- leaving ---
+
+    async def leave(self) -> None:
+        """Hand leadership over before a clean stop; with nobody to take it there is nothing to hand over."""
+        self._leaving = True
+        give_up_s = self.now_s() + LEAVE_WITHIN_S
+        while self.others() and not self._stopping and self._is_member():
+            if await self._may_go():
+                return
+            if self.now_s() > give_up_s:
+                _log.warning("node %d stops without having handed over its partitions", self.node_id)
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _may_go(self) -> bool:
+        try:
+            if self.is_controller:
+                command = ControlledShutdown(broker_id=self.node_id, broker_epoch=self.broker_epoch)
+                return await self._queue.submit(command, timeout_ms=int(STUCK_AFTER_S * 1000))
+            controller = self.image.controller_id
+            answer = await self._beat(controller, shut_down=True)
+        except PeerLost as lost:
+            if lost.refused and controller == self.image.controller_id:
+                # The controller is gone, and somebody must take what this node leads.
+                self._stand_soon(controller, refused=True)
+            return False
+        except KafkaError:
+            return False
+        await self._take_slots(answer)
+        return bool(answer.should_shut_down)
+
+    async def stop(self) -> None:
+        """Write nothing more. A slot under way may yet be won; the next start reads it."""
+        self._stopping = True
+        self.is_controller = False
+        self._queue.close()
+        self._tell_news()
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.channels.close()
+
+    # --- keeping house ---
 
     def _keep_house(self) -> None:
         """Every so many slots a snapshot, then what is old enough goes; one round at a time."""
         if self.image.seq % SNAPSHOT_EVERY_SLOTS or (self._keeper is not None and not self._keeper.done()):
             return
-        self._keeper = self._spawn(self._snapshot_and_trim(self.image.copy(), self._last_hash))
+        self._keeper = self.spawn(self._snapshot_and_trim(self.image.copy(), self.ledger.last_hash))
 
     async def _snapshot_and_trim(self, image: Image, last_hash: bytes) -> None:
         now_ms = self._world.now_ms()
@@ -549,6 +578,47 @@ class Cluster:
 
     # --- what the rest of the broker asks for ---
 
+    async def submit(self, command: Command[R], *, timeout_ms: int | None = None) -> R:
+        """On the controller alone: decide, commit, answer; KafkaError if that cannot be."""
+        return await self._queue.submit(command, timeout_ms=timeout_ms)
+
+    def rules(self) -> Rules:
+        return Rules(config=self.broker_config, new_id=self._new_id, pick=self._world.random.randrange)
+
+    async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
+        """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
+        channel = self.channels.to(self._controller_to_ask(), "control")
+        return await channel.ask(PeerApi.ALTER_PARTITION, 3, fields, timeout_s=timeout_s)
+
+    def _controller_to_ask(self) -> int:
+        if self._stopping or self.image.controller_id < 0:
+            raise not_controller()
+        return self.image.controller_id
+
+    async def forward(self, frame: bytes, *, principal: bytes = b"", client_host: bytes = b"") -> memoryview:
+        """A client's request to the controller, and its answer back, both as they are.
+
+        It is sent again only while it certainly was not heard: whoever answered "not I", or nobody. Otherwise
+        the client is told 7: it may have happened.
+        """
+        fields = {"request_data": frame, "request_principal": principal, "client_host_address": client_host}
+        give_up_s = self.now_s() + ASK_S
+        while True:
+            try:
+                channel = self.channels.to(self._controller_to_ask(), "control")
+                answer = await channel.ask(PeerApi.ENVELOPE, 0, fields, timeout_s=ASK_S)
+            except PeerLost as lost:
+                if not lost.refused:
+                    raise KafkaError(ErrorCode.request_timed_out, "the controller did not answer") from lost
+            else:
+                if answer.error_code == ErrorCode.none:
+                    return memoryview(answer.response_data)
+                if answer.error_code != ErrorCode.not_controller:
+                    raise KafkaError(error_code(int(answer.error_code)))
+            if self.now_s() > give_up_s:
+                raise not_controller()
+            await asyncio.sleep(RETRY_S)
+
     def log_config(self, topic: str) -> LogConfig:
         """The settings a topic's logs go by now."""
         found = self._log_configs.get(topic)
@@ -561,36 +631,31 @@ class Cluster:
         self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
     ) -> list[TopicResult]:
         command = CreateTopics(topics=tuple(topics), validate_only=validate_only)
-        return await self.submit(command, timeout_ms=timeout_ms)
+        if self.is_controller:
+            return await self.submit(command, timeout_ms=timeout_ms)
+        return await self._create_elsewhere(command, ASK_S if timeout_ms is None else timeout_ms / 1000)
 
-    def internal_topic(self, name: str) -> NewTopic:
-        """How Kafka makes its own topics."""
-        config = self.broker_config
-        if name == "__consumer_offsets":
-            return NewTopic(
-                name=name,
-                partitions=config.offsets_topic_num_partitions,
-                replication_factor=config.offsets_topic_replication_factor,
-                configs=(
-                    ("cleanup.policy", "compact"),
-                    ("compression.type", "producer"),
-                    ("segment.bytes", str(config.offsets_topic_segment_bytes)),
-                ),
-            )
-        if name == "__transaction_state":
-            return NewTopic(
-                name=name,
-                partitions=config.transaction_state_log_num_partitions,
-                replication_factor=config.transaction_state_log_replication_factor,
-                configs=(
-                    ("cleanup.policy", "compact"),
-                    ("compression.type", "uncompressed"),
-                    ("min.insync.replicas", str(config.transaction_state_log_min_isr)),
-                    ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
-                    ("unclean.leader.election.enable", "false"),
-                ),
-            )
-        raise ValueError(f"not an internal topic: {name}")
+    async def _create_elsewhere(self, command: CreateTopics, timeout_s: float) -> list[TopicResult]:
+        """By the controller; what it made is there when this returns, or the time is over."""
+        channel = self.channels.to(self._controller_to_ask(), "control")
+        fields = _creation_fields(command, int(timeout_s * 1000))
+        try:
+            answer = await channel.ask(Api.CREATE_TOPICS, 7, fields, timeout_s=timeout_s)
+        except PeerLost as lost:
+            raise KafkaError(ErrorCode.request_timed_out, str(lost)) from lost
+        results = []
+        for row in answer.topics:
+            code = error_code(int(row.error_code))
+            failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
+            results.append(TopicResult(name=row.name, error=failed))
+            if failed is None:
+                await self._see(row.name, timeout_s)
+        return results
+
+    async def _see(self, topic: str, timeout_s: float) -> None:
+        give_up_s = self.now_s() + timeout_s
+        while topic not in self.image.topics and self.now_s() < give_up_s:
+            await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
         """The internal topic, made if it is not there; COORDINATOR_NOT_AVAILABLE while it cannot be."""
@@ -598,7 +663,8 @@ class Cluster:
         if found is not None:
             return found
         try:
-            (result,) = await self.create_topics([self.internal_topic(name)], timeout_ms=timeout_ms)
+            wanted = internal_topic(self.broker_config, name)
+            (result,) = await self.create_topics([wanted], timeout_ms=timeout_ms)
         except KafkaError as error:
             raise KafkaError(ErrorCode.coordinator_not_available, error.message) from error
         found = self.image.topics.get(name)
@@ -607,51 +673,17 @@ class Cluster:
             raise KafkaError(ErrorCode.coordinator_not_available, reason)
         return found
 
-    async def next_producer_id(self) -> int:
-        """A producer id no one else has; COORDINATOR_LOAD_IN_PROGRESS while there is none.
-
-        The next block is asked for while a tenth of this one is left.
-        """
-        while not self._producer_ids:
-            await self._wait_for_producer_ids()
-        block = self._producer_ids.popleft()
-        if len(block) > 1:
-            self._producer_ids.appendleft(block[1:])
-        if sum(map(len, self._producer_ids)) <= PRODUCER_ID_BLOCK // 10 and self.is_controller:
-            self._fetch_producer_ids()
-        return block[0]
-
-    async def _wait_for_producer_ids(self) -> None:
-        """All who wait share one command, and each waits for it no longer than a request may last."""
-        timeout_s = self._config.request_timeout_ms / 1000
-        done, _ = await asyncio.wait({self._fetch_producer_ids()}, timeout=timeout_s)
-        if not done or self._no_producer_ids is not None:
-            # Kafka's clients try again after this one; not_controller would be news to a producer.
-            raise KafkaError(ErrorCode.coordinator_load_in_progress, self._no_producer_ids)
-
-    def _fetch_producer_ids(self) -> "asyncio.Task[None]":
-        if self._fetching_ids is None or self._fetching_ids.done():
-            self._fetching_ids = self._spawn(self._add_producer_ids())
-        return self._fetching_ids
-
-    async def _add_producer_ids(self) -> None:
-        command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
-        self._no_producer_ids = None
-        try:
-            self._producer_ids.append(await self.submit(command))
-        except KafkaError as error:
-            # Nobody may be waiting for it: the next id that is missed asks again.
-            self._no_producer_ids = str(error)
-
-    async def stop(self) -> None:
-        """Write nothing more. A slot under way may yet be won; the next start reads it."""
-        self._stopping = True
-        self.is_controller = False
-        self._fail_waiting()
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _next_block(self) -> range:
+        if self.is_controller:
+            command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
+            return await self.submit(command)
+        channel = self.channels.to(self._controller_to_ask(), "control")
+        fields = {"broker_id": self.node_id, "broker_epoch": self.broker_epoch}
+        answer = await channel.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, fields, timeout_s=ASK_S)
+        if answer.error_code != ErrorCode.none:
+            raise KafkaError(error_code(int(answer.error_code)))
+        first = int(answer.producer_id_start)
+        return range(first, first + answer.producer_id_len)
 
     def _take_configs(self, delta: Delta | None = None) -> None:
         """Bring the typed views up to date with the image."""
@@ -685,7 +717,7 @@ class Cluster:
             if not encode_uuid(made).startswith("-"):
                 return made
 
-    def _spawn(self, work: Any) -> "asyncio.Task[None]":
+    def spawn(self, work: Any) -> "asyncio.Task[None]":
         owner = self._task_group or asyncio.get_running_loop()
         task: asyncio.Task[None] = owner.create_task(work)
         self._tasks.add(task)
@@ -693,20 +725,42 @@ class Cluster:
         return task
 
 
-_Decided = Decision[Any] | Exception
+def _registration_fields(registration: RegisterBroker) -> Fields:
+    return {
+        "broker_id": registration.broker_id,
+        "cluster_id": registration.cluster_id,
+        "incarnation_id": registration.incarnation,
+        "listeners": [
+            {
+                "name": endpoint.listener,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "security_protocol": PROTOCOLS.index(endpoint.protocol),
+            }
+            for endpoint in registration.endpoints
+        ],
+        "features": [],
+        "rack": registration.rack,
+        "log_dirs": list(registration.directories),
+        "previous_broker_epoch": registration.clean_epoch,
+    }
 
 
-def _decide(command: Command[Any], image: Image, rules: Rules) -> _Decided:
-    try:
-        return command.decide(image, rules)
-    except Exception as error:  # an unexpected one belongs to whoever asked, like an expected one
-        return error
-
-
-def _answer(future: "asyncio.Future[Any]", decided: _Decided) -> None:
-    if future.done():
-        return
-    if isinstance(decided, Decision):
-        future.set_result(decided.response)
-    else:
-        future.set_exception(decided)
+def _creation_fields(command: CreateTopics, timeout_ms: int) -> Fields:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "num_partitions": topic.partitions,
+                "replication_factor": topic.replication_factor,
+                "assignments": [
+                    {"partition_index": index, "broker_ids": list(replicas)}
+                    for index, replicas in topic.assignments
+                ],
+                "configs": [{"name": name, "value": value} for name, value in topic.configs],
+            }
+            for topic in command.topics
+        ],
+        "timeout": timeout_ms,
+        "validate_only": command.validate_only,
+    }

@@ -262,7 +262,11 @@ def _retention_ms(name: str, value: Any) -> None:
         raise ConfigError("log.retention.ms must be unlimited (-1) or, greater than or equal to 1")
 
 
+LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
+RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
 _BROKER_CHECKS: dict[str, Check] = {
+    "replica.selector.class": _one_of("", LEADER_SELECTOR, RACK_AWARE_SELECTOR),
     **dict.fromkeys(_AT_LEAST_1, _at_least(1)),
     **dict.fromkeys(_AT_LEAST_0, _at_least(0)),
     "compression.gzip.level": _gzip_level,
@@ -384,6 +388,10 @@ _SINGLE_REPLICA_DOC = (
 _VALIDATION_DOC = (
     "What of a produced batch is checked: its header and checksum, or every record in it as well."
 )
+_THROTTLED_RATE_DOC = (
+    "Bytes a second that replication may take for the replicas that a topic's "
+    "{}.replication.throttled.replicas names, while they are out of sync."
+)
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 
 _OWN_BROKER = (
@@ -396,6 +404,18 @@ _OWN_BROKER = (
         (),
         _BROKER_CHECKS["record.validation"],
         _VALIDATION_DOC,
+    ),
+    *(
+        Definition(
+            f"{role}.replication.throttled.rate",
+            ConfigType.LONG,
+            str(2**63 - 1),
+            False,
+            (),
+            _at_least(0),
+            _THROTTLED_RATE_DOC.format(role),
+        )
+        for role in ("leader", "follower")
     ),
 )
 _OWN_TOPIC = (
@@ -453,7 +473,9 @@ def _default(table: str, kind: str, value: str, synonyms: str) -> str | None:
 BROKER = _load("broker", _BROKER_CHECKS, _OWN_BROKER)
 TOPIC = _load("topic", _TOPIC_CHECKS, _OWN_TOPIC)
 GROUP = _load("group", _GROUP_CHECKS, ())
-_BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()}
+# A metadata slot takes milliseconds, so a broker that is gone is noticed earlier than Kafka's defaults do.
+_OWN_DEFAULTS = {"broker.heartbeat.interval.ms": "1000", "broker.session.timeout.ms": "6000"}
+_BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()} | _OWN_DEFAULTS
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -504,10 +526,13 @@ class BrokerConfig:
     default_replication_factor: int
     delete_topic_enable: bool
     fetch_max_bytes: int
+    follower_replication_throttled_rate: int
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
+    leader_imbalance_check_interval_seconds: int
+    leader_replication_throttled_rate: int
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
@@ -553,6 +578,8 @@ class BrokerConfig:
     replica_high_watermark_checkpoint_interval_ms: int
     replica_lag_time_max_ms: int
     replica_socket_timeout_ms: int
+    replication_quota_window_num: int
+    replication_quota_window_size_seconds: int
     request_timeout_ms: int
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
@@ -591,6 +618,11 @@ class BrokerConfig:
         """The parsed value of any setting Kafka knows; None where it has none."""
         text = self.raw(name)
         return None if text is None else BROKER[name].parse(text)
+
+    @property
+    def is_rack_aware(self) -> bool:
+        """Whether consumers are sent to the nearest replica (KIP-392)."""
+        return bool(self.get("replica.selector.class") == RACK_AWARE_SELECTOR)
 
     def for_listener(self, listener: str, name: str) -> Any:
         """The same, where `listener.name.<listener>.` in front of the name comes first."""
@@ -641,6 +673,7 @@ _MEANINGFUL = frozenset(
         "max.connections.per.ip.overrides",
         "node.id",
         "process.roles",
+        "replica.selector.class",
         "security.inter.broker.protocol",
     }
 )

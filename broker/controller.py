@@ -1,7 +1,8 @@
 """What the controller decides: commands in, records and a response out.
 
-Owns: the rules by which topics, partitions, configurations, producer ids and registrations change, as Kafka
-has them. Does not own: the fold (image.py), winning the slot that makes a decision true, or who may ask
+Owns: the shape of a decision, and the rules by which topics, their number of partitions and configurations
+change, as Kafka has them. Does not own: who leads and replicates a partition (replication.py), which brokers
+there are (brokers.py), the fold (image.py), winning the slot that makes a decision true, or who may ask
 (dispatch).
 
 Invariant: deciding changes nothing. A command reads one image and returns the records that would carry it
@@ -20,14 +21,10 @@ from broker import config as settings
 from broker.config import BrokerConfig, ConfigError, ConfigType, ResourceType
 from broker.image import (
     BrokerImage,
-    BrokerRegistered,
     ConfigChanged,
-    ControllerElected,
-    Endpoint,
     Image,
     PartitionImage,
     PartitionsAdded,
-    ProducerIdsAllocated,
     Record,
     TopicCreated,
     TopicDeleted,
@@ -36,7 +33,6 @@ from broker.image import (
 )
 from protocol.errors import ErrorCode, KafkaError
 
-PRODUCER_ID_BLOCK = 1000
 PARTITIONS_MAX_PER_COMMAND = 10_000
 TOPIC_NAME_MAX_CHARS = 249
 METADATA_TOPIC = "__cluster_metadata"
@@ -100,26 +96,22 @@ def check_topic_name(name: str) -> None:
 def place(
     brokers: Sequence[BrokerImage], *, partitions: int, replication_factor: int, start: int
 ) -> list[tuple[int, ...]]:
-    """Replicas for each partition, leader first: round robin over racks, then over the brokers of each.
+    """Replicas for each partition, leader first.
 
-    Leaders are live and follow each other in turn; a replica goes to a rack that has none yet while there is
-    one, and to a fenced broker only when the live ones run out.
+    Leaders are live and follow each other in turn, one rack after the other. Each further replica goes to a
+    rack that has fewest of them, there to a live broker while there is one.
     """
     live = _striped([broker for broker in brokers if not broker.fenced])
-    fenced = _striped([broker for broker in brokers if broker.fenced])
+    if not live:
+        raise KafkaError(ErrorCode.invalid_replication_factor, "All brokers are currently fenced.")
     if replication_factor > len(brokers):
         raise KafkaError(
             ErrorCode.invalid_replication_factor,
-            f"Unable to replicate the partition {replication_factor} time(s): The target replication factor "
-            f"of {replication_factor} cannot be reached because only {len(brokers)} broker(s) are "
-            "registered or some brokers have all their log directories cordoned.",
+            f"The target replication factor of {replication_factor} cannot be reached because only "
+            f"{len(brokers)} broker(s) are registered or some brokers have all their log directories "
+            "cordoned.",
         )
-    if not live:
-        raise KafkaError(
-            ErrorCode.invalid_replication_factor,
-            f"Unable to replicate the partition {replication_factor} time(s): "
-            "All brokers are currently fenced.",
-        )
+    fenced = _striped([broker for broker in brokers if broker.fenced])
     return [
         _replicas(live, fenced, leader=start + at, shift=(start + at) // len(live), count=replication_factor)
         for at in range(partitions)
@@ -142,19 +134,15 @@ def _replicas(
     at = leader % len(live)
     others = live[at + 1 :] + live[:at]
     turn = shift % len(others) if others else 0
-    candidates = others[turn:] + others[:turn]
-    chosen = [live[at]]
-    for pool in (candidates, fenced):
-        for fresh_rack_only in (True, False):
-            for broker in pool:
-                racks = {member.rack for member in chosen}
-                if (
-                    len(chosen) < count
-                    and broker not in chosen
-                    and (not fresh_rack_only or broker.rack not in racks)
-                ):
-                    chosen.append(broker)
-    return tuple(broker.id for broker in chosen)
+    candidates = others[turn:] + others[:turn] + fenced
+    chosen = [live[at].id]
+    in_rack = Counter([live[at].rack])
+    while len(chosen) < count:
+        broker = min(candidates, key=lambda broker: (in_rack[broker.rack], broker.fenced))
+        candidates.remove(broker)
+        chosen.append(broker.id)
+        in_rack[broker.rack] += 1
+    return tuple(chosen)
 
 
 # --- topics ------------------------------------------------------------------------------------------------
@@ -284,7 +272,7 @@ def _assigned(image: Image, topic: NewTopic) -> tuple[PartitionImage, ...]:
                 ErrorCode.invalid_replica_assignment,
                 f"Found multiple manual partition assignments for partition {index}",
             )
-        _check_assignment(image, replicas, replication_factor)
+        check_assignment(image, replicas, replication_factor)
         replication_factor = len(replicas)
         partitions[index] = _manual(image, index, replicas)
     if sorted(partitions) != list(range(len(partitions))):
@@ -295,7 +283,7 @@ def _assigned(image: Image, topic: NewTopic) -> tuple[PartitionImage, ...]:
     return tuple(partitions[index] for index in sorted(partitions))
 
 
-def _check_assignment(image: Image, replicas: tuple[int, ...], replication_factor: int | None) -> None:
+def check_assignment(image: Image, replicas: tuple[int, ...], replication_factor: int | None) -> None:
     def refuse(why: str) -> KafkaError:
         return KafkaError(
             ErrorCode.invalid_replica_assignment, f"The manual partition assignment includes {why}"
@@ -316,7 +304,7 @@ def _check_assignment(image: Image, replicas: tuple[int, ...], replication_facto
 
 
 def _manual(image: Image, index: int, replicas: tuple[int, ...]) -> PartitionImage:
-    isr = tuple(filter(image.is_live, replicas))
+    isr = tuple(filter(image.is_active, replicas))
     if not isr:
         raise KafkaError(
             ErrorCode.invalid_replica_assignment,
@@ -341,19 +329,23 @@ def _placed(image: Image, rules: Rules, topic: NewTopic) -> tuple[PartitionImage
     factor = topic.replication_factor
     if factor == -1:
         factor = rules.config.default_replication_factor
-    return _place_new(image, rules, first=0, count=count, replication_factor=factor)
+    _check_size(count)
+    try:
+        return _place_new(image, rules, first=0, count=count, replication_factor=factor)
+    except KafkaError as error:
+        raise KafkaError(
+            error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
+        ) from None
 
 
 def _place_new(
     image: Image, rules: Rules, *, first: int, count: int, replication_factor: int
 ) -> tuple[PartitionImage, ...]:
-    _check_size(count)
     start = rules.pick(max(1, len(image.brokers)))
-    placed = place(
-        list(image.brokers.values()), partitions=count, replication_factor=replication_factor, start=start
-    )
+    staying = [broker for broker in image.brokers.values() if not broker.stopping]
+    placed = place(staying, partitions=count, replication_factor=replication_factor, start=start)
     return tuple(
-        new_partition(first + at, replicas, tuple(filter(image.is_live, replicas)))
+        new_partition(first + at, replicas, tuple(filter(image.is_active, replicas)))
         for at, replicas in enumerate(placed)
     )
 
@@ -476,6 +468,7 @@ def _add_partitions(image: Image, rules: Rules, more: MorePartitions) -> Partiti
         )
     factor = len(topic.partitions[0].replicas)
     added = more.count - first
+    _check_size(added)
     if more.assignments is None:
         partitions = _place_new(image, rules, first=first, count=added, replication_factor=factor)
     else:
@@ -493,7 +486,7 @@ def _assigned_more(
             "were specified.",
         )
     for replicas in assignments:
-        _check_assignment(image, replicas, factor)
+        check_assignment(image, replicas, factor)
     return tuple(_manual(image, first + at, replicas) for at, replicas in enumerate(assignments))
 
 
@@ -674,80 +667,3 @@ def _check_broker(image: Image, name: str) -> None:
         raise KafkaError(ErrorCode.invalid_request, "Invalid negative broker ID.")
     if broker_id not in image.brokers:
         raise KafkaError(ErrorCode.broker_id_not_registered, f"No node with id {broker_id} found.")
-
-
-# --- producer ids, brokers, the controller itself ----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerIds:
-    broker_id: int
-    broker_epoch: int
-
-    def decide(self, image: Image, rules: Rules) -> Decision[range]:
-        check_broker_epoch(image, self.broker_id, self.broker_epoch)
-        first = image.next_producer_id
-        if first > 0x7FFFFFFFFFFFFFFF - PRODUCER_ID_BLOCK:
-            raise KafkaError(ErrorCode.unknown_server_error, "Exhausted all producerIds")
-        block = range(first, first + PRODUCER_ID_BLOCK)
-        record = ProducerIdsAllocated(
-            broker_id=self.broker_id, broker_epoch=self.broker_epoch, next_producer_id=block.stop
-        )
-        return Decision(response=block, records=(record,))
-
-
-def check_broker_epoch(image: Image, broker_id: int, broker_epoch: int) -> None:
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        raise KafkaError(
-            ErrorCode.stale_broker_epoch, f"No broker registration found for broker id {broker_id}"
-        )
-    if broker.epoch != broker_epoch:
-        raise KafkaError(
-            ErrorCode.stale_broker_epoch,
-            f"Expected broker epoch {broker.epoch}, but got broker epoch {broker_epoch}",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterBroker:
-    """A new incarnation asks to be a member; its epoch is the slot its record wins."""
-
-    cluster_id: str
-    broker_id: int
-    incarnation: UUID
-    directories: tuple[UUID, ...]
-    endpoints: tuple[Endpoint, ...]
-    rack: str | None
-    clean_epoch: int
-    others_alive: frozenset[int] = field(default_factory=frozenset)
-    """Brokers whose session another process holds: their id cannot be taken."""
-
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
-        if image.cluster_id != self.cluster_id:
-            raise KafkaError(
-                ErrorCode.inconsistent_cluster_id,
-                f"Expected cluster ID {image.cluster_id}, but got cluster ID {self.cluster_id}",
-            )
-        before = image.brokers.get(self.broker_id)
-        if before is not None and self.broker_id in self.others_alive:
-            raise KafkaError(
-                ErrorCode.duplicate_broker_registration,
-                f"Another broker is registered with broker id {self.broker_id}.",
-            )
-        return Decision(response=None, records=(self.record(),))
-
-    def record(self) -> BrokerRegistered:
-        return BrokerRegistered(
-            broker_id=self.broker_id,
-            incarnation=self.incarnation,
-            directories=self.directories,
-            endpoints=self.endpoints,
-            rack=self.rack,
-            clean_epoch=self.clean_epoch,
-        )
-
-
-def election(image: Image, controller_id: int) -> ControllerElected:
-    """The bump that makes a node the controller, once its slot is won."""
-    return ControllerElected(controller_id=controller_id, controller_epoch=image.controller_epoch + 1)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.network import Answer, Connection, Disconnect, Frame
 from broker.partition import Partition
-from protocol.apis import KNOWN, PEER, SERVED, Api, is_supported
+from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
 from protocol.messages import Fields, decode_request, encode_response, get
-from protocol.wire import parse_head
+from protocol.wire import RequestHead, parse_head
 
 if TYPE_CHECKING:
     from broker.server import Components
@@ -35,6 +35,22 @@ log = logging.getLogger(__name__)
 
 _HEAD: Final = Struct(">Ii").unpack_from
 _API_VERSIONS_FALLBACK: Final = 0
+_SIZE: Final = Struct(">i")
+FOR_THE_CONTROLLER: Final = frozenset(
+    {
+        Api.CREATE_TOPICS,
+        Api.DELETE_TOPICS,
+        Api.CREATE_PARTITIONS,
+        Api.ALTER_CONFIGS,
+        Api.INCREMENTAL_ALTER_CONFIGS,
+        Api.ELECT_LEADERS,
+        Api.ALTER_PARTITION_REASSIGNMENTS,
+        Api.LIST_PARTITION_REASSIGNMENTS,
+        Api.UNREGISTER_BROKER,
+        Api.DESCRIBE_QUORUM,
+    }
+)
+"""Any broker takes these from a client; the controller alone can answer them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +99,7 @@ class Dispatcher:
         self._components = components
         self._replicas = components.replicas
         self._handlers = {int(api): handler for api, handler in handlers.items()}
+        self._handlers[PeerApi.ENVELOPE] = self._envelope
         self._produce = produce
         self._repeat = produce.repeat
         self._fetch = fetch
@@ -150,16 +167,48 @@ class Dispatcher:
             return self._fetch.handle(
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
             )
-        context = Context(
-            api_key=api_key,
-            api_version=version,
-            correlation_id=correlation_id,
+        context = self._context(connection, head)
+        request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
+        if api_key in FOR_THE_CONTROLLER and not self._components.cluster.is_controller:
+            slot = connection.slot()
+            self._spawn(self._finish(context, request, self._forward(bytes(frame)), slot))
+            return slot
+        return self._call(context, request)
+
+    def _context(self, connection: Connection, head: RequestHead) -> Context:
+        return Context(
+            api_key=head.api_key,
+            api_version=head.api_version,
+            correlation_id=head.correlation_id,
             client_id=head.client_id,
             connection=connection,
             broker=self._components,
         )
-        request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
-        return self._call(context, request)
+
+    async def _forward(self, frame: bytes) -> bytes:
+        answer = await self._components.cluster.forward(frame)
+        return _SIZE.pack(len(answer)) + answer
+
+    async def _envelope(self, outer: Context, request: Any) -> Fields:
+        """A client's request that another broker passes on: answered as if it had come here."""
+        if not self._components.cluster.is_controller:
+            return {"response_data": None, "error_code": ErrorCode.not_controller}
+        data = await self._answer_embedded(outer.connection, request.request_data)
+        return {"response_data": data, "error_code": ErrorCode.none}
+
+    async def _answer_embedded(self, connection: Connection, frame: bytes) -> bytes:
+        head = parse_head(frame)
+        if head.api_key not in FOR_THE_CONTROLLER:
+            raise KafkaError(ErrorCode.invalid_request, "only requests to the controller are passed on")
+        context = self._context(connection, head)
+        request = decode_request(head.api_key, head.api_version, memoryview(frame)[head.body_at :])
+        try:
+            result = self._handlers[head.api_key](context, request)
+            fields = result if isinstance(result, Mapping) else await result
+            data = encode_response(head.api_key, head.api_version, head.correlation_id, fields)
+        except Exception as error:
+            data = self._failed(context, request, error)
+        return data[_SIZE.size :]
 
     def _check_peer(self, connection: Connection, api_key: int) -> None:
         """The one place that tells a broker from a client."""
@@ -181,11 +230,17 @@ class Dispatcher:
         self._spawn(self._finish(context, request, result, slot))
         return slot
 
-    async def _finish(self, context: Context, request: Any, result: Awaitable[Fields], slot: Any) -> None:
-        """Waits for a handler that could not answer at once."""
+    async def _finish(
+        self, context: Context, request: Any, result: Awaitable[Fields | bytes], slot: Any
+    ) -> None:
+        """Waits for a handler that could not answer at once, or for the answer of another broker."""
         try:
             fields = await result
-            data = encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+            data = (
+                fields
+                if isinstance(fields, bytes)
+                else encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+            )
         except asyncio.CancelledError:
             context.connection.close()
             raise
@@ -317,6 +372,40 @@ def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
     return {**nowhere, "coordinators": [{"key": key, **nowhere} for key in keys], "throttle_time": 0}
 
 
+def _elect_leaders(version: int, request: Any, error: _Error) -> Fields:
+    results = [
+        {
+            "topic": topic.topic,
+            "partition_result": [{"partition_id": index, **error} for index in topic.partitions],
+        }
+        for topic in request.topic_partitions or ()
+    ]
+    return {"replica_election_results": results, "throttle_time": 0, "error_code": error["error_code"]}
+
+
+def _alter_partition_reassignments(version: int, request: Any, error: _Error) -> Fields:
+    responses = [
+        {
+            "name": topic.name,
+            "partitions": [{"partition_index": each.partition_index, **error} for each in topic.partitions],
+        }
+        for topic in request.topics
+    ]
+    return {"responses": responses, "throttle_time": 0, **error}
+
+
+def _alter_replica_log_dirs(version: int, request: Any, error: _Error) -> Fields:
+    results = [
+        {
+            "topic_name": topic.name,
+            "partitions": [{"partition_index": index, **error} for index in topic.partitions],
+        }
+        for chosen in request.dirs
+        for topic in chosen.topics
+    ]
+    return {"results": results, "throttle_time": 0}
+
+
 _SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
     Api.LIST_OFFSETS: _by_partition("topics", "partition_index"),
     Api.OFFSET_COMMIT: _by_partition("topics", "partition_index"),
@@ -335,6 +424,9 @@ _SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
     Api.DESCRIBE_CONFIGS: _by_item("resources", "results", "resource_type", "resource_name", configs=[]),
     Api.ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
     Api.INCREMENTAL_ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
+    Api.ELECT_LEADERS: _elect_leaders,
+    Api.ALTER_PARTITION_REASSIGNMENTS: _alter_partition_reassignments,
+    Api.ALTER_REPLICA_LOG_DIRS: _alter_replica_log_dirs,
 }
 
 _EMPTY: Final[Mapping[int, Fields]] = {
@@ -357,4 +449,8 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     Api.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
     Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": []},
     Api.LIST_CONFIG_RESOURCES: {"config_resources": []},
+    Api.LIST_PARTITION_REASSIGNMENTS: {"topics": []},
+    Api.DESCRIBE_QUORUM: {"topics": [], "nodes": []},
+    PeerApi.ALTER_PARTITION: {"topics": []},
+    PeerApi.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
 }

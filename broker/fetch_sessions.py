@@ -26,6 +26,7 @@ class Wanted:
         "index",
         "last_epoch",
         "leader_epoch",
+        "log_start",
         "max_bytes",
         "offset",
         "partition",
@@ -35,7 +36,8 @@ class Wanted:
     )
 
     def __init__(self, item: FetchItem) -> None:
-        self.topic, self.index, self.leader_epoch, self.offset, self.last_epoch, self.max_bytes = item
+        self.topic, self.index = item.topic, item.partition
+        self.update(item)
         self.sent_high_watermark = -1
         self.sent_start = -1
         self.partition: Any = None
@@ -45,16 +47,23 @@ class Wanted:
         self.generation = -1
 
     def update(self, item: FetchItem) -> None:
-        _topic, _index, self.leader_epoch, self.offset, self.last_epoch, self.max_bytes = item
+        _, _, self.leader_epoch, self.offset, self.last_epoch, self.max_bytes, self.log_start = item
 
 
 class FetchSession:
-    __slots__ = ("created_ms", "epoch", "id", "used_ms", "uses_ids", "wanted")
+    __slots__ = ("created_ms", "epoch", "id", "is_privileged", "used_ms", "uses_ids", "wanted")
 
     def __init__(
-        self, session_id: int, wanted: dict[tuple[TopicKey, int], Wanted], *, uses_ids: bool, now_ms: int
+        self,
+        session_id: int,
+        wanted: dict[tuple[TopicKey, int], Wanted],
+        *,
+        uses_ids: bool,
+        is_privileged: bool,
+        now_ms: int,
     ) -> None:
         self.id = session_id
+        self.is_privileged = is_privileged
         self.wanted = wanted
         self.uses_ids = uses_ids
         self.created_ms = now_ms
@@ -144,19 +153,26 @@ class FetchSessions:
         wanted = {(item.topic, item.partition): Wanted(item) for item in request.items}
         return FetchTurn(wanted.values(), creates=request.session_epoch == INITIAL_EPOCH)
 
-    def create(self, wanted: Iterable[Wanted], *, uses_ids: bool, now_ms: int) -> int:
-        """A new session's id, or 0 when there is no room."""
+    def create(
+        self, wanted: Iterable[Wanted], *, uses_ids: bool, now_ms: int, is_privileged: bool = False
+    ) -> int:
+        """A new session's id, or 0 when there is no room. A follower's is privileged: no consumer's takes
+        its place while it is used."""
         partitions = {(each.topic, each.index): each for each in wanted}
-        if len(self._sessions) >= self._max_sessions and not self._evict(len(partitions), now_ms):
+        if len(self._sessions) >= self._max_sessions and not self._evict(
+            (is_privileged, len(partitions)), now_ms
+        ):
             return 0
         session_id = self._randrange(1, 2**31 - 1)
         while session_id in self._sessions:
             session_id = self._randrange(1, 2**31 - 1)
-        self._sessions[session_id] = FetchSession(session_id, partitions, uses_ids=uses_ids, now_ms=now_ms)
+        self._sessions[session_id] = FetchSession(
+            session_id, partitions, uses_ids=uses_ids, is_privileged=is_privileged, now_ms=now_ms
+        )
         return session_id
 
-    def _evict(self, size: int, now_ms: int) -> bool:
-        """Room for a session of `size` partitions: a stale one goes, else an old one that is no bigger."""
+    def _evict(self, rank: tuple[bool, int], now_ms: int) -> bool:
+        """Room for a session of this (privilege, size): a stale one goes, else an old one below it."""
         if not self._sessions:
             return False
         oldest = next(iter(self._sessions.values()))
@@ -164,8 +180,8 @@ class FetchSessions:
             evictable = [s for s in self._sessions.values() if now_ms - s.created_ms > EVICTION_MS]
             if not evictable:
                 return False
-            oldest = min(evictable, key=lambda session: (len(session.wanted), session.id))
-            if size <= len(oldest.wanted):
+            oldest = min(evictable, key=lambda each: (each.is_privileged, len(each.wanted), each.id))
+            if rank <= (oldest.is_privileged, len(oldest.wanted)):
                 return False
         del self._sessions[oldest.id]
         self.evictions += 1

@@ -9,7 +9,8 @@ ever refused (the commit point lies behind us), and `snapshot_records` of an ima
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
@@ -44,6 +45,8 @@ class BrokerImage:
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     fenced: bool
+    stopping: bool = False
+    """In a controlled stop: it is given nothing more to lead, hold or join."""
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
@@ -51,15 +54,26 @@ class BrokerImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionImage:
+    """`adding` and `removing` are the replicas that a reassignment under way brings and takes; until it is
+    done, all of them are among `replicas`.
+    """
+
     index: int
     leader: int
     leader_epoch: int
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+    @property
+    def is_reassigned(self) -> bool:
+        return bool(self.adding or self.removing)
 
     def packed(self) -> list[Any]:
-        return [self.leader, self.leader_epoch, self.partition_epoch, list(self.replicas), list(self.isr)]
+        row = [self.leader, self.leader_epoch, self.partition_epoch, list(self.replicas), list(self.isr)]
+        return [*row, list(self.adding), list(self.removing)] if self.is_reassigned else row
 
     def changed(
         self,
@@ -67,6 +81,8 @@ class PartitionImage:
         leader: int | None = None,
         isr: tuple[int, ...] | None = None,
         replicas: tuple[int, ...] | None = None,
+        adding: tuple[int, ...] | None = None,
+        removing: tuple[int, ...] | None = None,
     ) -> "PartitionImage":
         """A named leader, even the same one, starts a new leader epoch; every change is a new partition
         epoch.
@@ -78,6 +94,8 @@ class PartitionImage:
             partition_epoch=self.partition_epoch + 1,
             replicas=self.replicas if replicas is None else replicas,
             isr=self.isr if isr is None else isr,
+            adding=self.adding if adding is None else adding,
+            removing=self.removing if removing is None else removing,
         )
 
 
@@ -90,6 +108,8 @@ def _unpack_partitions(rows: list[list[Any]], *, first: int = 0) -> tuple[Partit
             partition_epoch=row[2],
             replicas=tuple(row[3]),
             isr=tuple(row[4]),
+            adding=tuple(row[5]) if len(row) > 5 else (),
+            removing=tuple(row[6]) if len(row) > 6 else (),
         )
         for at, row in enumerate(rows)
     )
@@ -165,14 +185,31 @@ class BrokerRegistered:
     clean_epoch: int = -1
     fenced: bool = False
     epoch: int = -1
+    stopping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFenced:
+    """Fenced, a broker leaves every ISR that has another member and leads nothing; no longer fenced, it
+    leads what has no leader and counts it in sync.
+    """
+
     VERSION: ClassVar[int] = 0
     broker_id: int
     broker_epoch: int
     fenced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStopping:
+    """A controlled stop: the broker leaves every ISR that has another member, and what it led goes to one of
+    them. Where it is the only member it stays, and leads until it is fenced: a broker that is alone comes
+    back to partitions that never changed.
+    """
+
+    VERSION: ClassVar[int] = 0
+    broker_id: int
+    broker_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +239,29 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChanged:
+    """What is None stays. `unclean` tells a reader of the log that the leader was not in sync, so that
+    records may be lost; it changes nothing.
+    """
+
     VERSION: ClassVar[int] = 0
     topic_id: UUID = field(metadata={"parse": UUID})
     partition: int
     leader: int | None = None
     isr: tuple[int, ...] | None = field(default=None, metadata={"parse": _ints})
     replicas: tuple[int, ...] | None = field(default=None, metadata={"parse": _ints})
+    adding: tuple[int, ...] | None = field(default=None, metadata={"parse": _ints})
+    removing: tuple[int, ...] | None = field(default=None, metadata={"parse": _ints})
+    unclean: bool = False
+
+    def of(self, partition: PartitionImage) -> PartitionImage:
+        """The partition as this change leaves it."""
+        return partition.changed(
+            leader=self.leader,
+            isr=self.isr,
+            replicas=self.replicas,
+            adding=self.adding,
+            removing=self.removing,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +302,7 @@ Record: TypeAlias = (
     | ControllerElected
     | BrokerRegistered
     | BrokerFenced
+    | BrokerStopping
     | BrokerUnregistered
     | TopicCreated
     | PartitionsAdded
@@ -265,6 +320,7 @@ RECORD_TYPES: Mapping[str, type[Record]] = {
         ControllerElected,
         BrokerRegistered,
         BrokerFenced,
+        BrokerStopping,
         BrokerUnregistered,
         TopicCreated,
         PartitionsAdded,
@@ -378,6 +434,10 @@ class Image:
             setattr(twin, name, dict(getattr(self, name)))
         return twin
 
+    def become(self, other: "Image") -> None:
+        """Take over another's state; whoever holds this image goes on with it."""
+        self.__dict__.update(other.copy().__dict__)
+
     def config(self, resource: ResourceType, name: str) -> Mapping[str, str]:
         return self.configs.get((resource, name), {})
 
@@ -398,6 +458,11 @@ class Image:
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.fenced
 
+    def is_active(self, broker_id: int) -> bool:
+        """Live and here to stay: it may come to lead, and join an ISR."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.fenced and not broker.stopping
+
     def apply(self, record: Record, seq: int, delta: Delta | None = None) -> None:
         """Fold in one record of slot `seq`."""
         self.seq = seq
@@ -406,8 +471,12 @@ class Image:
     def apply_slot(self, seq: int, records: Iterable[Record]) -> Delta:
         delta = Delta(seq=seq)
         self.seq = seq
-        for record in records:
-            self.apply(record, seq, delta)
+        for topic_id, run in groupby(records, _changed_topic):
+            if topic_id is None:
+                for record in run:
+                    self.apply(record, seq, delta)
+            else:
+                self._partitions_changed(topic_id, run, delta)
         return delta
 
     def snapshot_records(self) -> Iterator[Record]:
@@ -425,6 +494,7 @@ class Image:
                 rack=broker.rack,
                 fenced=broker.fenced,
                 epoch=broker.epoch,
+                stopping=broker.stopping,
             )
         for topic in self.topics.values():
             yield TopicCreated(name=topic.name, topic_id=topic.id, partitions=topic.partitions)
@@ -468,30 +538,35 @@ class Image:
             endpoints=record.endpoints,
             rack=record.rack,
             fenced=record.fenced,
+            stopping=record.stopping,
         )
         delta.brokers_changed.add(record.broker_id)
-        if before is None or record.epoch >= 0:
+        if record.epoch >= 0:
             return
-        same_disk = not set(before.directories).isdisjoint(record.directories)
-        clean = same_disk and record.clean_epoch == before.epoch
+        same_disk = before is not None and not set(before.directories).isdisjoint(record.directories)
+        clean = same_disk and before is not None and record.clean_epoch == before.epoch
         self._reincarnate(record.broker_id, same_disk=same_disk, clean=clean, delta=delta)
+        if record.fenced:
+            self._leave_isrs(record.broker_id, delta)
 
     def _broker_fenced(self, record: BrokerFenced, delta: Delta) -> None:
         broker = self.brokers.get(record.broker_id)
         if broker is None or broker.epoch != record.broker_epoch:
             return
-        self.brokers[broker.id] = BrokerImage(
-            id=broker.id,
-            epoch=broker.epoch,
-            incarnation=broker.incarnation,
-            directories=broker.directories,
-            endpoints=broker.endpoints,
-            rack=broker.rack,
-            fenced=record.fenced,
-        )
+        self.brokers[broker.id] = replace(broker, fenced=record.fenced)
         delta.brokers_changed.add(broker.id)
         if record.fenced:
             self._leave_isrs(broker.id, delta)
+        elif self.is_active(broker.id):
+            self._lead_again(broker.id, delta)
+
+    def _broker_stopping(self, record: BrokerStopping, delta: Delta) -> None:
+        broker = self.brokers.get(record.broker_id)
+        if broker is None or broker.epoch != record.broker_epoch:
+            return
+        self.brokers[broker.id] = replace(broker, stopping=True)
+        delta.brokers_changed.add(broker.id)
+        self._leave_isrs(broker.id, delta, leads_alone=True)
 
     def _broker_unregistered(self, record: BrokerUnregistered, delta: Delta) -> None:
         broker = self.brokers.get(record.broker_id)
@@ -504,46 +579,59 @@ class Image:
         """What a new incarnation means for the partitions of its node.
 
         After an unclean stop it leaves every ISR that has another member. As the only member it leads on in a
-        new leader epoch, but only with the disk that was committed: with another one the ISR is left empty,
-        so that nothing but a refill or an unclean election brings the partition back.
+        new leader epoch, but only with the disk that was committed: with another one, or after it was
+        unregistered and nobody knows which disk it had, the ISR is left empty, so that nothing but a refill
+        or an unclean election brings the partition back.
         """
 
         def change(partition: PartitionImage) -> PartitionImage:
-            if broker_id not in partition.isr:
+            isr = partition.isr
+            if broker_id not in isr:
                 return partition
             if clean:
-                return self._elect(partition, partition.isr) if partition.leader == NO_LEADER else partition
-            rest = tuple(member for member in partition.isr if member != broker_id)
-            if rest:
-                return self._without(partition, broker_id, rest)
+                return self._elect(partition, isr) if partition.leader == NO_LEADER else partition
+            if len(isr) > 1:
+                return self._without(partition, broker_id)
             if not same_disk:
                 return partition.changed(leader=NO_LEADER, isr=())
+            return self._elect(partition, isr)
+
+        self._change_partitions(change, delta)
+
+    def _leave_isrs(self, broker_id: int, delta: Delta, *, leads_alone: bool = False) -> None:
+        """The broker leaves every ISR that has another member, and leads nothing but, where it may, what it
+        alone is in sync with; a sole member stays in the ISR.
+        """
+
+        def change(partition: PartitionImage) -> PartitionImage:
+            isr = partition.isr
+            if broker_id not in isr:
+                return partition
+            if len(isr) > 1:
+                return self._without(partition, broker_id)
+            leads = partition.leader == broker_id
+            return partition.changed(leader=NO_LEADER) if leads and not leads_alone else partition
+
+        self._change_partitions(change, delta)
+
+    def _lead_again(self, broker_id: int, delta: Delta) -> None:
+        def change(partition: PartitionImage) -> PartitionImage:
+            if partition.leader != NO_LEADER or broker_id not in partition.isr:
+                return partition
             return self._elect(partition, partition.isr)
 
         self._change_partitions(change, delta)
 
-    def _leave_isrs(self, broker_id: int, delta: Delta) -> None:
-        """The broker leaves every ISR that has another member, and leads nothing; a sole member stays in the
-        ISR.
-        """
-
-        def change(partition: PartitionImage) -> PartitionImage:
-            if broker_id not in partition.isr:
-                return partition
-            rest = tuple(member for member in partition.isr if member != broker_id)
-            if rest:
-                return self._without(partition, broker_id, rest)
-            return partition.changed(leader=NO_LEADER) if partition.leader == broker_id else partition
-
-        self._change_partitions(change, delta)
-
-    def _without(self, partition: PartitionImage, broker_id: int, rest: tuple[int, ...]) -> PartitionImage:
+    def _without(self, partition: PartitionImage, broker_id: int) -> PartitionImage:
+        rest = tuple(member for member in partition.isr if member != broker_id)
         if partition.leader != broker_id:
             return partition.changed(isr=rest)
         return self._elect(partition, rest)
 
     def _elect(self, partition: PartitionImage, isr: tuple[int, ...]) -> PartitionImage:
-        leader = next((member for member in isr if self.is_live(member)), NO_LEADER)
+        """The first replica, in the order of preference, that is in sync and there to lead."""
+        candidates = (replica for replica in partition.replicas if replica in isr)
+        leader = next(filter(self.is_active, candidates), NO_LEADER)
         return partition.changed(leader=leader, isr=isr)
 
     def _change_partitions(self, change: Callable[[PartitionImage], PartitionImage], delta: Delta) -> None:
@@ -564,12 +652,19 @@ class Image:
             self._replace_topic(topic, topic.partitions + record.partitions, delta)
 
     def _partition_changed(self, record: PartitionChanged, delta: Delta) -> None:
-        topic = self.topic_by_id(record.topic_id)
-        if topic is None or not 0 <= record.partition < len(topic.partitions):
+        self._partitions_changed(record.topic_id, (record,), delta)
+
+    def _partitions_changed(self, topic_id: UUID, records: Iterable[Any], delta: Delta) -> None:
+        """All changes of a topic at once: one by one, each would copy the topic."""
+        topic = self.topic_by_id(topic_id)
+        if topic is None:
             return
-        at = record.partition
-        changed = topic.partitions[at].changed(leader=record.leader, isr=record.isr, replicas=record.replicas)
-        self._replace_topic(topic, (*topic.partitions[:at], changed, *topic.partitions[at + 1 :]), delta)
+        partitions = list(topic.partitions)
+        for record in records:
+            if 0 <= record.partition < len(partitions):
+                partitions[record.partition] = record.of(partitions[record.partition])
+        if (changed := tuple(partitions)) != topic.partitions:
+            self._replace_topic(topic, changed, delta)
 
     def _topic_deleted(self, record: TopicDeleted, delta: Delta) -> None:
         topic = self.topic_by_id(record.topic_id)
@@ -600,6 +695,7 @@ _APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], None]] = {
     ControllerElected: Image._controller_elected,
     BrokerRegistered: Image._broker_registered,
     BrokerFenced: Image._broker_fenced,
+    BrokerStopping: Image._broker_stopping,
     BrokerUnregistered: Image._broker_unregistered,
     TopicCreated: Image._topic_created,
     PartitionsAdded: Image._partitions_added,
@@ -611,8 +707,32 @@ _APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], None]] = {
 }
 
 
+def _changed_topic(record: Record) -> UUID | None:
+    return record.topic_id if isinstance(record, PartitionChanged) else None
+
+
 def fold(slots: Iterable[tuple[int, Iterable[Record]]], image: Image | None = None) -> Image:
     image = Image() if image is None else image
     for seq, records in slots:
         image.apply_slot(seq, records)
     return image
+
+
+def difference(old: Image, new: Image) -> Delta:
+    """What led from one image to another, for who could not follow the slots between them."""
+    delta = Delta(seq=new.seq)
+    for name, topic in old.topics.items():
+        now = new.topics.get(name)
+        if now is None or now.id != topic.id:
+            delta.topics_deleted.append(topic)
+        elif now != topic:
+            delta.topics_changed[name] = topic
+    for name, topic in new.topics.items():
+        before = old.topics.get(name)
+        if before is None or before.id != topic.id:
+            delta.topics_created[name] = topic
+    keys = {*old.configs, *new.configs}
+    delta.configs_changed |= {key for key in keys if old.configs.get(key) != new.configs.get(key)}
+    ids = {*old.brokers, *new.brokers}
+    delta.brokers_changed |= {id_ for id_ in ids if old.brokers.get(id_) != new.brokers.get(id_)}
+    return delta

@@ -68,11 +68,14 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSlot:
+    """`data` is the object, as it goes to peers; empty for a snapshot."""
+
     seq: int
     controller_epoch: int
     records: tuple[Record, ...]
     previous_hash: bytes
     hash: bytes
+    data: bytes = b""
 
 
 class MetadataLog:
@@ -93,7 +96,7 @@ class MetadataLog:
     async def read(self, seq: int) -> ReadSlot | None:
         """The slot, or None while nobody has won it."""
         data = await self._get(slot_key(seq))
-        return None if data is None else _parse(seq, data)
+        return None if data is None else parse_slot(data, seq)
 
     async def read_on(self, after: int) -> list[ReadSlot]:
         """Every slot that follows `after`, up to the tail."""
@@ -112,7 +115,7 @@ class MetadataLog:
         data = await self._get(snapshot_key(seq))
         if data is None:
             return None
-        parsed = _parse(seq, data)
+        parsed = parse_slot(data, seq)
         return ReadSlot(
             seq=seq,
             controller_epoch=parsed.controller_epoch,
@@ -132,7 +135,7 @@ class MetadataLog:
     async def win(
         self, seq: int, *, controller_epoch: int, previous_hash: bytes, records: Iterable[bytes]
     ) -> bytes | None:
-        """Commit slot `seq`: its hash if it is ours, None if it is another's or was already collected.
+        """Commit slot `seq`: its bytes if it is ours, None if it is another's or was already collected.
 
         A lost reply is the normal case. The same bytes go to the same slot until the store says who has it:
         the put-id in them tells our own earlier attempt from a rival.
@@ -150,7 +153,7 @@ class MetadataLog:
         # A slot that was trimmed while this put was under way has no name any more, so the put could succeed.
         if await self.boundary() >= seq:
             return None
-        return slot_hash(data)
+        return data
 
     async def _put(self, key: str, data: bytes) -> bool:
         delay_ms = RETRY_FIRST_MS
@@ -258,18 +261,20 @@ def _numbers(keys: Iterable[str], prefix: str) -> tuple[int, ...]:
     return tuple(sorted(int(name) for name in names if name.isdigit()))
 
 
-def _parse(seq: int, data: bytes) -> ReadSlot:
+def parse_slot(data: bytes, seq: int | None = None) -> ReadSlot:
+    """What an object of the log says; BrokenLog when it is none, or not that of slot `seq`."""
     try:
         slot = decode_slot(data)
         records = tuple(map(decode_record, slot.records))
     except (BadRecord, ValueError, TypeError, KeyError) as error:
-        raise BrokenLog(f"metadata slot {seq} cannot be read: {error}") from error
-    if slot.seq != seq:
+        raise BrokenLog(f"metadata slot {'' if seq is None else seq} cannot be read: {error}") from error
+    if seq is not None and slot.seq != seq:
         raise BrokenLog(f"metadata slot {seq} says it is slot {slot.seq}")
     return ReadSlot(
-        seq=seq,
+        seq=slot.seq,
         controller_epoch=slot.controller_epoch,
         records=records,
         previous_hash=slot.previous_hash,
         hash=slot_hash(data),
+        data=data,
     )

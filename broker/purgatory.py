@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
@@ -75,13 +76,16 @@ class Purgatory:
             self._arm()
 
     def wake(self, partition: Partition) -> None:
-        """Pokes who waits for data here: some now, the rest in later turns of the loop.
+        """Pokes the consumers that wait for data here."""
+        self.wake_all(partition.data_waiters)
+
+    def wake_all(self, waiters: Iterable[Any]) -> None:
+        """Pokes some now and the rest in later turns of the loop.
 
         Whoever is still to be poked for an earlier append sees this one too, and stands in line once.
         """
         wakes = self._wakes
-        waiter: Any
-        for waiter in partition.data_waiters:
+        for waiter in waiters:
             if not waiter.is_to_wake:
                 waiter.is_to_wake = True
                 wakes.append(waiter)

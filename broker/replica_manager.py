@@ -2,9 +2,10 @@
 durable.
 
 Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
-and the group-committed fsync of single replicas. Does not own: files (log manager), rules (partition),
-requests (handlers). Invariant: between `append` and `flush` nothing awaits and nothing is answered; after
-`flush` every appended batch is either written or its partition is offline.
+the group-committed fsync of single replicas, and who hears of a change of role. Does not own: files (log
+manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between `append`
+and `flush` nothing awaits and nothing is answered; after `flush` every appended batch is either written or
+its partition is offline.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ _REMOTE_PREFIX: Final = "__remote_"
 
 LeadershipListener = Callable[[str, int, "int | None"], None]
 """(topic, partition, leader epoch), or None for the epoch when this broker no longer leads it."""
+
+FollowListener = Callable[[Partition], None]
+"""Told after each change of a partition's role or leader, and when it is dropped or offline."""
+
+ProposalListener = Callable[[Partition], None]
+"""Told of a new `partition.proposal`."""
 
 
 def is_internal(topic: str) -> bool:
@@ -71,9 +78,13 @@ class ReplicaManager:
         purgatory: Purgatory,
         log_config: Callable[[str], LogConfig],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        clock: Callable[[], float],
+        lag_ms: int,
         flush_single: bool = False,
     ) -> None:
         self.node_id = node_id
+        self.lag_s = lag_ms / 1000
+        self.now = clock
         self.logs = logs
         self.purgatory = purgatory
         self.generation = 0
@@ -81,6 +92,8 @@ class ReplicaManager:
         self.touched: list[Partition] = []
         """Partitions with staged bytes; whoever appends adds the partition once, `flush` empties the list."""
         self.on_leadership: list[LeadershipListener] = []
+        self.on_role: list[FollowListener] = []
+        self.on_proposal: list[ProposalListener] = []
         self.topic_stats: dict[str, TopicStats] = {}
         self._world = world
         self._log_config = log_config
@@ -107,6 +120,13 @@ class ReplicaManager:
 
     def find(self, topic: str, index: int) -> Partition | ErrorCode:
         """The partition when this broker leads it, else the error that says why not."""
+        found = self.replica(topic, index)
+        if isinstance(found, ErrorCode) or found.is_leader:
+            return found
+        return ErrorCode.not_leader_or_follower
+
+    def replica(self, topic: str, index: int) -> Partition | ErrorCode:
+        """The partition, whoever leads it, or the error that says why it cannot be read here."""
         partition = self._partitions.get((topic, index))
         if partition is None:
             if (topic, index) in self._unopened:
@@ -115,9 +135,7 @@ class ReplicaManager:
             if image is None or image.partition(topic, index) is None:
                 return ErrorCode.unknown_topic_or_partition
             return ErrorCode.not_leader_or_follower
-        if partition.offline:
-            return ErrorCode.kafka_storage_error
-        return partition if partition.is_leader else ErrorCode.not_leader_or_follower
+        return ErrorCode.kafka_storage_error if partition.offline else partition
 
     def partition(self, topic: str, index: int) -> Partition:
         found = self.find(topic, index)
@@ -147,7 +165,7 @@ class ReplicaManager:
             except KafkaError as error:
                 failed.append((partition, error))
         for partition, why in failed:
-            self._partition_failed(partition, why)
+            self.partition_failed(partition, why)
         for partition in touched:
             if partition.offline:
                 continue
@@ -158,9 +176,22 @@ class ReplicaManager:
         return touched
 
     def wake(self, touched: list[Partition]) -> None:
+        """After an append: followers have something to read now, consumers once it is committed."""
         for partition in touched:
-            if partition.data_waiters:
+            if partition.replica_waiters:
+                self.purgatory.wake_all(partition.replica_waiters)
+            if partition.data_waiters and partition.told_high_watermark != partition.log.high_watermark:
+                partition.told_high_watermark = partition.log.high_watermark
                 self.purgatory.wake(partition)
+
+    def wake_committed(self, partition: Partition) -> None:
+        """After the high watermark moved without an append: followers are told of it as well."""
+        self.wake([partition])
+
+    def wake_everyone(self, partition: Partition) -> None:
+        """After a change of role: whoever waits must hear of it."""
+        self.purgatory.wake(partition)
+        self.purgatory.wake_all(partition.replica_waiters)
 
     async def append(
         self,
@@ -212,6 +243,28 @@ class ReplicaManager:
             yield chunk
             offset = part.next_offset
 
+    # ----------------------------------------------------------------------------------------------- peers
+
+    def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
+        broker = None if self._image is None else self._image.brokers.get(node_id)
+        return broker is not None and not broker.fenced and broker_epoch in (-1, broker.epoch)
+
+    def is_live(self, node_id: int) -> bool:
+        return self._image is not None and self._image.is_live(node_id)
+
+    def proposed(self, partition: Partition) -> None:
+        for listener in self.on_proposal:
+            listener(partition)
+
+    def check_broker_epoch(self, node_id: int, broker_epoch: int) -> None:
+        """What an earlier incarnation of a follower still asks says nothing about the one of now."""
+        broker = None if self._image is None else self._image.brokers.get(node_id)
+        if broker is not None and -1 < broker_epoch < broker.epoch:
+            raise KafkaError(
+                ErrorCode.not_leader_or_follower,
+                f"node {node_id} asks with broker epoch {broker_epoch}, it has {broker.epoch} now",
+            )
+
     # ----------------------------------------------------------------------------------------------- fsync
 
     def _sync_soon(self, partition: Partition) -> None:
@@ -224,11 +277,10 @@ class ReplicaManager:
         try:
             while not partition.offline and partition.synced < partition.log.log_end_offset:
                 partition.synced_to(await self._sync_once(partition.log))
-                if partition.data_waiters:
-                    self.purgatory.wake(partition)
+                self.wake_committed(partition)
         except KafkaError as error:
             if self._partitions.get((partition.topic, partition.index)) is partition:
-                self._partition_failed(partition, error)
+                self.partition_failed(partition, error)
         finally:
             partition.syncing = False
 
@@ -329,6 +381,7 @@ class ReplicaManager:
             log=opened,
             node_id=self.node_id,
             stats=stats,
+            peers=self,
         )
         self._partitions[topic.name, wanted.index] = partition
         return partition
@@ -337,23 +390,24 @@ class ReplicaManager:
         if partition.offline:
             return
         if wanted.leader == self.node_id:
-            newer = partition.lead(
-                leader_epoch=wanted.leader_epoch,
-                replicas=wanted.replicas,
-                isr=wanted.isr,
-                syncs=self._flush_single,
-                internal=is_internal(partition.topic),
-            )
+            newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:
                 self._announce(partition, partition.leader_epoch)
+            else:
+                self.wake_committed(partition)
         else:
             led = partition.is_leader
-            partition.resign(leader_id=wanted.leader, leader_epoch=wanted.leader_epoch)
+            if partition.follow(wanted):
+                self.wake_everyone(partition)
             if led:
                 self._announce(partition, None)
-            self.purgatory.wake(partition)
+        self._role_changed(partition)
+
+    def _role_changed(self, partition: Partition) -> None:
+        for listener in self.on_role:
+            listener(partition)
 
     def _drop_topic(self, topic: TopicImage) -> None:
         for wanted in topic.partitions:
@@ -366,10 +420,11 @@ class ReplicaManager:
     def _drop(self, partition: Partition) -> None:
         led = partition.is_leader
         self._partitions.pop((partition.topic, partition.index), None)
-        partition.resign(leader_id=-1, leader_epoch=partition.leader_epoch)
+        partition.leave()
         if led:
             self._announce(partition, None)
-        self.purgatory.wake(partition)
+        self._role_changed(partition)
+        self.wake_everyone(partition)
         if not partition.offline:
             self.logs.delete(partition.topic, partition.index)
 
@@ -379,7 +434,7 @@ class ReplicaManager:
 
     # --------------------------------------------------------------------------------------------- failure
 
-    def _partition_failed(self, partition: Partition, error: KafkaError) -> None:
+    def partition_failed(self, partition: Partition, error: KafkaError) -> None:
         """The log manager hears of a failed disk by itself; this is for what it does not put offline."""
         log.error("%s-%d is offline: %s", partition.topic, partition.index, error.message or error)
         self._take_offline(partition)
@@ -399,4 +454,5 @@ class ReplicaManager:
         self.generation += 1
         if led:
             self._announce(partition, None)
-        self.purgatory.wake(partition)
+        self._role_changed(partition)
+        self.wake_everyone(partition)

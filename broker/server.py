@@ -23,22 +23,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from broker.cluster import Cluster, StartupError
+from broker.cluster import Cluster
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.directories import StartupError
 from broker.dispatch import Dispatcher
 from broker.fetch_sessions import FetchSessions
+from broker.fetcher import ReplicaFetchers
 from broker.groups import GroupCoordinator
 from broker.handlers import cluster as cluster_handlers
 from broker.handlers import data as data_handlers
 from broker.handlers import groups as group_handlers
+from broker.handlers import peers as peer_handlers
+from broker.handlers import replicas as replica_handlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.produce import Produce
+from broker.handlers.replica_fetch import ReplicaFetch
 from broker.image import Delta
+from broker.isr import IsrManager
 from broker.metrics import Metrics
 from broker.network import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
 from broker.purgatory import Purgatory
 from broker.replica_manager import ReplicaManager
+from broker.replica_selector import ReplicaSelector
+from broker.throttle import Throttle
 from protocol.apis import SERVED
 from protocol.messages import load
 from remote.object_store import LocalStore
@@ -91,6 +99,8 @@ class Broker:
         self._root: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
+        self._isr: IsrManager
+        self._fetchers: ReplicaFetchers
         self._stopping = asyncio.Event()
         self._failure: str | None = None
 
@@ -186,6 +196,8 @@ class Broker:
             purgatory=purgatory,
             log_config=cluster.log_config,
             spawn=self.spawn,
+            clock=loop.time,
+            lag_ms=config.replica_lag_time_max_ms,
             flush_single=config.log_flush_single_replica,
         )
         cluster.subscribe(replicas.apply)
@@ -204,9 +216,33 @@ class Broker:
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
+        self._isr = IsrManager(replicas=replicas, controller=cluster)
+        self._fetchers = ReplicaFetchers(
+            replicas=replicas,
+            channels=cluster.channels,
+            broker_epoch=lambda: cluster.broker_epoch,
+            config=lambda: cluster.broker_config,
+            throttle=self._throttle(lambda: cluster.broker_config.follower_replication_throttled_rate),
+        )
+        followers = ReplicaFetch(
+            node_id=config.node_id,
+            throttle=self._throttle(lambda: cluster.broker_config.leader_replication_throttled_rate),
+            replicas=replicas,
+            cluster=cluster,
+            sessions=sessions,
+            purgatory=purgatory,
+            now_ms=world.now_ms,
+            max_bytes=config.fetch_max_bytes,
+        )
         dispatcher = Dispatcher(
             components=components,
-            handlers={**data_handlers.HANDLERS, **cluster_handlers.HANDLERS, **group_handlers.HANDLERS},
+            handlers={
+                **data_handlers.HANDLERS,
+                **cluster_handlers.HANDLERS,
+                **group_handlers.HANDLERS,
+                **replica_handlers.HANDLERS,
+                **peer_handlers.HANDLERS,
+            },
             produce=Produce(
                 replicas=replicas,
                 cluster=cluster,
@@ -216,6 +252,8 @@ class Broker:
                 spawn=self.spawn,
             ),
             fetch=Fetch(
+                followers=followers,
+                near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
                 replicas=replicas,
                 cluster=cluster,
                 sessions=sessions,
@@ -227,6 +265,14 @@ class Broker:
         )
         components.network = NetworkServer(
             loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
+        )
+
+    def _throttle(self, rate: Callable[[], int]) -> Throttle:
+        return Throttle(
+            rate=rate,
+            clock=asyncio.get_running_loop().time,
+            samples=self.config.replication_quota_window_num,
+            sample_s=self.config.replication_quota_window_size_seconds,
         )
 
     def _follow_configs(self, delta: Delta) -> None:
@@ -255,12 +301,16 @@ class Broker:
                 where = f"{listener.host}:{listener.port}"
                 raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from error
         ports = {name: listening.port for name, listening in self.listeners.items()}
-        await components.cluster.start(
+        await components.cluster.read()
+        self._take_configs()
+        components.logs.load(components.cluster.log_config)
+        await components.cluster.join(
             ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
         )
         self._take_configs()
-        components.logs.load(components.cluster.log_config)
         components.replicas.load(components.cluster.image)
+        self._background.update(self._isr.start(self._tasks))
+        self._fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         components.network.open()
 
@@ -280,6 +330,8 @@ class Broker:
 
     async def _close(self) -> None:
         components = self.components
+        await components.cluster.leave()
+        self._fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()
         for task in list(self._background):

@@ -427,6 +427,8 @@ class FetchItem(NamedTuple):
     offset: int
     last_epoch: int
     max_bytes: int
+    log_start: int = -1
+    """Of a follower's own log."""
 
 
 class FetchRequest:
@@ -438,6 +440,7 @@ class FetchRequest:
         "max_wait_ms",
         "min_bytes",
         "rack",
+        "replica_epoch",
         "replica_id",
         "session_epoch",
         "session_id",
@@ -455,6 +458,7 @@ class FetchRequest:
         items: list[FetchItem],
         forgotten: list[tuple[TopicKey, int]],
         rack: str,
+        replica_epoch: int = -1,
     ) -> None:
         self.max_wait_ms = max_wait_ms
         self.min_bytes = min_bytes
@@ -466,6 +470,8 @@ class FetchRequest:
         self.items = items
         self.forgotten = forgotten
         self.rack = rack
+        self.replica_epoch = replica_epoch
+        """The broker epoch of the follower that asks."""
 
 
 _LIMITS: Final = Struct(">iiib")
@@ -485,7 +491,7 @@ def parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
 
 def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     flexible = version >= FETCH_FLEXIBLE
-    replica_id = -1
+    replica_id = replica_epoch = -1
     if version < 15:
         replica_id = _I32.unpack_from(frame, at)[0]
         at += 4
@@ -513,7 +519,7 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         if rack is None:
             raise MalformedRequest("the rack id is null")
     if flexible:
-        replica_id = _parse_fetch_tags(frame, at, version, replica_id)
+        replica_id, replica_epoch = _parse_fetch_tags(frame, at, version, replica_id)
     assert rack is not None
     return FetchRequest(
         max_wait_ms,
@@ -526,6 +532,7 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         items,
         forgotten,
         rack,
+        replica_epoch,
     )
 
 
@@ -544,18 +551,18 @@ def _parse_items(frame: memoryview, at: int, version: int) -> tuple[list[FetchIt
         partitions, at = _read_count(frame, at, flexible, 16)
         for _ in range(partitions):
             if flexible:
-                index, epoch, offset, last, _start, size = _ITEM_V12.unpack_from(frame, at)
+                index, epoch, offset, last, start, size = _ITEM_V12.unpack_from(frame, at)
                 at += 32
                 at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
-                items.append(FetchItem(topic, index, epoch, offset, last, size))
+                items.append(FetchItem(topic, index, epoch, offset, last, size, start))
             elif version >= 9:
-                index, epoch, offset, _start, size = _ITEM_V9.unpack_from(frame, at)
+                index, epoch, offset, start, size = _ITEM_V9.unpack_from(frame, at)
                 at += 28
-                items.append(FetchItem(topic, index, epoch, offset, -1, size))
+                items.append(FetchItem(topic, index, epoch, offset, -1, size, start))
             elif version >= 5:
-                index, offset, _start, size = _ITEM_V5.unpack_from(frame, at)
+                index, offset, start, size = _ITEM_V5.unpack_from(frame, at)
                 at += 24
-                items.append(FetchItem(topic, index, -1, offset, -1, size))
+                items.append(FetchItem(topic, index, -1, offset, -1, size, start))
             else:
                 index, offset, size = _ITEM_V4.unpack_from(frame, at)
                 at += 16
@@ -565,19 +572,21 @@ def _parse_items(frame: memoryview, at: int, version: int) -> tuple[list[FetchIt
     return items, at
 
 
-def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int) -> int:
-    """The replica id, which moved into tag 1 with v15."""
+def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int) -> tuple[int, int]:
+    """The replica id and its broker epoch, which moved into tag 1 with v15."""
+    replica_epoch = -1
     count, at = read_uvarint(frame, at)
     for _ in range(count):
         tag, at = read_uvarint(frame, at)
         size, at = read_uvarint(frame, at)
         field = _slice(frame, at, size)
         if tag == 1 and version >= 15:
-            replica_id = _I32.unpack_from(field, 0)[0]
+            replica_id, replica_epoch = _REPLICA_STATE.unpack_from(field)
         at += size
-    return replica_id
+    return replica_id, replica_epoch
 
 
+_REPLICA_STATE: Final = Struct(">iq")
 _FETCHED_V4: Final = Struct(">ihqq")
 _FETCHED_V5: Final = Struct(">ihqqq")
 _PLAIN_V12: Final = Struct(">ihqqqBi")
@@ -621,9 +630,10 @@ def fetch_partition_head(
     log_start_offset: int,
     aborted: Sequence[tuple[int, int]] | None,
     records_size: int,
+    preferred_read_replica: int = -1,
 ) -> bytes:
     """Everything of a partition before its records."""
-    if aborted is None:
+    if aborted is None and preferred_read_replica < 0:
         if version >= FETCH_FLEXIBLE:
             return _PLAIN_V12.pack(
                 index, error, high_watermark, last_stable_offset, log_start_offset, 0, -1
@@ -647,7 +657,7 @@ def fetch_partition_head(
             if flexible:
                 out.append(_NO_TAGS)
     if version >= 11:
-        out.append(b"\xff\xff\xff\xff")
+        out.append(_I32.pack(preferred_read_replica))
     out.append(_pack_count(records_size, flexible))
     return b"".join(out)
 

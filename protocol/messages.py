@@ -35,6 +35,7 @@ from kio.static.constants import EntityType
 
 from protocol.apis import KNOWN, is_supported, request_header_version, response_header_version
 from protocol.errors import ErrorCode, MalformedRequest, error_code
+from protocol.peers import EXTENDED
 
 if TYPE_CHECKING:  # it would load the four header types, which wire.py reads by hand
     from kio.static.protocol import Entity
@@ -138,6 +139,9 @@ def unknown_fields(api_key: int, kind: Kind, fields: Fields) -> list[str]:
 def codec(api_key: int, version: int, kind: Kind) -> EntityCodec:
     if not is_supported(api_key, version):
         raise MalformedRequest(f"API {api_key} version {version} is not served")
+    extended = EXTENDED.get((api_key, version, kind))
+    if extended is not None:
+        return EntityCodec(extended, _ELEMENTS_MAX[kind])
     module = importlib.import_module(f"kio.schema.{KNOWN[api_key].kio_name}.v{version}.{kind}")
     wanted = EntityType[kind]
     cls = next(c for c in vars(module).values() if getattr(c, "__type__", None) is wanted)

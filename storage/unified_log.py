@@ -514,6 +514,10 @@ class UnifiedLog(AbstractLog):
             raise self.offline
         self.flush_staged()
         if offset >= self.log_end_offset:
+            # an epoch this replica led without a record in it still contradicts the leader's
+            if self.epochs.truncate_from_end(self.log_end_offset):
+                with self._disk():
+                    self._write_epochs(force=True)
             return
         if offset < self._bases[0]:
             self.truncate_fully(offset)

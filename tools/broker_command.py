@@ -71,10 +71,10 @@ def run_broker(options: BrokerOptions) -> None:
     except ConfigError as error:
         raise Failure(str(error)) from None
     from broker import server
-    from broker.cluster import StartupError
+    from broker.directories import StartupError
 
     try:
-        server.run(config, options.store, options.admin, _print_ready)
+        server.run(config, options.store, options.admin, print_ready)
     except (ConfigError, StartupError) as error:
         raise Failure(str(error)) from None
 
@@ -108,6 +108,6 @@ def _apply(options: BrokerOptions, properties: dict[str, str]) -> None:
         properties.setdefault("log.dirs", DATA)
 
 
-def _print_ready(line: str) -> None:
+def print_ready(line: str) -> None:
     sys.stdout.write(line.rstrip("\n") + "\n")
     sys.stdout.flush()

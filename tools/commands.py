@@ -124,6 +124,46 @@ def broker(
     )
 
 
+@app.command()
+def cluster(
+    brokers: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many brokers.")] = 3,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:FIRST_PORT",
+            help="Where clients reach the first broker; the others take the ports that follow, with 0 any.",
+        ),
+    ] = LISTEN,
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Each broker's logs are in a folder of their own below it.")
+    ] = Path(".tidewal-cluster"),
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The object store they share.  [default: DIR/store]", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a property of every broker, in Kafka's names; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run several brokers of one cluster on this machine until SIGTERM or SIGINT.
+
+    Each is a process of its own. Prints the ready line of each broker, then: ready cluster
+    """
+    from tools.cluster_command import ClusterOptions, run_cluster
+
+    run_cluster(
+        ClusterOptions(brokers=brokers, listen=listen, data=data, store=store, settings=settings or [])
+    )
+
+
 # ---- topics and offsets ------------------------------------------------------------------------------------
 
 

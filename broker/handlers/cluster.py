@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from broker.cluster import MADE_BY_THE_BROKER
 from broker.config import describe_topic
 from broker.controller import (
     CreatePartitions,
@@ -29,6 +28,7 @@ from broker.controller import (
 )
 from broker.handlers import configs
 from broker.image import INTERNAL_TOPICS, Image, PartitionImage, TopicImage
+from broker.internal_topics import MADE_BY_THE_BROKER, internal_topic
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
@@ -135,8 +135,7 @@ async def _auto_create(ctx: Context, names: Sequence[str]) -> None:
 
 def _auto_created(cluster: Any, name: str) -> NewTopic:
     if name in MADE_BY_THE_BROKER:
-        made: NewTopic = cluster.internal_topic(name)
-        return made
+        return internal_topic(cluster.broker_config, name)
     return NewTopic(name=name)
 
 
@@ -379,7 +378,7 @@ def _wrong_endpoint(endpoint_type: int) -> tuple[ErrorCode, str]:
 # --- topics come, grow and go ------------------------------------------------------------------------------
 
 
-def _timeout_ms(ctx: Context, request: Any) -> int:
+def timeout_ms_of(ctx: Context, request: Any) -> int:
     """How long a client waits; older ones that name no time wait as long as others do by default."""
     timeout: int = request.timeout // _MILLISECOND
     return timeout if timeout > 0 else ctx.broker.cluster.broker_config.request_timeout_ms
@@ -397,7 +396,7 @@ async def create_topics(ctx: Context, request: Any) -> Fields:
         for topic in request.topics
     )
     command = CreateTopics(topics=topics, validate_only=get(request, "validate_only", False))
-    results = await ctx.broker.cluster.submit(command, timeout_ms=_timeout_ms(ctx, request))
+    results = await ctx.broker.cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
     with_configs = ctx.api_version >= 5
     return {"throttle_time": 0, "topics": [_created(ctx, result, with_configs) for result in results]}
 
@@ -442,7 +441,7 @@ async def delete_topics(ctx: Context, request: Any) -> Fields:
         for topic in get(request, "topics", ())
     ]
     command = DeleteTopics(topics=tuple(refs))
-    results = await ctx.broker.cluster.submit(command, timeout_ms=_timeout_ms(ctx, request))
+    results = await ctx.broker.cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
     return {"throttle_time": 0, "responses": list(map(_deleted, results))}
 
 
@@ -462,7 +461,7 @@ async def create_partitions(ctx: Context, request: Any) -> Fields:
         for topic in request.topics
     )
     command = CreatePartitions(topics=topics, validate_only=request.validate_only)
-    results = await ctx.broker.cluster.submit(command, timeout_ms=_timeout_ms(ctx, request))
+    results = await ctx.broker.cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
     return {
         "throttle_time": 0,
         "results": [{"name": name, **_error(error)} for name, error in results],

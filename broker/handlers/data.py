@@ -7,13 +7,15 @@ Owns: their per-partition errors. Does not own: Produce and Fetch (their own mod
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from broker.dispatch import Context, Handler
 from broker.image import INTERNAL_TOPICS
 from broker.partition import Partition
+from broker.replica_manager import CommitFuture
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields, get
@@ -141,24 +143,57 @@ def offset_for_leader_epoch(ctx: Context, request: Any) -> Fields:
 # ---------------------------------------------------------------------------------------------- DeleteRecords
 
 
-def delete_records(ctx: Context, request: Any) -> Fields:
+def delete_records(ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
+    """Answered when every live replica has deleted as much, or it was not so in time."""
+    waits: list[tuple[dict[str, Any], Partition, int]] = []
     topics = []
     for topic in request.topics:
         partitions = []
         for asked in topic.partitions:
-            low_watermark, code = -1, ErrorCode.none
+            index = asked.partition_index
+            answer: dict[str, Any] = {
+                "partition_index": index,
+                "low_watermark": -1,
+                "error_code": ErrorCode.none,
+            }
+            partitions.append(answer)
             try:
-                low_watermark = _delete_before(ctx, topic.name, asked.partition_index, asked.offset)
+                partition, target = _delete_before(ctx, topic.name, index, asked.offset)
             except KafkaError as error:
-                code = error.code
-            partitions.append(
-                {"partition_index": asked.partition_index, "low_watermark": low_watermark, "error_code": code}
-            )
+                answer["error_code"] = error.code
+                continue
+            answer["low_watermark"] = partition.low_watermark
+            if partition.low_watermark < target:
+                waits.append((answer, partition, target))
         topics.append({"name": topic.name, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
+    response: Fields = {"throttle_time": 0, "topics": topics}
+    wait_s = request.timeout.total_seconds()
+    return _deleted_everywhere(ctx, waits, wait_s, response) if waits else response
 
 
-def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> int:
+async def _deleted_everywhere(
+    ctx: Context, waits: list[tuple[dict[str, Any], Partition, int]], wait_s: float, response: Fields
+) -> Fields:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    for answer, partition, target in waits:
+        waiter = CommitFuture(target, loop)
+        partition.wait_deleted(waiter)
+        ctx.broker.purgatory.watch(waiter, max(deadline - loop.time(), 0))
+        try:
+            if partition.low_watermark < target:
+                await waiter.future
+        except KafkaError as error:
+            answer["error_code"] = error.code
+        finally:
+            waiter.done = True
+            partition.wait_deleted_no_more(waiter)
+        answer["low_watermark"] = partition.low_watermark
+    return response
+
+
+def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> tuple[Partition, int]:
+    """The partition and up to where its leader deleted."""
     replicas = ctx.broker.replicas
     found = replicas.find(topic, index)
     if found is ErrorCode.unknown_topic_or_partition:
@@ -172,7 +207,7 @@ def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> int:
     if target < 0:
         raise KafkaError(ErrorCode.offset_out_of_range)
     partition.log.advance_log_start(target)
-    return partition.log.log_start_offset
+    return partition, target
 
 
 # -------------------------------------------------------------------------------------------------- producers
@@ -186,7 +221,7 @@ async def init_producer_id(ctx: Context, request: Any) -> Fields:
     if transactional_id is not None:
         # final for the client: 15 or 16 would have it try until its own time is up
         raise KafkaError(ErrorCode.unsupported_version, "this broker coordinates no transactions")
-    new_id = await ctx.broker.cluster.next_producer_id()
+    new_id = await ctx.broker.cluster.producer_ids.next()
     return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
 
 

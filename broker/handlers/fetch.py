@@ -1,9 +1,10 @@
 """Fetch: what may be read, the wait for more, and the answer in pieces that need not pass through memory.
 
-Owns: reading for clients with all its bounds and errors, the long poll, building the response. Does not own:
-the session's bookkeeping (fetch_sessions), packing (protocol.hot), sending (network), replication. Invariant:
-a client sees nothing at or past the high watermark, with read_committed nothing past the last stable offset;
-the first batch is served whole whatever the limits are, so that a reader always advances.
+Owns: reading for clients with all its bounds and errors, which replica is nearest to them, the long poll,
+building the response. Does not own: the session's bookkeeping (fetch_sessions), packing (protocol.hot),
+sending (network), what followers ask (replica_fetch). Invariant: a client sees nothing at or past the high
+watermark, with read_committed nothing past the last stable offset; the first batch is served whole whatever
+the limits are, so that a reader always advances.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.cluster import Cluster
 from broker.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
 from broker.handlers.produce import leader_hint
 from broker.network import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
-from broker.partition import Partition
+from broker.partition import DataWaiter, Partition
 from broker.purgatory import Purgatory, Waiter
 from broker.replica_manager import ReplicaManager
+from broker.replica_selector import ReplicaSelector
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     FETCH_TOPIC_IDS,
@@ -44,8 +46,9 @@ _SEEN_BYTES_MAX: Final = 64 * 1024
 _READ_COMMITTED: Final = 1
 _ZSTD_FROM: Final = 10
 _STORAGE_ERROR_FROM: Final = 6
+_RACK_FROM: Final = 11
 _HINT_FROM: Final = 16
-_NOBODY_IS_LEADER: Final = (
+NOBODY_IS_LEADER: Final = (
     ErrorCode.unknown_topic_id,
     ErrorCode.unknown_topic_or_partition,
 )
@@ -55,7 +58,17 @@ _NO_ABORTED: Final[tuple[tuple[int, int], ...]] = ()
 class Read:
     """What one partition gives to one Fetch."""
 
-    __slots__ = ("aborted", "diverging", "error", "high_watermark", "last_stable", "part", "start", "wanted")
+    __slots__ = (
+        "aborted",
+        "diverging",
+        "error",
+        "high_watermark",
+        "last_stable",
+        "part",
+        "preferred",
+        "start",
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -75,6 +88,7 @@ class Read:
         self.aborted = aborted if aborted is None else list(aborted)
         self.error = error
         self.diverging: tuple[int, int] | None = None
+        self.preferred = -1
 
 
 class Fetched:
@@ -95,10 +109,28 @@ class Fetched:
         return sum(read.error is not ErrorCode.none for read in self.reads)
 
 
+class Followers(Protocol):
+    """Who answers a Fetch that names a replica."""
+
+    def answer_follower(
+        self,
+        connection: Connection,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+    ) -> Answer: ...
+
+
 class Fetch:
+    is_privileged = False
+    """Whether its sessions stand above those of consumers."""
+
     def __init__(
         self,
         *,
+        followers: Followers | None,
+        near: ReplicaSelector | None = None,
         replicas: ReplicaManager,
         cluster: Cluster,
         sessions: FetchSessions,
@@ -106,6 +138,8 @@ class Fetch:
         now_ms: Callable[[], int],
         max_bytes: int,
     ) -> None:
+        self._followers = followers
+        self._near = near
         self._replicas = replicas
         self._cluster = cluster
         self._sessions = sessions
@@ -119,6 +153,8 @@ class Fetch:
         request, turn = self._turn(connection, frame, version, body_at)
         if turn.error:
             return _pack_error(version, correlation_id, turn.error, 0)
+        if request.replica_id >= 0 and self._followers is not None:
+            return self._followers.answer_follower(connection, turn, request, version, correlation_id)
         fetched = self.read(turn, request, version)
         min_bytes = min(request.min_bytes, request.max_bytes, self._max_bytes)
         if fetched.available >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
@@ -133,6 +169,9 @@ class Fetch:
         )
         self._purgatory.watch(wait, request.max_wait_ms / 1000)
         return wait.slot
+
+    def watch(self, waiter: Waiter, wait_s: float) -> None:
+        self._purgatory.watch(waiter, wait_s)
 
     def _turn(
         self, connection: Connection, frame: Frame, version: int, body_at: int
@@ -155,20 +194,23 @@ class Fetch:
         room = min(request.max_bytes, self._max_bytes)
         committed = request.isolation == _READ_COMMITTED
         only_changes = turn.session is not None
+        near = self._near if request.rack else None
         generation = self._replicas.generation
         reads = fetched.reads
         for wanted in turn.wanted:
             if wanted.generation != generation:
-                error = self._resolve(wanted)
+                error = self._resolve(wanted, version)
                 if error is not None:
                     reads.append(Read(wanted, aborted=_NO_ABORTED, error=_known_to(version, error)))
-                    fetched.is_due = fetched.is_due or error not in _NOBODY_IS_LEADER
+                    fetched.is_due = fetched.is_due or error not in NOBODY_IS_LEADER
                     continue
             partition: Partition = wanted.partition
-            if request.replica_id >= 0:
-                reads.append(Read(wanted, error=_stranger_error(wanted)))
-                fetched.is_due = True
-                continue
+            if near is not None:
+                preferred = near.select(partition, request.rack, wanted.offset)
+                if preferred >= 0:
+                    reads.append(_elsewhere(wanted, partition, preferred))
+                    fetched.is_due = True
+                    continue
             held = partition.log
             high_watermark, start = held.high_watermark, held.log_start_offset
             last_stable = held.last_stable_offset
@@ -201,9 +243,9 @@ class Fetch:
             reads.append(read)
         return fetched
 
-    def _resolve(self, wanted: Wanted) -> ErrorCode | None:
+    def _resolve(self, wanted: Wanted, version: int) -> ErrorCode | None:
         """Finds the partition and keeps it until the next change of metadata; an error is looked up each
-        time.
+        time. Who can be sent to a follower may read from one.
         """
         wanted.partition = None
         wanted.generation = -1
@@ -214,7 +256,9 @@ class Fetch:
                 return ErrorCode.unknown_topic_id
         else:
             name = topic
-        found = self._replicas.find(name, wanted.index)
+        reads_followers = version >= _RACK_FROM and not self.is_privileged
+        look_up = self._replicas.replica if reads_followers else self._replicas.find
+        found = look_up(name, wanted.index)
         if isinstance(found, ErrorCode):
             return found
         if isinstance(topic, UUID) and found.topic_id != topic:
@@ -245,7 +289,7 @@ class Fetch:
             read.aborted = []
         try:
             if wanted.last_epoch >= 0:
-                read.diverging = _divergence(held, wanted)
+                read.diverging = divergence(held, wanted)
                 if read.diverging is not None:
                     return read
             if (room > 0 and wanted.max_bytes > 0) or min_one or not _is_inside(held, wanted.offset):
@@ -275,7 +319,10 @@ class Fetch:
                 read.wanted.sent_high_watermark = read.high_watermark
                 read.wanted.sent_start = read.start
             session_id = self._sessions.create(
-                turn.wanted, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms()
+                turn.wanted,
+                uses_ids=version >= FETCH_TOPIC_IDS,
+                now_ms=self._now_ms(),
+                is_privileged=self.is_privileged,
             )
         return self._pack(version, correlation_id, session_id, reads)
 
@@ -320,6 +367,7 @@ class Fetch:
                 read.start,
                 read.aborted,
                 size,
+                read.preferred,
             )
         )
         partition = wanted.partition
@@ -388,7 +436,11 @@ class FetchWait(Waiter):
         self._failures = failures
         connection.waiter = self
         for partition in partitions:
-            partition.data_waiters[self] = None
+            self.waiters_of(partition)[self] = None
+
+    @staticmethod
+    def waiters_of(partition: Partition) -> dict[DataWaiter, None]:
+        return partition.data_waiters
 
     def poke(self) -> None:
         fetched = self._fetch.read(self._turn, self._request, self._version)
@@ -418,7 +470,7 @@ class FetchWait(Waiter):
 
     def _leave(self) -> None:
         for partition in self._partitions:
-            partition.data_waiters.pop(self, None)
+            self.waiters_of(partition).pop(self, None)
         self._partitions = []
 
 
@@ -443,6 +495,7 @@ def _is_news(read: Read) -> bool:
         or read.high_watermark != wanted.sent_high_watermark
         or read.start != wanted.sent_start
         or read.diverging is not None
+        or read.preferred >= 0
     )
     wanted.sent_high_watermark = read.high_watermark
     wanted.sent_start = read.start
@@ -453,7 +506,7 @@ def _is_news(read: Read) -> bool:
     return changed
 
 
-def _divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
+def divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
     """Where the log the client read from and this one part (KIP-595), or None when they agree so far."""
     epoch, end = held.end_offset_for_epoch(wanted.last_epoch)
     if epoch < 0 or end < 0:
@@ -465,11 +518,12 @@ def _divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
     return None
 
 
-def _stranger_error(wanted: Wanted) -> ErrorCode:
-    """To a follower that is none of this partition: it has newer metadata, or should get it."""
-    if wanted.leader_epoch >= 0:
-        return ErrorCode.unknown_leader_epoch
-    return ErrorCode.not_leader_or_follower
+def _elsewhere(wanted: Wanted, partition: Partition, preferred: int) -> Read:
+    """No data, but who to ask for it."""
+    held = partition.log
+    read = Read(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+    read.preferred = preferred
+    return read
 
 
 def _is_inside(held: AbstractLog, offset: int) -> bool:

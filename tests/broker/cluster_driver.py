@@ -1,14 +1,25 @@
-"""Members of a cluster on a simulated disk, loop and bucket, without a network: what cluster tests drive."""
+"""Members of a cluster on a simulated disk, loop and bucket: what cluster tests drive.
+
+They reach each other by calls through the real encoding and the real handlers, over wires that can be cut; a
+whole broker on a network is the simulation's (tests/sim).
+"""
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+from broker.channel import PeerLost
 from broker.cluster import Cluster
 from broker.config import from_properties
+from broker.dispatch import Context
+from broker.handlers import cluster as cluster_handlers
+from broker.handlers import peers as peer_handlers
 from broker.image import Delta
 from broker.ports import Network, World
+from protocol.apis import Api
+from protocol.messages import Fields, entity
 from remote.object_store import MemoryStore, ObjectStore
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.loop import Process, SimLoop
@@ -28,9 +39,17 @@ class Site:
         self.seed = seed
         self.members: list[Cluster] = []
         self.fenced: list[str] = []
+        self.alive: dict[int, Cluster] = {}
+        """By node id: who listens."""
+        self.cut: set[tuple[int, int]] = set()
+        """From whom, to whom nothing passes."""
+        self.calls: dict[Call, None] = {}
+        self.no_store: set[int] = set()
+        """Nodes whose way to the bucket is cut."""
+        self.clock_ms = 0
 
     def now_ms(self) -> int:
-        return int(self.loop.now * 1000)
+        return self.clock_ms + int(self.loop.now * 1000)
 
     def run(self, story: Coroutine[Any, Any, T]) -> T:
         async def whole() -> T:
@@ -55,13 +74,15 @@ class Site:
     ) -> Cluster:
         """A member that has not started; each one draws its own randomness."""
         life = len(self.members) if life is None else life
+        properties.setdefault("node_id", "1")
         props = {name.replace("_", "."): value for name, value in properties.items()}
-        config = from_properties({"node.id": "1", "log.dirs": dirs, **props}, standalone=True)
-        member = Cluster(config, self.world(life, store), on_fenced=self.fenced.append)
+        config = from_properties({"log.dirs": dirs, **props}, standalone=True)
+        member = Cluster(config, self.world(life, store, config.node_id), on_fenced=self.fenced.append)
+        member.channels = cast(Any, Wires(self, member))
         self.members.append(member)
         return member
 
-    def world(self, life: int, store: ObjectStore | None = None) -> World:
+    def world(self, life: int, store: ObjectStore | None = None, node_id: int = 1) -> World:
         async def offload(call: Callable[[], T]) -> T:
             await asyncio.sleep(0)
             return call()
@@ -74,7 +95,7 @@ class Site:
         return World(
             files=self.files(),
             network=cast(Network, None),
-            store=store or SimStore(self.loop, self.bucket, self.profile, rng, process),
+            store=store or SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process),
             now_ms=self.now_ms,
             random=random.Random(f"{self.seed}/{life}"),
             offload=start,
@@ -84,12 +105,121 @@ class Site:
     async def started(self, **kwargs: Any) -> Cluster:
         start = {name: kwargs.pop(name) for name in ("ports", "clean") if name in kwargs}
         member = self.member(**kwargs)
-        await member.start(**start)
+        await member.read()
+        await member.join(**start)
+        self.alive[member.node_id] = member
         return member
+
+    async def trio(self, **kwargs: Any) -> list[Cluster]:
+        """Three nodes, the first of them the controller."""
+        return [await self.started(node_id=str(id_), dirs=f"/data/{id_}", **kwargs) for id_ in (1, 2, 3)]
+
+    async def kill(self, member: Cluster) -> None:
+        """Its process is gone: its port refuses, and whoever was connected learns of it."""
+        self.alive.pop(member.node_id, None)
+        for call in list(self.calls):
+            if member.node_id in (call.source, call.target):
+                call.lose()
+        await member.stop()
+
+    def isolate(self, node_id: int) -> None:
+        """Cut from every peer, both ways, in silence."""
+        for other in range(1, 10):
+            self.cut |= {(node_id, other), (other, node_id)}
 
     def slots(self) -> list[int]:
         names = [key.removeprefix("meta/") for key in self.bucket.objects]
         return sorted(int(name) for name in names if name.isdigit())
+
+
+class _Line(StoreProfile):
+    """One node's way to the bucket: as good as the site's, unless it is cut."""
+
+    def __init__(self, site: Site, node_id: int) -> None:
+        self._site = site
+        self._node_id = node_id
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return object.__getattribute__(self, name)
+        if name == "down" and self._node_id in self._site.no_store:
+            return True
+        return getattr(self._site.profile, name)
+
+
+class Wires:
+    """In place of a member's channels."""
+
+    def __init__(self, site: Site, member: Cluster) -> None:
+        self._site = site
+        self._member = member
+
+    def to(self, node_id: int, purpose: str) -> "Call":
+        if self._member.endpoint_of(node_id) is None:
+            raise PeerLost(f"no broker {node_id} is registered")
+        return Call(self._site, self._member.node_id, node_id)
+
+    def close(self) -> None:
+        for call in list(self._site.calls):
+            if call.source == self._member.node_id:
+                call.lose()
+
+
+class Call:
+    """A channel that carries one question."""
+
+    def __init__(self, site: Site, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self._site = site
+        self._connection = SimpleNamespace(waiter=None, listener="PLAINTEXT")
+        self._lost: asyncio.Future[None] | None = None
+
+    def lose(self) -> None:
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+
+    async def ask(self, api: int, version: int, fields: Fields, *, timeout_s: float) -> Any:
+        request = entity(api, version, fields)
+        asked = self._lost = self._site.loop.create_future()
+        self._site.calls[self] = None
+        answer: asyncio.Task[Any] | None = None
+        try:
+            if self.target not in self._site.alive:
+                raise PeerLost("refused", refused=True)
+            if (self.source, self.target) not in self._site.cut:
+                answer = asyncio.ensure_future(self._answer(api, version, request))
+            waiting: list[asyncio.Future[Any]] = [asked] if answer is None else [asked, answer]
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() or answer is None or not answer.done() or self._is_cut_back():
+                raise PeerLost("no answer")
+            return entity(api, version, answer.result(), "response")
+        finally:
+            del self._site.calls[self]
+            if answer is not None and not answer.done():
+                answer.cancel()
+            if asked.done() and self._connection.waiter is not None:
+                self._connection.waiter.abandoned()
+
+    def _is_cut_back(self) -> bool:
+        return (self.target, self.source) in self._site.cut
+
+    async def _answer(self, api: int, version: int, request: Any) -> Fields:
+        await asyncio.sleep(0.001)
+        member = self._site.alive[self.target]
+        if api == Api.API_VERSIONS:
+            return {"error_code": 0, "api_keys": []}
+        handlers = {**cluster_handlers.HANDLERS, **peer_handlers.HANDLERS}
+        context = Context(
+            api_key=api,
+            api_version=version,
+            correlation_id=0,
+            client_id=None,
+            connection=cast(Any, self._connection),
+            broker=cast(Any, SimpleNamespace(cluster=member)),
+        )
+        found = handlers[api](context, request)
+        return await found if asyncio.iscoroutine(found) else cast(Fields, found)
 
 
 def recorded(member: Cluster) -> list[Delta]:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from broker.controller import NewTopic
+from broker.image import PartitionImage
 from protocol.apis import Api
 from protocol.messages import decode_response, encode_request
 from protocol.records import build_batch
 
 if TYPE_CHECKING:
+    from broker.partition import Partition
     from broker.server import Broker
 
 _SIZE = Struct(">i")
@@ -150,3 +152,16 @@ async def create_topic(broker: "Broker", name: str, partitions: int = 1, **confi
     assert result.error is None, result.error
     assert result.topic is not None
     return result.topic.id
+
+
+def with_replicas(partition: "Partition", *replicas: int, isr: tuple[int, ...] | None = None) -> None:
+    """Makes a partition that is led here have these replicas, as the image would."""
+    view = PartitionImage(
+        index=partition.index,
+        leader=partition.node_id,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch + 1,
+        replicas=replicas,
+        isr=replicas if isr is None else isr,
+    )
+    partition.lead(view, syncs=False, internal=partition.internal)

@@ -1,13 +1,13 @@
 """Requests to handlers without a network: through the real encoding both ways, in any version."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 from broker.cluster import Cluster
 from broker.dispatch import Context, Handler, error_reply
-from protocol.apis import SERVED, Api
+from protocol.apis import KNOWN, Api, PeerApi
 from protocol.errors import KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity, unknown_fields
 
@@ -19,8 +19,8 @@ NOT_ASKED_FOR: Fields = {
 }
 
 
-def versions(api: Api) -> list[int]:
-    row = SERVED[api]
+def versions(api: Api | PeerApi) -> list[int]:
+    row = KNOWN[api]
     return list(range(row.served_from, row.max_version + 1))
 
 
@@ -28,13 +28,18 @@ class Client:
     """What a client of one listener sees of a member."""
 
     def __init__(
-        self, cluster: Cluster, handlers: dict[Api, Handler], *, listener: str = "PLAINTEXT"
+        self,
+        cluster: Cluster,
+        handlers: Mapping[int, Handler],
+        *,
+        listener: str = "PLAINTEXT",
+        **components: Any,
     ) -> None:
         self._handlers = handlers
-        self._broker = SimpleNamespace(cluster=cluster)
+        self._broker = SimpleNamespace(cluster=cluster, **components)
         self._connection = SimpleNamespace(listener=listener)
 
-    async def ask(self, api: Api, version: int, **fields: Any) -> Any:
+    async def ask(self, api: Api | PeerApi, version: int, **fields: Any) -> Any:
         """The response as the client decodes it."""
         request = entity(api, version, {**NOT_ASKED_FOR, **fields})
         context = Context(
@@ -57,5 +62,5 @@ class Client:
             failed = error_reply(context.api_key, context.api_version, request, error.code, error.message)
             assert failed is not None
             return failed
-        assert not (unknown := unknown_fields(Api(context.api_key), "response", answer)), unknown
+        assert not (unknown := unknown_fields(context.api_key, "response", answer)), unknown
         return answer

@@ -1,7 +1,6 @@
 """What the controller decides, command by command, as Kafka does; and that deciding and folding agree."""
 
-import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 from uuid import UUID
 
@@ -10,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.config import BrokerConfig, ResourceType, from_properties
+from broker.brokers import AllocateProducerIds, FenceBrokers, UnregisterBroker
+from broker.config import ResourceType
 from broker.controller import (
-    AllocateProducerIds,
     AlterConfigs,
     Command,
     ConfigOp,
@@ -23,71 +22,20 @@ from broker.controller import (
     MorePartitions,
     NewTopic,
     Operation,
-    RegisterBroker,
-    Rules,
     TopicRef,
     TopicResult,
-    election,
     invalid_topic_name,
     place,
 )
-from broker.image import (
-    BrokerFenced,
-    BrokerImage,
-    ClusterBorn,
-    Endpoint,
-    Image,
-    Record,
-    decode_record,
-    encode_record,
-    fold,
-)
+from broker.image import BrokerFenced, BrokerImage, Image, Record, decode_record, encode_record, fold
 from protocol.errors import ErrorCode, KafkaError
-
-CONFIG = from_properties({"num.partitions": "2", "default.replication.factor": "2"})
-
-
-def rules(seed: int = 0, config: BrokerConfig = CONFIG) -> Rules:
-    rng = random.Random(seed)
-    return Rules(config=config, new_id=lambda: UUID(int=rng.getrandbits(128)), pick=rng.randrange)
-
-
-def registration(broker_id: int, rack: str | None = None) -> RegisterBroker:
-    return RegisterBroker(
-        cluster_id="c",
-        broker_id=broker_id,
-        incarnation=UUID(int=broker_id),
-        directories=(UUID(int=100 + broker_id),),
-        endpoints=(Endpoint(listener="PLAINTEXT", host="h", port=9092),),
-        rack=rack,
-        clean_epoch=-1,
-    )
-
-
-def cluster(count: int = 3) -> Image:
-    slots: list[list[Record]] = [[ClusterBorn(cluster_id="c"), election(Image(), 1)]]
-    slots += [[registration(broker_id).record()] for broker_id in range(1, count + 1)]
-    return fold(enumerate(slots, start=1))
-
-
-def carry_out(image: Image, command: Command, seed: int = 0) -> object:  # type: ignore[type-arg]
-    """Decide against the image, then fold what was decided, as a slot would have it."""
-    before = image.copy()
-    decision = command.decide(image, rules(seed))
-    assert image == before, "deciding changed the image"
-    written = [decode_record(encode_record(record)) for record in decision.records]
-    image.apply_slot(image.seq + 1, written)
-    return decision.response
+from tests.broker.decisions import carry_out, cluster, code, registration, rules
 
 
 def create(image: Image, *topics: NewTopic, validate_only: bool = False) -> list[TopicResult]:
     response = carry_out(image, CreateTopics(topics=topics, validate_only=validate_only))
     assert isinstance(response, list)
     return response
-
-
-def code(error: KafkaError | None) -> ErrorCode:
-    return ErrorCode.none if error is None else error.code
 
 
 # --- CreateTopics ------------------------------------------------------------------------------------------
@@ -260,17 +208,21 @@ def test_placement_is_fair_and_spreads_over_racks(
     start = data.draw(st.integers(0, 20))
     placed = place(brokers, partitions=partitions, replication_factor=factor, start=start)
     live = {broker.id for broker in brokers if not broker.fenced}
-    by_id = {broker.id: broker for broker in brokers}
+    by_rack: dict[str | None, set[int]] = defaultdict(set)
+    for broker in brokers:
+        by_rack[broker.rack].add(broker.id)
     leaders = Counter(replicas[0] for replicas in placed)
     assert set(leaders) <= live
     assert max(leaders.values()) - min((leaders[broker] for broker in live), default=0) <= 1
     for replicas in placed:
         assert len(replicas) == len(set(replicas)) == factor
-        assert len(live.intersection(replicas)) == min(len(live), factor)
-        if factor <= len(live):
-            live_racks = {by_id[broker].rack for broker in live}
-            used = {by_id[broker].rack for broker in replicas}
-            assert len(used) == min(factor, len(live_racks))
+        for rack, members in by_rack.items():
+            used = members.intersection(replicas)
+            # A rack has fewer than another only when it has no more, and a fenced one when no other is left.
+            assert used == members or all(
+                len(by_rack[other].intersection(replicas)) <= len(used) + 1 for other in by_rack
+            ), rack
+            assert used <= live or live & members <= used
 
 
 def test_second_replicas_move_on_after_each_round() -> None:
@@ -285,6 +237,33 @@ def test_placement_needs_brokers(fenced: bool) -> None:
     with pytest.raises(KafkaError) as caught:
         place([some_broker(1, None, fenced)], partitions=1, replication_factor=1 + (not fenced), start=0)
     assert caught.value.code is ErrorCode.invalid_replication_factor
+
+
+def test_too_few_brokers_are_named_as_kafka_does() -> None:
+    image = cluster(2)
+    (result,) = create(image, NewTopic(name="t", partitions=1, replication_factor=3))
+    assert result.error is not None
+    few = (
+        "The target replication factor of {} cannot be reached because only {} broker(s) are registered or "
+        "some brokers have all their log directories cordoned."
+    )
+    assert result.error.message == f"Unable to replicate the partition 3 time(s): {few.format(3, 2)}"
+    create(image, NewTopic(name="t", partitions=1, replication_factor=2))
+    carry_out(image, UnregisterBroker(broker_id=2))
+    more = CreatePartitions(topics=(MorePartitions(name="t", count=2),))
+    ((_, error),) = carry_out(image, more)
+    assert error is not None
+    assert error.message == few.format(2, 1)
+    carry_out(image, FenceBrokers(brokers=((1, image.brokers[1].epoch),)))
+    ((_, error),) = carry_out(image, more)
+    assert error is not None
+    assert error.message == "All brokers are currently fenced."
+
+
+def test_a_rack_whose_brokers_are_fenced_gets_its_replica() -> None:
+    brokers = [some_broker(1, "a", False), some_broker(2, "a", False), some_broker(3, "b", True)]
+    placed = place(brokers, partitions=4, replication_factor=2, start=0)
+    assert placed == [(1, 3), (2, 3), (1, 3), (2, 3)]
 
 
 # --- DeleteTopics, CreatePartitions ------------------------------------------------------------------------
@@ -457,50 +436,6 @@ def test_a_change_can_be_tried() -> None:
     create(image, NewTopic(name="t"))
     assert change(image, TOPIC, op("retention.ms", Operation.SET, "1"), validate_only=True) is ErrorCode.none
     assert image.configs == {}
-
-
-# --- producer ids, brokers ---------------------------------------------------------------------------------
-
-
-def test_producer_ids_are_handed_out_once() -> None:
-    image = cluster()
-    blocks = [
-        carry_out(image, AllocateProducerIds(broker_id=broker, broker_epoch=broker + 1))
-        for broker in (1, 2, 1)
-    ]
-    assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        AllocateProducerIds(broker_id=1, broker_epoch=1),
-        AllocateProducerIds(broker_id=9, broker_epoch=1),
-    ],
-)
-def test_an_old_incarnation_gets_no_ids(command: AllocateProducerIds) -> None:
-    with pytest.raises(KafkaError) as caught:
-        command.decide(cluster(), rules())
-    assert caught.value.code is ErrorCode.stale_broker_epoch
-
-
-def test_a_registration_is_for_this_cluster_and_a_free_id() -> None:
-    image = cluster()
-    assert carry_out(image, registration(4)) is None
-    assert image.is_live(4)
-    other = RegisterBroker(**{**_fields(registration(5)), "cluster_id": "other"})
-    taken = RegisterBroker(**{**_fields(registration(4)), "others_alive": frozenset({4})})
-    for command, expected in (
-        (other, ErrorCode.inconsistent_cluster_id),
-        (taken, ErrorCode.duplicate_broker_registration),
-    ):
-        with pytest.raises(KafkaError) as caught:
-            command.decide(image, rules())
-        assert caught.value.code is expected
-
-
-def _fields(command: RegisterBroker) -> dict[str, object]:
-    return {name: getattr(command, name) for name in RegisterBroker.__slots__}
 
 
 # --- any sequence ------------------------------------------------------------------------------------------

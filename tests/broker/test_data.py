@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker.handlers.produce import TEMPLATES_MAX
+from broker.image import PartitionImage
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import Codec, iter_batches, iter_records
-from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+from tests.broker.raw_client import (
+    RawClient,
+    batch_of,
+    create_topic,
+    fetch_fields,
+    produce_fields,
+    with_replicas,
+)
 from tests.broker.test_bad_input import list_offset
 
 if TYPE_CHECKING:
@@ -167,8 +175,7 @@ async def test_a_config_that_needs_a_walk_closes_the_short_way_at_once(broker: "
 async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") -> None:
     await create_topic(broker, "t")
     partition = broker.components.replicas.partition("t", 0)
-    partition.isr = partition.replicas = (1, 2)
-    partition.refresh()
+    with_replicas(partition, 1, 2)
     async with await RawClient.open(broker) as client:
         for offset in range(2):
             answer = await client.produce("t", batch_of(b"x"), acks=-1, timeout=50)
@@ -183,17 +190,14 @@ async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") 
 async def test_too_few_replicas_refuse_acks_all_before_and_after(broker: "Broker") -> None:
     await create_topic(broker, "t", min_insync_replicas="2")
     partition = broker.components.replicas.partition("t", 0)
-    partition.isr = partition.replicas = (1, 2)
-    partition.refresh()
+    with_replicas(partition, 1, 2)
     async with await RawClient.open(broker) as client:
         data = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x"), acks=-1))
         await client.send(data)
         async with asyncio.timeout(5):
             while not partition._commit_waiters:  # noqa: ASYNC110 - the broker's own state
                 await asyncio.sleep(0)
-        partition.isr = (1,)
-        partition.refresh()
-        partition.advance()
+        with_replicas(partition, 1, 2, isr=(1,))
         response = await client.receive_as(Api.PRODUCE, 9)
         answer = response.responses[0].partition_responses[0]
         assert answer.error_code is ErrorCode.not_enough_replicas_after_append
@@ -403,8 +407,8 @@ async def test_diverging_epochs_are_told_without_data(broker: "Broker") -> None:
         answer = await client.fetch("t", 2, last_fetched_epoch=7)
         assert answer.error_code is ErrorCode.offset_out_of_range
         partition = broker.components.replicas.partition("t", 0)
-        changes: dict[str, Any] = {"replicas": (1,), "isr": (1,), "syncs": False, "internal": False}
-        partition.lead(leader_epoch=5, **changes)
+        view = PartitionImage(index=0, leader=1, leader_epoch=5, partition_epoch=5, replicas=(1,), isr=(1,))
+        partition.lead(view, syncs=False, internal=False)
         await client.produce("t", batch_of(b"x"))
         answer = await client.fetch("t", 5, last_fetched_epoch=0)
         assert (answer.error_code, answer.records) == (ErrorCode.none, b"")

@@ -15,10 +15,12 @@ from broker.image import (
     RECORD_TYPES,
     BrokerFenced,
     BrokerRegistered,
+    BrokerStopping,
     BrokerUnregistered,
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
+    Delta,
     Endpoint,
     Image,
     PartitionChanged,
@@ -220,6 +222,7 @@ records = st.one_of(
     st.builds(ControllerElected, controller_id=brokers, controller_epoch=st.integers(1, 9)),
     st.builds(registered, brokers, disk=st.sampled_from([DISK, OTHER_DISK]), clean_epoch=st.integers(-1, 30)),
     st.builds(BrokerFenced, broker_id=brokers, broker_epoch=st.integers(1, 30), fenced=st.booleans()),
+    st.builds(BrokerStopping, broker_id=brokers, broker_epoch=st.integers(1, 30)),
     st.builds(BrokerUnregistered, broker_id=brokers, broker_epoch=st.integers(1, 30)),
     st.builds(
         lambda topic_id, assignments: topic(*assignments, name=f"t{topic_id.int}", topic_id=topic_id),
@@ -241,6 +244,9 @@ records = st.one_of(
         leader=st.none() | st.integers(-1, 3),
         isr=optional_members,
         replicas=optional_members,
+        adding=st.none() | st.just(()) | members,
+        removing=st.none() | st.just(()) | members,
+        unclean=st.booleans(),
     ),
     st.builds(TopicDeleted, topic_id=ids),
     st.builds(
@@ -278,6 +284,17 @@ def test_a_snapshot_and_the_tail_are_the_whole_log(log: list[list[Record]], cut:
     head = fold(slots[:cut])
     image = fold([(head.seq, head.snapshot_records())] if head.seq else [])
     assert fold(slots[cut:], image) == fold(slots)
+
+
+@given(logs)
+def test_a_slot_does_what_its_records_do_one_by_one(log: list[list[Record]]) -> None:
+    image, one_by_one = Image(), Image()
+    for seq, slot in enumerate(log, start=1):
+        delta, expected = image.apply_slot(seq, slot), Delta(seq=seq)
+        one_by_one.seq = seq
+        for record in slot:
+            one_by_one.apply(record, seq, expected)
+        assert (image, delta) == (one_by_one, expected)
 
 
 @given(logs)
@@ -321,6 +338,7 @@ def test_the_written_form_does_not_change() -> None:
         '["BrokerRegistered",0,{"broker_id":1,"incarnation":"00000000000000000000000000000001",'
         '"directories":["00000000000000000000000000000064"],"endpoints":[["PLAINTEXT","h",9093,"PLAINTEXT"]]}]',
         '["BrokerFenced",0,{"broker_id":1,"broker_epoch":2,"fenced":true}]',
+        '["BrokerStopping",0,{"broker_id":1,"broker_epoch":2}]',
         '["BrokerUnregistered",0,{"broker_id":1,"broker_epoch":2}]',
         '["TopicCreated",0,{"name":"t","topic_id":"00000000000000000000000000000007",'
         '"partitions":[[1,0,0,[1,2],[1,2]]]}]',
@@ -333,7 +351,16 @@ def test_the_written_form_does_not_change() -> None:
         '["SnapshotTaken",0,{"at_ms":5}]',
     ]
     assert [json.loads(text)[0] for text in written] == list(RECORD_TYPES)
-    for text in written:
+    grown = [
+        '["BrokerRegistered",0,{"broker_id":1,"incarnation":"00000000000000000000000000000001",'
+        '"directories":["00000000000000000000000000000064"],"endpoints":[["PLAINTEXT","h",9093,"PLAINTEXT"]],'
+        '"rack":"r","clean_epoch":3,"fenced":true,"epoch":4,"stopping":true}]',
+        '["TopicCreated",0,{"name":"t","topic_id":"00000000000000000000000000000007",'
+        '"partitions":[[1,2,3,[2,3,1],[1],[2,3],[1]],[1,0,0,[1],[1]]]}]',
+        '["PartitionChanged",0,{"topic_id":"00000000000000000000000000000007","partition":0,"leader":2,"isr":[2],'
+        '"replicas":[2,3,1],"adding":[2,3],"removing":[1],"unclean":true}]',
+    ]
+    for text in (*written, *grown):
         assert encode_record(decode_record(text.encode())).decode() == text
 
 

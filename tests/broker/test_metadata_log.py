@@ -17,7 +17,7 @@ from broker.metadata_log import (
     slot_key,
     snapshot_key,
 )
-from protocol.formats import decode_slot
+from protocol.formats import decode_slot, slot_hash
 from remote.object_store import MemoryStore, ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop
 from tests.sim.store import SimStore, StoreProfile
@@ -38,7 +38,7 @@ async def fill(log: MetadataLog, through: int) -> list[bytes]:
     for seq in range(1, through + 1):
         won = await win(log, seq, hashes[-1])
         assert won is not None
-        hashes.append(won)
+        hashes.append(slot_hash(won))
     return hashes
 
 

@@ -12,7 +12,14 @@ from broker.network import PIPELINED_MAX, Connection
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
-from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+from tests.broker.raw_client import (
+    RawClient,
+    batch_of,
+    create_topic,
+    fetch_fields,
+    produce_fields,
+    with_replicas,
+)
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -328,8 +335,7 @@ async def test_unanswered_produce_requests_of_a_connection_are_bounded(make_brok
     broker = await make_broker()
     await create_topic(broker, "t")
     partition = broker.components.replicas.partition("t", 0)
-    partition.isr = partition.replicas = (1, 2)
-    partition.refresh()
+    with_replicas(partition, 1, 2)
     async with await RawClient.open(broker) as client:
         count = PIPELINED_MAX + 300
         requests = [
@@ -353,8 +359,7 @@ async def test_answers_behind_an_unanswered_produce_are_bounded(broker: "Broker"
     await create_topic(broker, "t")
     await create_topic(broker, "big")
     partition = broker.components.replicas.partition("t", 0)
-    partition.isr = partition.replicas = (1, 2)
-    partition.refresh()
+    with_replicas(partition, 1, 2)
     async with await RawClient.open(broker) as client:
         await client.produce("big", batch_of(b"x" * 200_000))
         data = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x"), acks=-1))

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from broker import server
-from broker.cluster import StartupError
 from broker.config import ConfigError, from_properties
+from broker.directories import StartupError
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
@@ -64,9 +64,9 @@ async def test_who_connects_before_ready_waits(
     make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    join = server.Cluster.start
+    join = server.Cluster.join
 
-    async def slow_start(self: Any, **given: Any) -> None:
+    async def slow_join(self: Any, **given: Any) -> None:
         (port,) = given["ports"].values()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         client = RawClient(reader, writer)
@@ -74,7 +74,7 @@ async def test_who_connects_before_ready_waits(
         started.append(client)
         await join(self, **given)
 
-    monkeypatch.setattr(server.Cluster, "start", slow_start)
+    monkeypatch.setattr(server.Cluster, "join", slow_join)
     await make_broker()
     (client,) = started
     assert (await client.receive_as(Api.API_VERSIONS, 0)).error_code is ErrorCode.none

@@ -454,6 +454,21 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
             "response_partition_limit": 1,
             "cursor": None,
         },
+        Api.ELECT_LEADERS: {
+            "election_type": 0,
+            "topic_partitions": [{"topic": name, "partitions": [0, 9]}],
+            "timeout": 10_000,
+        },
+        Api.ALTER_PARTITION_REASSIGNMENTS: {
+            "topics": [{"name": name, "partitions": [{"partition_index": 0, "replicas": [1]}]}],
+            "timeout": 10_000,
+        },
+        Api.LIST_PARTITION_REASSIGNMENTS: {"topics": None, "timeout": 10_000},
+        Api.ALTER_REPLICA_LOG_DIRS: {
+            "dirs": [{"path": "/nowhere", "topics": [{"name": name, "partitions": [0]}]}]
+        },
+        Api.DESCRIBE_QUORUM: {"topics": [{"topic_name": name, "partitions": [{"partition_index": 0}]}]},
+        Api.UNREGISTER_BROKER: {"broker_id": 9},
     }
 
 

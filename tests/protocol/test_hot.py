@@ -178,7 +178,7 @@ def test_the_prepared_answers_are_the_packed_ones(
     )
 
 
-fetch_partitions = st.lists(st.tuples(indexes, epochs, int64s, epochs, indexes), max_size=4)
+fetch_partitions = st.lists(st.tuples(indexes, epochs, int64s, epochs, int64s, indexes), max_size=4)
 fetch_topics = st.lists(st.tuples(names, ids, fetch_partitions), max_size=3)
 forgotten_topics = st.lists(st.tuples(names, ids, st.lists(indexes, max_size=3)), max_size=2)
 
@@ -189,6 +189,7 @@ forgotten_topics = st.lists(st.tuples(names, ids, st.lists(indexes, max_size=3))
     fetch_topics,
     forgotten_topics,
     epochs,
+    int64s,
 )
 def test_fetch_requests_are_read_as_the_generated_reader_does(
     version: int,
@@ -196,6 +197,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
     topics: Sequence[Any],
     forgotten: Sequence[Any],
     replica_id: int,
+    replica_epoch: int,
 ) -> None:
     max_wait, min_bytes, max_bytes, session_id, session_epoch = numbers
     frame, body_at, expected = request_of(
@@ -203,7 +205,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
         version,
         {
             "replica_id": replica_id,
-            "replica_state": {"replica_id": replica_id, "replica_epoch": -1},
+            "replica_state": {"replica_id": replica_id, "replica_epoch": replica_epoch},
             "cluster_id": "c",
             "max_wait": max_wait,
             "min_bytes": min_bytes,
@@ -221,10 +223,10 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
                             "current_leader_epoch": epoch,
                             "fetch_offset": offset,
                             "last_fetched_epoch": last_epoch,
-                            "log_start_offset": -1,
+                            "log_start_offset": start,
                             "partition_max_bytes": size,
                         }
-                        for index, epoch, offset, last_epoch, size in partitions
+                        for index, epoch, offset, last_epoch, start, size in partitions
                     ],
                 }
                 for name, topic_id, partitions in topics
@@ -248,6 +250,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
     assert found.rack == get(expected, "rack_id", "")
     state = get(expected, "replica_state")
     assert found.replica_id == (expected.replica_id if state is None else state.replica_id)
+    assert found.replica_epoch == (-1 if state is None else state.replica_epoch)
     assert found.items == [
         hot.FetchItem(
             topic=key(topic),
@@ -256,6 +259,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
             offset=each.fetch_offset,
             last_epoch=get(each, "last_fetched_epoch", -1),
             max_bytes=each.partition_max_bytes,
+            log_start=get(each, "log_start_offset", -1),
         )
         for topic in expected.topics
         for each in topic.partitions
@@ -277,6 +281,7 @@ fetched_partitions = st.tuples(
     aborted_lists,
     st.binary(max_size=200),
     st.none() | st.tuples(indexes, int64s),
+    st.integers(-1, 5),
 )
 
 
@@ -293,9 +298,11 @@ def test_fetch_responses_are_the_generated_ones(
     pieces = [hot.fetch_head(version, correlation_id, error, session_id, len(topics))]
     for name, topic_id, partitions in topics:
         pieces.append(hot.fetch_topic_head(version, topic_id if version >= 13 else name, len(partitions)))
-        for index, code, high, stable, start, aborted, records, diverging in partitions:
+        for index, code, high, stable, start, aborted, records, diverging, preferred in partitions:
             pieces.append(
-                hot.fetch_partition_head(version, index, code, high, stable, start, aborted, len(records))
+                hot.fetch_partition_head(
+                    version, index, code, high, stable, start, aborted, len(records), preferred
+                )
             )
             pieces.append(records)
             pieces.append(hot.fetch_partition_tail(version, diverging))
@@ -323,7 +330,7 @@ def test_fetch_responses_are_the_generated_ones(
                             "aborted_transactions": None
                             if aborted is None
                             else [{"producer_id": pid, "first_offset": first} for pid, first in aborted],
-                            "preferred_read_replica": -1,
+                            "preferred_read_replica": preferred,
                             "records": records,
                             **(
                                 {}
@@ -331,7 +338,17 @@ def test_fetch_responses_are_the_generated_ones(
                                 else {"diverging_epoch": {"epoch": diverging[0], "end_offset": diverging[1]}}
                             ),
                         }
-                        for index, code, high, stable, start, aborted, records, diverging in partitions
+                        for (
+                            index,
+                            code,
+                            high,
+                            stable,
+                            start,
+                            aborted,
+                            records,
+                            diverging,
+                            preferred,
+                        ) in partitions
                     ],
                 }
                 for name, topic_id, partitions in topics

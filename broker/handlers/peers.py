@@ -1,0 +1,108 @@
+"""What brokers ask of the controller over the inter-broker listener, in Kafka's own messages.
+
+Owns: these requests as commands, and the answers as responses. Does not own: who counts as a broker
+(dispatch), the rules (replication.py, brokers.py), the commit (cluster.py). Invariant: only the controller
+answers; any other broker says that it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+from broker.brokers import AllocateProducerIds
+from broker.replication import AlterPartition, IsrChange, IsrResult
+from protocol.apis import PeerApi
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_NO_ID: Final = UUID(int=0)
+
+
+async def broker_heartbeat(ctx: Context, request: Any) -> Fields:
+    return await ctx.broker.cluster.roll_call.heartbeat(request, ctx.connection)
+
+
+async def broker_registration(ctx: Context, request: Any) -> Fields:
+    try:
+        return await ctx.broker.cluster.roll_call.register(request)
+    except KafkaError as error:
+        return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
+
+
+async def alter_partition(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    command = AlterPartition(
+        broker_id=request.broker_id,
+        broker_epoch=request.broker_epoch,
+        changes=tuple(
+            IsrChange(
+                topic_id=topic.topic_id or _NO_ID,
+                partition=partition.partition_index,
+                leader_epoch=partition.leader_epoch,
+                partition_epoch=partition.partition_epoch,
+                isr=tuple(
+                    (member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
+                ),
+            )
+            for topic in request.topics
+            for partition in topic.partitions
+        ),
+    )
+    results = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+    following = iter(results)
+    topics = [
+        {
+            "topic_id": topic.topic_id,
+            "partitions": [_altered(next(following)) for _ in topic.partitions],
+        }
+        for topic in request.topics
+    ]
+    return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
+
+
+def _altered(result: IsrResult) -> Fields:
+    partition = result.image
+    if partition is None:
+        assert result.error is not None
+        return {
+            "partition_index": result.partition,
+            "error_code": result.error.code,
+            "leader_id": 0,
+            "leader_epoch": 0,
+            "isr": [],
+            "partition_epoch": 0,
+        }
+    return {
+        "partition_index": result.partition,
+        "error_code": ErrorCode.none,
+        "leader_id": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "isr": partition.isr,
+        "partition_epoch": partition.partition_epoch,
+    }
+
+
+async def allocate_producer_ids(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
+    block = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+    return {
+        "throttle_time": 0,
+        "error_code": ErrorCode.none,
+        "producer_id_start": block.start,
+        "producer_id_len": len(block),
+    }
+
+
+HANDLERS: dict[int, Handler] = {
+    PeerApi.ALTER_PARTITION: alter_partition,
+    PeerApi.BROKER_HEARTBEAT: broker_heartbeat,
+    PeerApi.BROKER_REGISTRATION: broker_registration,
+    PeerApi.ALLOCATE_PRODUCER_IDS: allocate_producer_ids,
+}

@@ -1,0 +1,279 @@
+"""Requests of operators about who leads and who replicates what, in every version: elections, reassignments,
+moving a replica between directories, the quorum, and brokers that leave for good.
+
+Owns: the shapes of these responses and where each error goes in them. Does not own: the rules
+(replication.py, brokers.py), the commit (cluster.py). Invariant: what was not committed is not answered as
+done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from broker.brokers import UnregisterBroker
+from broker.controller import METADATA_TOPIC
+from broker.handlers.cluster import timeout_ms_of
+from broker.handlers.configs import message_of
+from broker.image import BrokerImage, Image, TopicImage
+from broker.replication import (
+    AlterPartitionReassignments,
+    ElectionResult,
+    ElectionType,
+    ElectLeaders,
+    Reassignment,
+)
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import get
+
+if TYPE_CHECKING:
+    from broker.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_UNKNOWN_TIME: Final = -1
+_METADATA_PARTITION: Final = 0
+_FINE: Final[Fields] = {"error_code": ErrorCode.none, "error_message": ""}
+"""DescribeQuorum says nothing where others say null."""
+
+
+def _error(error: KafkaError | None) -> Fields:
+    if error is None:
+        return {"error_code": ErrorCode.none, "error_message": None}
+    return {"error_code": error.code, "error_message": message_of(error)}
+
+
+# --- elections ---------------------------------------------------------------------------------------------
+
+
+async def elect_leaders(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    asked = request.topic_partitions
+    partitions = None
+    if asked is not None:
+        partitions = tuple((topic.topic, index) for topic in asked for index in topic.partitions)
+    command = ElectLeaders(
+        election_type=get(request, "election_type", ElectionType.PREFERRED), partitions=partitions
+    )
+    results = await cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
+    if asked is None:
+        # Kafka names every topic, also where no partition was in need of an election.
+        rows: dict[str, list[Fields]] = {name: [] for name in cluster.image.topics}
+        for result in results:
+            rows.setdefault(result.topic, []).append(_elected(result))
+        topics = list(rows.items())
+    else:
+        following = iter(results)
+        topics = [(topic.topic, [_elected(next(following)) for _ in topic.partitions]) for topic in asked]
+    return {
+        "throttle_time": 0,
+        "error_code": ErrorCode.none,
+        "replica_election_results": [
+            {"topic": name, "partition_result": partitions} for name, partitions in topics
+        ],
+    }
+
+
+def _elected(result: ElectionResult) -> Fields:
+    return {"partition_id": result.partition, **_error(result.error)}
+
+
+# --- reassignments -----------------------------------------------------------------------------------------
+
+
+async def alter_partition_reassignments(ctx: Context, request: Any) -> Fields:
+    if not request.topics:
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "responses": []}
+    allows = get(request, "allow_replication_factor_change", True)
+    command = AlterPartitionReassignments(
+        reassignments=tuple(
+            Reassignment(
+                topic=topic.name,
+                partition=partition.partition_index,
+                replicas=None if partition.replicas is None else tuple(partition.replicas),
+            )
+            for topic in request.topics
+            for partition in topic.partitions
+        ),
+        allow_replication_factor_change=allows,
+    )
+    results = await ctx.broker.cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
+    following = iter(results)
+    responses = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": partition.partition_index, **_error(next(following).error)}
+                for partition in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return {
+        "throttle_time": 0,
+        "allow_replication_factor_change": allows,
+        **_error(None),
+        "responses": responses,
+    }
+
+
+def list_partition_reassignments(ctx: Context, request: Any) -> Fields:
+    image = ctx.broker.cluster.image
+    if request.topics is None:
+        rows = (_moving(topic, range(len(topic.partitions))) for topic in image.topics.values())
+    else:
+        rows = (
+            _moving(image.topics[topic.name], topic.partition_indexes)
+            for topic in request.topics
+            if topic.name in image.topics
+        )
+    return {"throttle_time": 0, **_error(None), "topics": [row for row in rows if row["partitions"]]}
+
+
+def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
+    found = (topic.partitions[index] for index in indexes if 0 <= index < len(topic.partitions))
+    return {
+        "name": topic.name,
+        "partitions": [
+            {
+                "partition_index": partition.index,
+                "replicas": partition.replicas,
+                "adding_replicas": partition.adding,
+                "removing_replicas": partition.removing,
+            }
+            for partition in found
+            if partition.is_reassigned
+        ],
+    }
+
+
+# --- directories -------------------------------------------------------------------------------------------
+
+
+def alter_replica_log_dirs(ctx: Context, request: Any) -> Fields:
+    """A replica stays in the directory it was made in: any other is one that this broker has no room in."""
+    wanted = {
+        (topic.name, index): chosen.path
+        for chosen in request.dirs
+        for topic in chosen.topics
+        for index in topic.partitions
+    }
+    by_topic: dict[str, list[Fields]] = {}
+    for (topic, index), path in wanted.items():
+        row = {"partition_index": index, "error_code": _moved(ctx, topic, index, path)}
+        by_topic.setdefault(topic, []).append(row)
+    return {
+        "throttle_time": 0,
+        "results": [{"topic_name": name, "partitions": rows} for name, rows in by_topic.items()],
+    }
+
+
+def _moved(ctx: Context, topic: str, index: int, path: str) -> ErrorCode:
+    broker = ctx.broker
+    ours = {broker.absolute_path(log_dir): log_dir for log_dir in broker.config.log_dirs}
+    if path not in ours:
+        return ErrorCode.log_dir_not_found
+    if ours[path] in broker.logs.offline_dirs:
+        return ErrorCode.kafka_storage_error
+    partition = broker.cluster.image.partition(topic, index)
+    if partition is None:
+        return ErrorCode.unknown_topic_or_partition
+    held = broker.logs.logs.get((topic, index))
+    if held is None:
+        here = broker.cluster.node_id in partition.replicas
+        return ErrorCode.kafka_storage_error if here else ErrorCode.replica_not_available
+    if held.log_dir in broker.logs.offline_dirs:
+        return ErrorCode.kafka_storage_error
+    return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
+
+
+# --- the quorum --------------------------------------------------------------------------------------------
+
+
+def describe_quorum(ctx: Context, request: Any) -> Fields:
+    """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
+    are voters, and what is in the image is committed.
+    """
+    image = ctx.broker.cluster.image
+    asked = [
+        (topic.topic_name, each.partition_index) for topic in request.topics for each in topic.partitions
+    ]
+    if asked != [(METADATA_TOPIC, _METADATA_PARTITION)]:
+        return _no_such_quorum(request)
+    voters, now_ms = image.live_brokers(), ctx.broker.world.now_ms()
+    quorum = {
+        "partition_index": _METADATA_PARTITION,
+        **_FINE,
+        "leader_id": image.controller_id,
+        "leader_epoch": image.controller_epoch,
+        "high_watermark": image.seq,
+        "current_voters": [_voter(image, broker, now_ms) for broker in voters],
+        "observers": [],
+    }
+    return {
+        **_FINE,
+        "topics": [{"topic_name": METADATA_TOPIC, "partitions": [quorum]}],
+        "nodes": [
+            {
+                "node_id": broker.id,
+                "listeners": [
+                    {"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}
+                    for endpoint in broker.endpoints
+                ],
+            }
+            for broker in voters
+        ],
+    }
+
+
+def _voter(image: Image, broker: BrokerImage, now_ms: int) -> Fields:
+    """Of the others only the slots that all of them are given are known."""
+    last_heard_ms = now_ms if broker.id == image.controller_id else _UNKNOWN_TIME
+    return {
+        "replica_id": broker.id,
+        "replica_directory_id": broker.directories[0],
+        "log_end_offset": image.seq,
+        "last_fetch_timestamp": last_heard_ms,
+        "last_caught_up_timestamp": last_heard_ms,
+    }
+
+
+def _no_such_quorum(request: Any) -> Fields:
+    unknown = {
+        "error_code": ErrorCode.unknown_topic_or_partition,
+        "error_message": "This server does not host this topic-partition.",
+        "leader_id": 0,
+        "leader_epoch": 0,
+        "high_watermark": 0,
+        "current_voters": [],
+        "observers": [],
+    }
+    topics = [
+        {
+            "topic_name": topic.topic_name,
+            "partitions": [{"partition_index": one.partition_index, **unknown} for one in topic.partitions],
+        }
+        for topic in request.topics
+    ]
+    return {**_FINE, "topics": topics, "nodes": []}
+
+
+# --- brokers that leave ------------------------------------------------------------------------------------
+
+
+async def unregister_broker(ctx: Context, request: Any) -> Fields:
+    cluster = ctx.broker.cluster
+    command = UnregisterBroker(broker_id=request.broker_id)
+    await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+    return {"throttle_time": 0, **_error(None)}
+
+
+HANDLERS: dict[int, Handler] = {
+    Api.ELECT_LEADERS: elect_leaders,
+    Api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
+    Api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
+    Api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
+    Api.DESCRIBE_QUORUM: describe_quorum,
+    Api.UNREGISTER_BROKER: unregister_broker,
+}

@@ -1,0 +1,221 @@
+"""The controller's side of heartbeats: who is here, who hears of a slot, who is to be written off.
+
+Owns: sessions, the heartbeats held for the next slot, taking in a broker that registers, fencing those of
+whom nothing is heard. Does not own: being the controller, the log, what a fence does (cluster.py, image.py).
+
+Invariants: a heartbeat is answered within a second or so, whatever happens. Nobody is fenced because this
+process or its store stood still. Every broker that is silent sees the log grow, unless all of them are:
+then this controller may be the one that is cut off, and waits for one of them to take its place.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from broker.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
+from broker.channel import PeerLost
+from broker.command_queue import Beat
+from broker.controller import Command
+from broker.image import BrokerImage, Endpoint
+from broker.sessions import Sessions
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import Fields
+
+if TYPE_CHECKING:
+    from broker.cluster import Cluster
+
+BEAT_EVERY_S = 2.0
+BEAT_FOR_FENCED_S = 8.0
+STUCK_AFTER_S = 3.0
+LOOK_S = 1.0
+PUSH_MAX_BYTES = 1 << 20
+REGISTER_WITHIN_MS = 3_000
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""By Kafka's numbers."""
+
+_log = logging.getLogger("broker.roll_call")
+
+
+class RollCall:
+    def __init__(self, cluster: "Cluster", *, session_s: float, hold_s: float) -> None:
+        self._cluster = cluster
+        self._sessions = Sessions(session_s)
+        self._hold_s = hold_s
+        self._beaten_s = 0.0
+        self._attached: dict[int, _Attached] = {}
+        """By broker: the heartbeat under way, told from its later ones."""
+
+    def __repr__(self) -> str:
+        return f"RollCall({self._sessions!r}, attached {sorted(self._attached)})"
+
+    def begin(self) -> None:
+        """This node is the controller now: everybody has their whole time, but for those whose port is
+        closed.
+        """
+        others = self._cluster.others()
+        self._sessions.begin((broker.id for broker in others), self._cluster.now_s())
+        for broker in others:
+            self._cluster.spawn(self._look_after(broker.id, broker.epoch))
+
+    # --- heartbeats ---
+
+    async def heartbeat(self, request: Any, connection: Any) -> Fields:
+        """Answered at once with slots the broker lacks, or with what is wrong; else held for a second."""
+        error = self._error(request)
+        if error is not ErrorCode.none:
+            return self._answer(request, error)
+        cluster, broker_id, epoch = self._cluster, request.broker_id, request.broker_epoch
+        self._sessions.heard(broker_id, cluster.now_s())
+        token = self._attached[broker_id] = _Attached(lambda: self._detached(broker_id, epoch, token))
+        connection.waiter = token
+        try:
+            if request.want_shut_down:
+                may_go = await cluster.submit(ControlledShutdown(broker_id=broker_id, broker_epoch=epoch))
+                if may_go:
+                    self._forget(broker_id)
+                return self._answer(request, ErrorCode.none, should_shut_down=may_go)
+            if cluster.image.brokers[broker_id].fenced and not request.want_fence:
+                await cluster.submit(UnfenceBroker(broker_id=broker_id, broker_epoch=epoch))
+            elif cluster.image.seq <= request.current_metadata_offset:
+                await asyncio.wait({cluster.next_news()}, timeout=self._hold_s)
+        except KafkaError as refused:
+            return self._answer(request, refused.code)
+        return self._answer(request, self._error(request))
+
+    def _error(self, request: Any) -> ErrorCode:
+        if not self._cluster.is_controller:
+            return ErrorCode.not_controller
+        if self._cluster.ledger.unresolved_s >= STUCK_AFTER_S:
+            return ErrorCode.request_timed_out
+        broker = self._cluster.image.brokers.get(request.broker_id)
+        if broker is None or broker.epoch != request.broker_epoch:
+            return ErrorCode.stale_broker_epoch
+        return ErrorCode.none
+
+    def _answer(self, request: Any, error: ErrorCode, *, should_shut_down: bool = False) -> Fields:
+        image, seq = self._cluster.image, request.current_metadata_offset
+        slots = self._cluster.ledger.since(seq, max_bytes=PUSH_MAX_BYTES)
+        broker = image.brokers.get(request.broker_id)
+        return {
+            "throttle_time": 0,
+            "error_code": error,
+            "is_caught_up": bool(slots) or seq >= image.seq,
+            "is_fenced": broker is None or broker.fenced,
+            "should_shut_down": should_shut_down,
+            "slots": slots,
+        }
+
+    def _detached(self, broker_id: int, epoch: int, token: "_Attached") -> None:
+        """The connection of a held heartbeat went away: the process, perhaps, with it."""
+        if self._attached.get(broker_id) is token:
+            del self._attached[broker_id]
+            if self._cluster.is_controller:
+                self._cluster.spawn(self._look_after(broker_id, epoch))
+
+    async def _look_after(self, broker_id: int, epoch: int) -> None:
+        """A broker whose port refuses is gone, and need not be waited for."""
+        if await self.is_alive(broker_id) or not self._cluster.is_controller or broker_id in self._attached:
+            return
+        broker = self._cluster.image.brokers.get(broker_id)
+        if broker is not None and broker.epoch == epoch and not broker.fenced:
+            await self._fence([broker])
+
+    async def is_alive(self, node_id: int) -> bool:
+        """False only if nobody listens there: no answer in time proves nothing."""
+        try:
+            channel = self._cluster.channels.to(node_id, "look")
+            await channel.ask(Api.API_VERSIONS, 0, {}, timeout_s=LOOK_S)
+        except PeerLost as lost:
+            return not lost.refused
+        return True
+
+    # --- registration ---
+
+    async def register(self, request: Any) -> Fields:
+        """A broker asks to be taken in."""
+        cluster = self._cluster
+        if cluster.ledger.unresolved_s >= STUCK_AFTER_S:
+            raise KafkaError(ErrorCode.request_timed_out)
+        now_s = cluster.now_s()
+        alive = {id_ for id_ in self._attached if self._sessions.is_current(id_, now_s)}
+        registration = RegisterBroker(
+            cluster_id=request.cluster_id,
+            broker_id=request.broker_id,
+            incarnation=request.incarnation_id,
+            directories=tuple(request.log_dirs),
+            endpoints=tuple(map(_endpoint, request.listeners)),
+            rack=request.rack,
+            clean_epoch=request.previous_broker_epoch,
+            others_alive=frozenset({*alive, cluster.node_id}),
+        )
+        await cluster.submit(registration, timeout_ms=REGISTER_WITHIN_MS)
+        self._sessions.heard(request.broker_id, cluster.now_s())
+        epoch = cluster.image.brokers[request.broker_id].epoch
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "broker_epoch": epoch}
+
+    # --- silence ---
+
+    async def tick(self, now_s: float, *, wants_to_stay: bool) -> None:
+        """To be called every fraction of a second while this node is the controller."""
+        cluster, sessions = self._cluster, self._sessions
+        if sessions.tick(now_s) or cluster.ledger.unresolved_s:
+            return
+        me = cluster.image.brokers[cluster.node_id]
+        if me.fenced and wants_to_stay:
+            await self._try(UnfenceBroker(broker_id=me.id, broker_epoch=me.epoch))
+        others = cluster.others()
+        live = [broker.id for broker in others]
+        if sessions.are_all_silent(live, now_s):
+            return
+        expired = sessions.expired(now_s)
+        gone = [broker for broker in others if broker.id in expired]
+        if gone:
+            await self._fence(gone)
+            return
+        fenced = [broker.id for broker in cluster.image.brokers.values() if broker.fenced]
+        if sessions.is_anyone_silent(live, now_s):
+            every_s = BEAT_EVERY_S
+        elif sessions.is_anyone_silent(fenced, now_s):
+            every_s = BEAT_FOR_FENCED_S
+        else:
+            return
+        if now_s - self._beaten_s >= every_s:
+            self._beaten_s = now_s
+            await self._try(Beat())
+
+    async def _fence(self, brokers: Iterable[BrokerImage]) -> None:
+        gone = list(brokers)
+        _log.warning("fencing %s: nothing is heard", ", ".join(str(broker.id) for broker in gone))
+        await self._try(FenceBrokers(brokers=tuple((broker.id, broker.epoch) for broker in gone)))
+        for broker in gone:
+            self._forget(broker.id)
+
+    def _forget(self, broker_id: int) -> None:
+        self._sessions.end(broker_id)
+        self._attached.pop(broker_id, None)
+
+    async def _try(self, command: Command[Any]) -> None:
+        """What the controller decides by itself; if it cannot now, the next look asks for it again."""
+        try:
+            await self._cluster.submit(command)
+        except KafkaError as error:
+            _log.info("%s: %s", type(command).__name__, error)
+
+
+class _Attached:
+    """Stands at the connection of a held heartbeat, to learn that it went away."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.done = False
+        self._on_lost = on_lost
+
+    def abandoned(self) -> None:
+        self.done = True
+        self._on_lost()
+
+
+def _endpoint(row: Any) -> Endpoint:
+    protocol = PROTOCOLS[row.security_protocol]
+    return Endpoint(listener=row.name, host=row.host, port=row.port, protocol=protocol)

@@ -1,0 +1,550 @@
+"""Brokers that replicate to each other, without their cluster: real partitions, logs, handlers and channels
+over a network and disks in memory, in virtual time.
+
+Owns: the nodes and their lives, and a stand-in for the controller, which folds records into everyone's image
+and answers AlterPartition as Kafka's does. Does not own the metadata log. Invariant: a node sees records in
+order, at once unless its images are held back.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+from uuid import UUID
+
+from broker import config as broker_config
+from broker.channel import Channel, Channels, PeerLost
+from broker.config import BrokerConfig, ResourceType, log_config
+from broker.dispatch import Dispatcher
+from broker.fetch_sessions import FetchSessions
+from broker.fetcher import ReplicaFetchers
+from broker.groups import GroupCoordinator
+from broker.handlers import cluster as cluster_handlers
+from broker.handlers import data as data_handlers
+from broker.handlers import groups as group_handlers
+from broker.handlers import replicas as replica_handlers
+from broker.handlers.fetch import Fetch
+from broker.handlers.produce import Produce
+from broker.handlers.replica_fetch import ReplicaFetch
+from broker.image import (
+    BrokerFenced,
+    BrokerRegistered,
+    ConfigChanged,
+    Delta,
+    Endpoint,
+    Image,
+    PartitionChanged,
+    PartitionImage,
+    Record,
+    TopicCreated,
+    TopicDeleted,
+)
+from broker.isr import IsrManager
+from broker.metrics import Metrics
+from broker.network import Limits, NetworkServer
+from broker.partition import Partition
+from broker.ports import World
+from broker.purgatory import Purgatory
+from broker.replica_manager import ReplicaManager
+from broker.replica_selector import ReplicaSelector
+from broker.server import Components
+from broker.throttle import Throttle
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from protocol.messages import Fields, decode_response, encode_response, entity
+from protocol.records import iter_batches, iter_records
+from remote.object_store import MemoryStore
+from storage.log import Appended
+from storage.log_manager import LogManager
+from storage.policy import LogConfig
+from tests.broker.raw_client import batch_of, fetch_fields, produce_fields
+from tests.sim.disk import Disk
+from tests.sim.loop import Process, SimLoop
+from tests.sim.net import Fabric, NetworkProfile
+
+T = TypeVar("T")
+
+LISTENER = "PLAINTEXT"
+PORT = 9092
+START_MS = 1_700_000_000_000
+TOPIC_ID = UUID(int=77)
+PROPERTIES = {
+    "replica.lag.time.max.ms": "10000",
+    "replica.fetch.backoff.ms": "100",
+    "replica.fetch.wait.max.ms": "500",
+    "offsets.topic.num.partitions": "1",
+}
+
+
+class Member:
+    """What one node sees of its cluster."""
+
+    def __init__(self, node_id: int, config: BrokerConfig, controller: "Controller") -> None:
+        self.node_id = node_id
+        self.config = self.broker_config = config
+        self.image = Image()
+        self.broker_epoch = -1
+        self.listeners: list[Callable[[Delta], None]] = []
+        self._controller = controller
+
+    def subscribe(self, listener: Callable[[Delta], None]) -> None:
+        self.listeners.append(listener)
+
+    def log_config(self, topic: str) -> LogConfig:
+        return log_config(self.config, self.image.config(ResourceType.TOPIC, topic))
+
+    def endpoint_of(self, node_id: int) -> Endpoint | None:
+        broker = self.image.brokers.get(node_id)
+        return None if broker is None else broker.endpoint(LISTENER)
+
+    async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
+        return await self._controller.alter_partition(fields, timeout_s)
+
+    async def ensure_internal(self, name: str) -> None:
+        raise AssertionError("the test creates what it needs")
+
+
+class Node:
+    def __init__(self, world: "Replicas", node_id: int, rack: str | None) -> None:
+        self.id = node_id
+        self.name = f"node{node_id}"
+        self.rack = rack
+        self.life = 0
+        self.disk = Disk(random.Random(node_id), world.now_ms, world.loop.trace)
+        self.is_held = False
+        """Its image stands still until `let_go`."""
+        self.held: list[Record] = []
+        self._world = world
+        self.process: Process
+        self.member: Member
+        self.replicas: ReplicaManager
+        self.fetchers: ReplicaFetchers
+        self.isr: IsrManager
+        self.groups: GroupCoordinator
+        self.logs: LogManager
+        self.channels: Channels
+
+    def build(self) -> None:
+        world, loop = self._world, self._world.loop
+        self.life += 1
+        self.process = Process(loop, self.name, self.life)
+        config = broker_config.from_properties(
+            {
+                "node.id": str(self.id),
+                "listeners": f"{LISTENER}://0.0.0.0:{PORT}",
+                "log.dirs": "/data",
+                **PROPERTIES,
+                **world.properties,
+            }
+        )
+        self.member = member = Member(self.id, config, world.controller)
+        files = self.disk.mount(self.process)
+        at = World(
+            files=files,
+            network=world.fabric.endpoint(self.name, self.process),
+            store=MemoryStore(),
+            now_ms=world.now_ms,
+            random=random.Random(self.id),
+            offload=_offload,
+            host_name=self.name,
+        )
+        self.logs = LogManager(
+            files=files,
+            dirs=config.log_dirs,
+            now_ms=world.now_ms,
+            random=random.Random(self.id),
+            defaults=log_config(config, {}),
+            on_dir_failure=lambda path, error: self.replicas.directory_failed(path, error),
+        )
+        purgatory = Purgatory(loop)
+        cluster: Any = member
+        self.replicas = ReplicaManager(
+            node_id=self.id,
+            world=at,
+            logs=self.logs,
+            purgatory=purgatory,
+            log_config=member.log_config,
+            spawn=self._spawn,
+            clock=loop.time,
+            lag_ms=config.replica_lag_time_max_ms,
+        )
+        member.subscribe(self.replicas.apply)
+        sessions = FetchSessions(max_sessions=100, randrange=at.random.randrange)
+        self.channels = Channels(at.network, self.id, member.endpoint_of)
+        self.isr = IsrManager(replicas=self.replicas, controller=member)
+        self.fetchers = ReplicaFetchers(
+            replicas=self.replicas,
+            channels=self.channels,
+            broker_epoch=lambda: member.broker_epoch,
+            config=lambda: member.broker_config,
+            throttle=self._throttle(lambda: config.follower_replication_throttled_rate),
+        )
+        self.groups = GroupCoordinator(config=config, world=at, cluster=cluster, replicas=self.replicas)
+        components = Components(
+            config=config,
+            world=at,
+            logs=self.logs,
+            cluster=cluster,
+            purgatory=purgatory,
+            replicas=self.replicas,
+            groups=self.groups,
+            fetch_sessions=sessions,
+            metrics=Metrics(),
+        )
+        shared: dict[str, Any] = {
+            "replicas": self.replicas,
+            "cluster": cluster,
+            "sessions": sessions,
+            "purgatory": purgatory,
+            "now_ms": world.now_ms,
+            "max_bytes": config.fetch_max_bytes,
+        }
+        dispatcher = Dispatcher(
+            components=components,
+            handlers={
+                **data_handlers.HANDLERS,
+                **cluster_handlers.HANDLERS,
+                **group_handlers.HANDLERS,
+                **replica_handlers.HANDLERS,
+            },
+            produce=Produce(
+                replicas=self.replicas,
+                cluster=cluster,
+                purgatory=purgatory,
+                now_ms=world.now_ms,
+                offload=_offload,
+                spawn=self._spawn,
+            ),
+            fetch=Fetch(
+                followers=ReplicaFetch(
+                    node_id=self.id,
+                    throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
+                    **shared,
+                ),
+                near=ReplicaSelector(lambda: member.image) if config.is_rack_aware else None,
+                **shared,
+            ),
+            spawn=self._spawn,
+        )
+        components.network = self.server = NetworkServer(
+            loop=loop, network=at.network, service=dispatcher, limits=Limits()
+        )
+
+    def _throttle(self, rate: Callable[[], int]) -> Throttle:
+        return Throttle(rate=rate, clock=self._world.loop.time, samples=11, sample_s=1)
+
+    async def live(self, ready: "asyncio.Future[None]") -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self.logs.lock_and_open()
+            self.logs.load(self.member.log_config)
+            self.replicas.load(self.member.image)
+            await self.groups.start(tasks)
+            self.isr.start(tasks)
+            self.fetchers.start(tasks)
+            await self.server.listen(LISTENER, "0.0.0.0", PORT)
+            self.server.open()
+            ready.set_result(None)
+            await asyncio.Event().wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    def here(self, call: Callable[..., T], *rest: Any) -> T:
+        """Runs inside this node's life, so that what it starts ends with it."""
+        return self.process.context.copy().run(call, *rest)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.process.spawn(work)
+
+    def take(self, record: Record, seq: int) -> None:
+        member = self.member
+        delta = member.image.apply_slot(seq, [record])
+        broker = member.image.brokers.get(self.id)
+        member.broker_epoch = -1 if broker is None else broker.epoch
+        for listener in member.listeners:
+            listener(delta)
+
+    def partition(self, index: int = 0, topic: str = "t") -> Partition:
+        return self.replicas._partitions[topic, index]
+
+    def values(self, index: int = 0, topic: str = "t") -> list[bytes | None]:
+        """Everything in its log, committed or not."""
+        held = self.partition(index, topic).log
+        found: list[bytes | None] = []
+        offset = held.log_start_offset
+        while offset < held.log_end_offset:
+            part = held.read(offset, 1 << 20, bound=held.log_end_offset, min_one=True)
+            assert part is not None
+            data = part.read()
+            found += [
+                row.value for at, header in iter_batches(data) for row in iter_records(data, at, header)
+            ]
+            offset = part.next_offset
+        return found
+
+
+class Controller:
+    """Decides as Kafka's controller does, and is never away unless told so."""
+
+    def __init__(self, world: "Replicas") -> None:
+        self._world = world
+        self.image = Image()
+        self.log: list[Record] = []
+        self.is_away = False
+        self.asked: list[Fields] = []
+        self.answers: Callable[[PartitionImage], ErrorCode] = lambda _: ErrorCode.none
+        self.loses_answers = False
+
+    def publish(self, record: Record) -> None:
+        self.log.append(record)
+        self.image.apply_slot(len(self.log), [record])
+        for node in self._world.nodes.values():
+            if node.is_held:
+                node.held.append(record)
+            elif node.life and node.process.alive:
+                node.here(node.take, record, len(self.log))
+
+    async def alter_partition(self, fields: Fields, timeout_s: float) -> Any:
+        await asyncio.sleep(0.002)
+        if self.is_away:
+            await asyncio.sleep(timeout_s)
+            raise PeerLost("the controller is away")
+        self.asked.append(fields)
+        request = entity(56, 3, fields)
+        response = {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "topics": [
+                {
+                    "topic_id": topic.topic_id,
+                    "partitions": [self._alter(topic.topic_id, each) for each in topic.partitions],
+                }
+                for topic in request.topics
+            ],
+        }
+        if self.loses_answers:
+            raise PeerLost("the answer is lost")
+        return decode_response(56, 3, encode_response(56, 3, 1, response)[4:])[1]
+
+    def _alter(self, topic_id: UUID, asked: Any) -> Fields:
+        topic = self.image.topic_by_id(topic_id)
+        assert topic is not None
+        known = topic.partitions[asked.partition_index]
+        code = self.answers(known)
+        if asked.leader_epoch != known.leader_epoch:
+            code = ErrorCode.fenced_leader_epoch
+        elif asked.partition_epoch != known.partition_epoch:
+            code = ErrorCode.invalid_update_version
+        elif any(
+            not self.image.is_live(each.broker_id)
+            or each.broker_epoch not in (-1, self.image.brokers[each.broker_id].epoch)
+            for each in asked.new_isr_with_epochs
+        ):
+            code = ErrorCode.ineligible_replica
+        if code is ErrorCode.none:
+            isr = tuple(each.broker_id for each in asked.new_isr_with_epochs)
+            self.publish(PartitionChanged(topic_id=topic_id, partition=asked.partition_index, isr=isr))
+            topic = self.image.topic_by_id(topic_id)
+            assert topic is not None
+            known = topic.partitions[asked.partition_index]
+        return {
+            "partition_index": asked.partition_index,
+            "error_code": code,
+            "leader_id": known.leader,
+            "leader_epoch": known.leader_epoch,
+            "isr": known.isr,
+            "partition_epoch": known.partition_epoch,
+        }
+
+
+class Replicas:
+    """A few nodes, one loop. `run` a test's coroutine in it."""
+
+    def __init__(
+        self, count: int = 3, *, seed: int = 0, racks: dict[int, str] | None = None, **properties: str
+    ) -> None:
+        self.loop = SimLoop()
+        self.fabric = Fabric(self.loop, random.Random(seed), NetworkProfile(split_chance=0.2))
+        self.properties = {name.replace("_", "."): value for name, value in properties.items()}
+        self.nodes: dict[int, Node] = {}
+        self.controller = Controller(self)
+        self._client = Process(self.loop, "client")
+        for node_id in range(1, count + 1):
+            self.nodes[node_id] = Node(self, node_id, (racks or {}).get(node_id))
+
+    def now_ms(self) -> int:
+        return START_MS + int(self.loop.now * 1000)
+
+    def run(self, main: Callable[["Replicas"], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            for node_id in self.nodes:
+                await self.start(node_id)
+            await main(self)
+            for node in self.nodes.values():
+                node.process.die()
+
+        self.loop.run(whole())
+
+    # ------------------------------------------------------------------------------------------------ lives
+
+    async def start(self, node_id: int, *, is_clean: bool = False) -> None:
+        """A new life, registered once its logs are open."""
+        node = self.nodes[node_id]
+        known = self.controller.image.brokers.get(node_id)
+        node.build()
+        for seq, record in enumerate(self.controller.log, 1):
+            node.member.image.apply_slot(seq, [record])
+        self.controller.publish(
+            BrokerRegistered(
+                broker_id=node_id,
+                incarnation=UUID(int=node_id * 1000 + node.life),
+                directories=(UUID(int=node_id),),
+                endpoints=(Endpoint(listener=LISTENER, host=node.name, port=PORT),),
+                rack=node.rack,
+                clean_epoch=known.epoch if known is not None and is_clean else -1,
+            )
+        )
+        ready: asyncio.Future[None] = self.loop.create_future()
+        node.process.spawn(node.live(ready))
+        await ready
+
+    def kill(self, node_id: int, *, is_noticed: bool = True) -> None:
+        """As SIGKILL, and the controller fences it when it is noticed."""
+        self.nodes[node_id].process.die()
+        if is_noticed:
+            self.fence(node_id)
+
+    def fence(self, node_id: int) -> None:
+        epoch = self.controller.image.brokers[node_id].epoch
+        self.controller.publish(BrokerFenced(broker_id=node_id, broker_epoch=epoch, fenced=True))
+
+    def hold(self, node_id: int) -> None:
+        self.nodes[node_id].is_held = True
+
+    def let_go(self, node_id: int) -> None:
+        node = self.nodes[node_id]
+        node.is_held = False
+        first = len(self.controller.log) - len(node.held) + 1
+        held, node.held = node.held, []
+        for seq, record in enumerate(held, first):
+            node.here(node.take, record, seq)
+
+    # ----------------------------------------------------------------------------------------------- topics
+
+    def create(self, *replicas: int, topic: str = "t", partitions: int = 1, **configs: str) -> None:
+        for name, value in configs.items():
+            self.controller.publish(
+                ConfigChanged(
+                    resource_type=ResourceType.TOPIC,
+                    resource_name=topic,
+                    name=name.replace("_", "."),
+                    value=value,
+                )
+            )
+        rows = tuple(
+            PartitionImage(
+                index=index,
+                leader=replicas[0],
+                leader_epoch=0,
+                partition_epoch=0,
+                replicas=replicas,
+                isr=replicas,
+            )
+            for index in range(partitions)
+        )
+        self.controller.publish(TopicCreated(name=topic, topic_id=self.id_of(topic), partitions=rows))
+
+    @staticmethod
+    def id_of(topic: str) -> UUID:
+        return UUID(int=int.from_bytes(topic.encode()))
+
+    def delete(self, topic: str = "t") -> None:
+        self.controller.publish(TopicDeleted(topic_id=self.id_of(topic)))
+
+    def change(
+        self,
+        *,
+        leader: int | None = None,
+        isr: tuple[int, ...] | None = None,
+        replicas: tuple[int, ...] | None = None,
+        topic: str = "t",
+        partition: int = 0,
+    ) -> None:
+        self.controller.publish(
+            PartitionChanged(
+                topic_id=self.id_of(topic), partition=partition, leader=leader, isr=isr, replicas=replicas
+            )
+        )
+
+    def isr(self, topic: str = "t", index: int = 0) -> tuple[int, ...]:
+        known = self.controller.image.partition(topic, index)
+        assert known is not None
+        return known.isr
+
+    # ---------------------------------------------------------------------------------------------- clients
+
+    async def append(self, node_id: int, *values: bytes, acks: int = -1, topic: str = "t") -> Appended:
+        """A batch, as a produce request of its own brings it."""
+        node = self.nodes[node_id]
+        return await node.run(
+            node.replicas.append(
+                topic, 0, batch_of(*values), timeout_ms=30_000, required_acks=acks, origin="client"
+            )
+        )
+
+    def client(self, node_id: int) -> Channel:
+        network = self.fabric.endpoint("client", self._client)
+        return Channel(network, self.nodes[node_id].name, PORT, client_id="client")
+
+    async def fetch(self, node_id: int, offset: int, *, topic: str = "t", **changes: Any) -> Any:
+        """What a consumer is answered for the first partition."""
+        version = changes.pop("version", 12)
+        channel = self.client(node_id)
+        fields = fetch_fields(topic, offset, **changes)
+        response = await channel.ask(Api.FETCH, version, fields, timeout_s=60)
+        channel.close()
+        return response.responses[0].partitions[0]
+
+    async def produce(self, node_id: int, *values: bytes, topic: str = "t", **changes: Any) -> Any:
+        channel = self.client(node_id)
+        fields = produce_fields(topic, batch_of(*values), **{"acks": -1, **changes})
+        response = await channel.ask(Api.PRODUCE, 10, fields, timeout_s=60)
+        channel.close()
+        return response.responses[0].partition_responses[0]
+
+    async def ask(self, node_id: int, api: Api, version: int, **fields: Any) -> Any:
+        channel = self.client(node_id)
+        response = await channel.ask(api, version, fields, timeout_s=60)
+        channel.close()
+        return response
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 60) -> None:
+        """In virtual time, which costs nothing."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - what is waited for is a broker's own state
+                await asyncio.sleep(0.005)
+
+    async def agree(self, *node_ids: int, topic: str = "t", index: int = 0) -> None:
+        """Until the logs of these nodes end alike and everything in them is committed everywhere."""
+
+        def facts() -> list[tuple[int, int]]:
+            found = []
+            for node_id in node_ids:
+                held = self.nodes[node_id].partition(index, topic).log
+                found.append((held.log_end_offset, held.high_watermark))
+            return found
+
+        await self.until(lambda: len({number for pair in facts() for number in pair}) == 1)
+        assert len({str(self.nodes[each].values(index, topic)) for each in node_ids}) == 1
+        epochs = set()
+        for node_id in node_ids:
+            held = self.nodes[node_id].partition(index, topic).log
+            # an epoch without a record is known to whoever led it
+            epochs.add(tuple(each for each in held.epochs.entries() if each[1] < held.log_end_offset))
+        assert len(epochs) == 1, epochs
+
+
+async def _offload(call: Callable[[], T]) -> T:
+    await asyncio.sleep(0)
+    return call()
