@@ -63,7 +63,8 @@ def value_of(data: bytes | None) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """One batch of one producer; `node` and `life` are those of the broker that answered the attempt which
-    was begun at `asked`. `ends` is the log end of each living replica when an acks=all ack arrived."""
+    was begun at `asked`. `ends` is where each replica ended when an acks=all ack arrived, on its
+    broker or left on its disk."""
 
     client: str
     connection: int

@@ -78,6 +78,7 @@ class Node:
         self._bucket = bucket
         self._common = common
         self._seed = seed
+        self._left: dict[TopicPartition, int] = {}  # where logs ended when the last life did
         self._stopped = False
         self.is_stopping = False
         given = {"node.id": str(node_id), "listeners": "PLAINTEXT://0.0.0.0:9092", **properties}
@@ -109,11 +110,15 @@ class Node:
     # what may be looked at ----------------------------------------------------------------------------------
 
     def log(self, tp: TopicPartition) -> UnifiedLog | None:
-        """This node's log of a partition; None when it has none, or is not up."""
-        if not self.is_ready:
-            return None
-        assert self.broker is not None
-        return self.broker.components.logs.logs.get(tp)
+        """This node's log of a partition; None when it has none, or has not opened it yet."""
+        components = getattr(self.broker, "components", None) if self.is_alive else None
+        found: UnifiedLog | None = None if components is None else components.logs.logs.get(tp)
+        return found
+
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """Where the log ends, or ended when the last life did; None when it has none."""
+        log = self.log(tp)
+        return self._left.get(tp) if log is None else log.log_end_offset
 
     def image(self) -> Image | None:
         return self.broker.components.cluster.image if self.is_ready and self.broker is not None else None
@@ -127,6 +132,7 @@ class Node:
         self._stopped = self.is_stopping = False
         process = Process(self.loop, self.name, self.life)
         self.process = process
+        self.broker = None
         self.files = self.disk.mount(process)
         self.loop.trace("begin", self.name, self.life)
         ready: asyncio.Future[bool] = self.loop.create_future()
@@ -224,6 +230,7 @@ class Node:
         """The machine goes down and its next life begins on an empty disk."""
         self.kill(power=True)
         self.disk = self._new_disk(self.loop, self._seed)
+        self._left = {}
         self.loop.trace("new-disk", self.name)
         self._history.crashes.append(
             Crash(node=self.id, life=self.life, at=self.loop.now, power=True, replaced=True)
@@ -232,14 +239,14 @@ class Node:
     def _died(self, process: Process, ready: asyncio.Future[bool], *, power: bool) -> None:
         if not ready.done():
             ready.set_result(False)
-        if self._stopped:
-            return
         synced = {}
         if power:
             self._fabric.power_off(self.name)
             synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs)
             self.disk.power_cut()
-        kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        self._left = kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        if self._stopped:
+            return
         self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))
         self._history.crashes.append(
             Crash(

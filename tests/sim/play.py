@@ -72,12 +72,12 @@ class Play:
         self.configs = {"min.insync.replicas": str(min_isr), **(configs or {})}
         self.loads: list[Load] = []
 
-    def perform(self, script: Callable[[Play], Awaitable[None]]) -> Verdict:
+    def perform(self, script: Script) -> Verdict:
         """Cluster, topic, load, script; then heal, finish, read everything, judge."""
         self.stage.loop.run(self._perform(script))
         return judge(self.stage.history)
 
-    async def _perform(self, script: Callable[[Play], Awaitable[None]]) -> None:
+    async def _perform(self, script: Script) -> None:
         stage = self.stage
         await stage.start()
         admin = stage.client("admin")
@@ -179,3 +179,6 @@ class Play:
     async def create_topic(self, topic: str) -> None:
         admin = self.stage.client(f"admin of {topic}")
         await self.stage.finish([admin.start(admin.create_topic_surely(topic, 1, {}, replicas=1))])
+
+
+Script = Callable[[Play], Awaitable[None]]

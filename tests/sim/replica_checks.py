@@ -97,19 +97,18 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
         if send.result != "ok" or send.acks != ALL or not send.ends:
             continue
         states = case.custody.during(send.tp, send.since, send.done)
-        if not states:
-            continue
-        ends = dict(send.ends)
+        members = [
+            member for member in (states[0].isr if states else ()) if all(member in s.isr for s in states)
+        ]
         last = send.base_offset + len(send.values) - 1
-        for member in states[0].isr:
-            if not all(member in state.isr for state in states) or member not in ends:
-                continue
+        for member in members:
             if any(crash.node == member and crash.at >= send.since for crash in case.history.crashes):
-                continue
-            if ends[member] <= last and not case.is_forgotten(send.tp, last, send.since, send.done):
+                continue  # it may have had it
+            end = dict(send.ends).get(member, 0)
+            if end <= last:
                 yield (
                     f"{send.tp} {send.values[0]} acked up to {last} at {send.done:.3f},"
-                    f" node {member} of the ISR ended at {ends[member]}"
+                    f" node {member} of the ISR ended at {end}"
                 )
 
 

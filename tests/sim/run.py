@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this one seed and print everything that happened")
-    parser.add_argument("--brokers", type=int, default=1, help="brokers of each run; 0: as the seed says")
+    parser.add_argument("--brokers", type=int, default=0, help="brokers of each run; 0: as the seed says")
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
     given = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)

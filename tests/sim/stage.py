@@ -130,9 +130,9 @@ class Stage:
         return () if partition is None else partition.isr
 
     def ends(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
-        """The log end of every replica that is up."""
-        logs = [(number, node.log(tp)) for number, node in self.nodes.items()]
-        return tuple((number, log.log_end_offset) for number, log in logs if log is not None)
+        """Where every replica ends: as its broker has it, or as its disk was left."""
+        ends = [(number, node.log_end(tp)) for number, node in self.nodes.items()]
+        return tuple((number, end) for number, end in ends if end is not None)
 
     def broken(self) -> list[str]:
         """Partitions that have no leader, or replicas that are not in sync."""

@@ -182,6 +182,10 @@ def ack_without_a_member(history: History) -> None:
     history.sends[0] = replace(history.sends[0], ends=((1, 2), (2, 2), (3, 1)))
 
 
+def ack_without_a_member_that_has_no_log(history: History) -> None:
+    history.sends[0] = replace(history.sends[0], ends=((1, 2), (2, 2)))
+
+
 def ack_in_an_epoch_of_another(history: History) -> None:
     history.sends[4] = replace(history.sends[4], node=2)
 
@@ -261,7 +265,7 @@ def repeat_a_partition_epoch(history: History) -> None:
 
 def keep_the_one_who_lost_in_the_isr(history: History) -> None:
     change_slot(history, 4, brokers=(), partitions=(state(2, 1, 1, ISR),))
-    history.sends[3] = replace(history.sends[3], ends=())
+    history.sends[3] = replace(history.sends[3], ends=((1, 6), (2, 6), (3, 6)))
 
 
 def empty_an_isr(history: History) -> None:
@@ -309,6 +313,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     lose_an_ack_of_a_leader_that_stayed: {"1 acked is kept"},
     read_what_is_lost: {"8 read stays read"},
     ack_without_a_member: {"13 acks count everyone"},
+    ack_without_a_member_that_has_no_log: {"13 acks count everyone"},
     ack_in_an_epoch_of_another: {"12 appends by the leader"},
     append_by_two_nodes_in_one_epoch: {"12 appends by the leader", "12 epochs"},
     lower_the_hw_of_a_follower: {"9 watermarks"},
