@@ -31,6 +31,7 @@ class Nemesis:
         self.mortal: list[tuple[SimClient, Callable[[], None]]] = []  # clients and how to replace them
         self._lossy: dict[int, Node] = {}  # who may have lost bytes and is not back in every ISR
         self._back_at: dict[int, float] = {}
+        self._partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
         self._is_over = False
 
     async def run(self) -> None:
@@ -39,6 +40,8 @@ class Nemesis:
         for fault in plan.faults:
             await asyncio.sleep(max(0.0, begun + fault.at_s - loop.now))
             loop.trace("fault", fault.kind, fault.amount, fault.seconds)
+            if plan.brokers > 1:
+                self.stage.sample(self._partitions)
             await self._commit(fault)
         last_s = min(plan.faults_last_s, 1.0 + len(plan.faults))
         if plan.brokers > 1 and plan.faults:
@@ -132,7 +135,7 @@ class Nemesis:
                     stage.loop.create_task(node.stop(), name=f"stop {node.name}")
             case "pause":
                 if node.process is not None:
-                    node.pause()
+                    node.process.pause()
                     self._later(fault.seconds, node.process.resume)
             case "cut" | "one-way":
                 ends = [self._some_client(), node.name]
@@ -144,6 +147,18 @@ class Nemesis:
             case "cut-from-peers":
                 for other in self._peers(node):
                     self._cut([node.name, other.name], fault)
+            case "zombie":
+                for other in self._peers(node):
+                    self._cut([node.name, other.name], fault)
+                node.line.down = True
+                self._later(fault.seconds, node.line.heal)
+            case "die-alone":
+                for other in self._peers(node):
+                    self._cut([node.name, other.name], fault, seconds=fault.amount / 20)
+                is_power = fault.amount % 2 == 1 and self._may_lose(node)
+                process = node.process
+                if process is not None:
+                    self._later(fault.amount / 20, lambda: process.die(power=is_power))
             case "isolate":
                 for name in sorted(fabric.hosts):
                     if name != node.name:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from tests.sim.net import NetworkProfile
 
 GROUP = "group"
+RACKS = ("a", "b", "c")
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 # What any broker can meet, alone or not.
 KINDS = (
@@ -46,6 +48,8 @@ CLUSTER_KINDS = (
     "one-way-pair",
     "isolate",
     "flap",
+    "zombie",
+    "die-alone",
     "no-store",
     "no-store-answers",
     "store-stale",
@@ -53,7 +57,11 @@ CLUSTER_KINDS = (
     "clock",
 )
 # What ends a life of the broker, or a connection under way, finds the most.
-HEAVY = frozenset({"kill", "kill-in-write", "power", "power-in-write", "reset", "pause", "cut-from-peers"})
+HEAVY = {
+    **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
+    **dict.fromkeys(("pause", "cut-from-peers"), 3),
+    **dict.fromkeys(("zombie", "die-alone"), 6),
+}
 
 BROKERS = (1, 1, 2, 3, 3, 3, 3, 3, 3, 4, 5)
 
@@ -81,13 +89,15 @@ class ProducerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """`consumers` are the racks they are in."""
+
     brokers: int
     replicas: int
     properties: dict[str, str]
     topics: dict[str, int]
     topic_configs: dict[str, str]
     producers: tuple[ProducerPlan, ...]
-    consumers: int
+    consumers: tuple[str, ...]
     members: int
     deletes: int
     extra_topics: int
@@ -122,7 +132,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         topics={"t": rng.choice((1, 2)), "d": 1},
         topic_configs=_topic_configs(rng, replicas),
         producers=_producers(rng, last_s, is_cluster=is_cluster),
-        consumers=rng.choice((1, 1, 2)),
+        consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
         deletes=rng.choice((0, 1, 3)),
         extra_topics=rng.choice((0, 0, 1, 2)),
@@ -153,6 +163,8 @@ def _properties(rng: random.Random, brokers: int) -> dict[str, str]:
         properties["log.flush.interval.messages"] = rng.choice(("1", "5"))
     if brokers > 1:
         properties["replica.lag.time.max.ms"] = rng.choice(("3000", "10000"))
+        if rng.random() < 0.4:
+            properties["replica.selector.class"] = RACK_AWARE
     return properties
 
 
@@ -184,14 +196,17 @@ def _producers(rng: random.Random, last_s: float, *, is_cluster: bool) -> tuple[
             pause_s=rng.choice(pauses),
             codec=rng.choice((0, 0, 0, 1, 4)),
         )
-        for acks in [rng.choice((-1, -1, -1, 1, 0)) for _ in range(rng.choice((1, 2, 2, 3)))]
+        for acks in [
+            rng.choice((-1, -1, -1, 1, 1, 0) if is_cluster else (-1, -1, -1, 1, 0))
+            for _ in range(rng.choice((1, 2, 2, 3)))
+        ]
     )
 
 
 def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[Fault, ...]:
     if rng.random() < 1 / 6:
         return ()
-    weights = [3 if kind in HEAVY else 1 for kind in kinds]
+    weights = [HEAVY.get(kind, 1) for kind in kinds]
     allowed = sorted(set(rng.choices(kinds, weights, k=rng.choice((1, 2, 3)))))
     faults = [
         Fault(

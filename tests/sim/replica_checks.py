@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
 
 from tests.sim.checks import ALL, Case, wrong_epoch_starts
-from tests.sim.history import MetaSlot, PartitionState, ReplicaLog, Sample
+from tests.sim.history import MetaSlot, PartitionState, ReplicaLog
 
 NO_LEADER = -1
 GENESIS = "00" * 32
@@ -24,25 +24,18 @@ GENESIS = "00" * 32
 
 
 def replica_marks_are_ordered(case: Case) -> Iterator[str]:
-    """9 (replicas) On every replica log start <= HW <= LEO; in the end the leader's HW is no further than any
-    member of the ISR."""
+    """9 (replicas) On every replica log start <= HW <= LEO, and no HW is past the end of a member of the
+    ISR."""
     for sample in case.history.samples:
+        state = case.custody.at(sample.tp, sample.at)
+        highest = max((log.high_watermark for log in sample.logs), default=0)
         for log in sample.logs:
+            where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
             if not log.log_start_offset <= log.high_watermark <= log.log_end_offset:
                 marks = (log.log_start_offset, log.high_watermark, log.log_end_offset)
-                yield f"{sample.tp} on node {log.node} at {sample.at:.3f}: log start, HW, LEO = {marks}"
-        if sample.is_final:
-            yield from _behind_the_watermark(case, sample)
-
-
-def _behind_the_watermark(case: Case, sample: Sample) -> Iterator[str]:
-    state = case.custody.at(sample.tp, sample.at)
-    final = case.history.logs.get(sample.tp)
-    if state is None or final is None:
-        return
-    for log in sample.logs:
-        if log.node in state.isr and log.log_end_offset < final.high_watermark:
-            yield f"{sample.tp} node {log.node} ends at {log.log_end_offset}, HW is {final.high_watermark}"
+                yield f"{where}: log start, HW, LEO = {marks}"
+            if state is not None and log.node in state.isr and log.log_end_offset < highest:
+                yield f"{where}: in the ISR it ends at {log.log_end_offset}, HW is {highest}"
 
 
 # 10 ---------------------------------------------------------------------------------------------------------

@@ -137,8 +137,9 @@ class Simulation:
         if plan.extra_topics:
             client = stage.client("creator")
             self._workers.append(client.start(self._create_now_and_then(client)))
-        for number in range(plan.consumers):
+        for number, rack in enumerate(plan.consumers):
             client = stage.client(f"consumer-{number}")
+            client.rack = rack
             consumer = Consumer(client=client, partitions=self.partitions, pause_s=0.4)
             self._readers.append(client.start(consumer.run()))
 

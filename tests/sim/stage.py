@@ -23,6 +23,7 @@ from tests.sim.inspection import FoundLog
 from tests.sim.loop import SimFailure, SimLoop
 from tests.sim.net import Fabric, NetworkProfile
 from tests.sim.node import Node, host_of
+from tests.sim.plan import RACKS
 from tests.sim.store import Bucket, StoreProfile
 
 READY_S = 60.0
@@ -30,7 +31,6 @@ SETTLE_S = 90.0
 WHOLE_S = 60.0
 QUIESCE_S = 5.0
 STEPS_PER_BROKER = 400_000
-RACKS = ("a", "b", "c")
 
 
 class Stuck(SimFailure):
@@ -146,6 +146,13 @@ class Stage:
             for name, it in partitions
             if it.leader < 0 or set(it.isr) != set(it.replicas)
         ]
+
+    def uneven(self, tp: TopicPartition) -> bool:
+        """Whether some replica lacks something, or has not heard that everybody has it."""
+        partition = self.truth.image.partition(*tp)
+        logs = [self.nodes[number].log(tp) for number in partition.replicas] if partition is not None else []
+        marks = {(log.high_watermark, log.log_end_offset) for log in logs if log is not None}
+        return None in logs or any(watermark != end for watermark, end in marks) or len(marks) > 1
 
     def orphans(self) -> list[TopicPartition]:
         """Partitions whose last in-sync replica lost its disk: nobody but an operator can bring them back."""
@@ -263,8 +270,12 @@ class Stage:
         return found
 
     async def final_state(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read everything once more as a client, then look at the files of every replica."""
+        """Once nothing is under way any more: read everything as a client, then look at the files of every
+        replica."""
         await asyncio.sleep(QUIESCE_S)
+        await self.eventually(
+            "every replica has everything", lambda: not any(map(self.uneven, partitions)), seconds=WHOLE_S
+        )
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 

@@ -266,6 +266,7 @@ def repeat_a_partition_epoch(history: History) -> None:
 def keep_the_one_who_lost_in_the_isr(history: History) -> None:
     change_slot(history, 4, brokers=(), partitions=(state(2, 1, 1, ISR),))
     history.sends[3] = replace(history.sends[3], ends=((1, 6), (2, 6), (3, 6)))
+    history.samples.pop(0)
 
 
 def empty_an_isr(history: History) -> None:
