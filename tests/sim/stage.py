@@ -147,12 +147,22 @@ class Stage:
             if it.leader < 0 or set(it.isr) != set(it.replicas)
         ]
 
-    def uneven(self, tp: TopicPartition) -> bool:
-        """Whether some replica lacks something, or has not heard that everybody has it."""
-        partition = self.truth.image.partition(*tp)
-        logs = [self.nodes[number].log(tp) for number in partition.replicas] if partition is not None else []
-        marks = {(log.high_watermark, log.log_end_offset) for log in logs if log is not None}
-        return None in logs or any(watermark != end for watermark, end in marks) or len(marks) > 1
+    def uneven(self, partitions: Sequence[TopicPartition]) -> list[str]:
+        """Partitions of which some replica lacks something, or has not heard that everybody has it."""
+        found = []
+        for tp in partitions:
+            partition = self.truth.image.partition(*tp)
+            replicas = () if partition is None else partition.replicas
+            logs = {number: self.nodes[number].log(tp) for number in replicas}
+            marks = {
+                number: None if log is None else (log.high_watermark, log.log_end_offset)
+                for number, log in logs.items()
+            }
+            if len(set(marks.values())) > 1 or any(
+                mark is None or mark[0] != mark[1] for mark in marks.values()
+            ):
+                found.append(f"{tp} {partition}: HW and end by node {marks}")
+        return found
 
     def orphans(self) -> list[TopicPartition]:
         """Partitions whose last in-sync replica lost its disk: nobody but an operator can bring them back."""
@@ -181,6 +191,14 @@ class Stage:
                 self.stuck.append(f"{what}: not within {seconds:g} s")
                 raise Stuck(self.stuck[-1])
             await asyncio.sleep(0.05)
+
+    async def settled(self, what: str, exceptions: Callable[[], list[str]]) -> None:
+        """Eventually without exceptions; those that are left are said by name."""
+        try:
+            await self.eventually(what, lambda: not exceptions(), seconds=WHOLE_S)
+        except Stuck:
+            self.stuck += exceptions()
+            raise
 
     async def finish(self, tasks: Sequence[asyncio.Task[None]], *, seconds: float = SETTLE_S) -> None:
         """Liveness: everybody who lives comes to an end; what ended in an error raises it."""
@@ -225,11 +243,7 @@ class Stage:
         if self.orphans():
             operator = self.client("operator")
             await self.finish([operator.start(operator.elect_unclean(self.orphans()))])
-        try:
-            await self.eventually("every replica is in sync", lambda: not self.broken(), seconds=WHOLE_S)
-        except Stuck:
-            self.stuck += self.broken()
-            raise
+        await self.settled("every replica is in sync", self.broken)
 
     # looks --------------------------------------------------------------------------------------------------
 
@@ -273,9 +287,7 @@ class Stage:
         """Once nothing is under way any more: read everything as a client, then look at the files of every
         replica."""
         await asyncio.sleep(QUIESCE_S)
-        await self.eventually(
-            "every replica has everything", lambda: not any(map(self.uneven, partitions)), seconds=WHOLE_S
-        )
+        await self.settled("every replica has everything", lambda: self.uneven(partitions))
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 
