@@ -82,6 +82,8 @@ class CommandQueue:
                 return await future
         except TimeoutError:
             raise KafkaError(ErrorCode.request_timed_out) from None
+        finally:
+            del future  # which an error, by its traceback, would keep alive together with itself
 
     async def _write(self) -> None:
         """Commands that wait while a slot is being won share the next one."""

@@ -16,7 +16,7 @@ waiters stay the same.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -253,7 +253,8 @@ class Partition:
         """Followers, who see everything."""
         self.told_high_watermark = -1
         """When consumers were woken last."""
-        self._commit_waiters: deque[CommitWaiter] = deque()
+        self._commit_waiters: OrderedDict[CommitWaiter, None] | None = None  # an empty one takes memory
+        """The one that waits for the least first."""
         self._low_waiters: list[CommitWaiter] = []
         self._followers: dict[int, Follower] = {}
         self._peers = peers
@@ -441,8 +442,9 @@ class Partition:
             return False
         log.set_high_watermark(frontier)
         waiters = self._commit_waiters
-        while waiters and waiters[0].needed <= frontier:
-            waiters.popleft().reached()
+        while waiters and (first := next(iter(waiters))).needed <= frontier:
+            del waiters[first]
+            first.reached()
         return True
 
     # ------------------------------------------------------------------------------------- in-sync replicas
@@ -538,15 +540,26 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- waiters
 
+    @property
+    def commit_waits(self) -> int:
+        return len(self._commit_waiters or ())
+
     def wait_committed(self, waiter: CommitWaiter) -> None:
         """In append order, so the one that waits for the least stands first."""
         waiters = self._commit_waiters
-        if waiters and waiters[-1].needed > waiter.needed:
+        if waiters is None:
+            waiters = self._commit_waiters = OrderedDict()
+        if waiters and next(reversed(waiters)).needed > waiter.needed:
             ordered = sorted([*waiters, waiter], key=lambda each: each.needed)
             waiters.clear()
-            waiters.extend(ordered)
+            waiters.update(dict.fromkeys(ordered))
         else:
-            waiters.append(waiter)
+            waiters[waiter] = None
+
+    def wait_no_more(self, waiter: CommitWaiter) -> None:
+        """Its time is up; the high watermark may stand still for much longer."""
+        if self._commit_waiters is not None:
+            self._commit_waiters.pop(waiter, None)
 
     def _fail_waiters(self, code: ErrorCode) -> None:
         self._fail_commits(code)
@@ -555,7 +568,6 @@ class Partition:
             waiter.failed(code)
 
     def _fail_commits(self, code: ErrorCode) -> None:
-        failed = list(self._commit_waiters)
-        self._commit_waiters.clear()
-        for waiter in failed:
+        failed, self._commit_waiters = self._commit_waiters, None
+        for waiter in failed or ():
             waiter.failed(code)

@@ -210,6 +210,7 @@ class ReplicatedState(Generic[MachineT]):
             return await future
         finally:
             self._waiting.pop(token, None)
+            del future  # which an error, by its traceback, would keep alive together with itself
 
     def _check_active(self) -> None:
         if self.status is Status.LOADING:

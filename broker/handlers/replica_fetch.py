@@ -298,7 +298,7 @@ class ReplicaFetch(Fetch):
 
     # ------------------------------------------------------------------------------------------- answering
 
-    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> None:
+    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> int:
         """Replication is no client's traffic, and its followers ask the image who leads."""
         wanted, part = read.wanted, read.part
         size = 0 if part is None else part.size
@@ -325,6 +325,7 @@ class ReplicaFetch(Fetch):
             )
             pieces.append(part)
         pieces.append(fetch_partition_tail(version, read.diverging))
+        return size
 
 
 class ReplicaFetchWait(FetchWait):

@@ -466,3 +466,17 @@ def test_deleted_records_are_gone_when_every_live_replica_has_deleted_them() -> 
     heard_from(partition, {3: 9}, log_start=5)
     peers.gone.add(3)
     assert partition.low_watermark == 7
+
+
+def test_who_waits_no_more_is_not_kept_while_the_high_watermark_stands_still() -> None:
+    log = FakeLog()
+    partition = partition_of(log, (1, 2))
+    log.log_end_offset = 9
+    commits = [Commit(needed) for needed in (1, 9, 5)]
+    for commit in commits:
+        partition.wait_committed(commit)
+    partition.wait_no_more(commits[2])
+    assert partition.commit_waits == 2
+    partition.follower_at(2, 9)
+    assert [commit.outcome for commit in commits] == [ErrorCode.none, ErrorCode.none, None]
+    assert partition.commit_waits == 0
