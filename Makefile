@@ -15,10 +15,11 @@ LISTEN ?= 127.0.0.1:9092
 ARGS   ?=
 SEEDS  ?= 1000
 FROM   ?= 0
+MINUTES ?= 30
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim bench bench-guard bench-growth bench-features kafka minio conformance clean
+.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features soak kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +46,11 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 sim: setup ## many simulation seeds, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3" fixes it)
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
+differential: SEEDS := 20
+differential: setup kafka ## the same requests to Apache Kafka, by hand and 50 generated sequences a seed: SEEDS=20 FROM=0
+	@$(BIN)/python -m pytest -q -p no:randomly tests/compat/test_differential.py tests/compat/test_sequences.py \
+	  --differential-seeds $(SEEDS) --differential-from $(FROM) $(ARGS)
+
 bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
 	@$(BIN)/python -m tools.versus.table $(ARGS)
 
@@ -54,8 +60,11 @@ bench-guard: setup ## CPU per request and per GB of this tree against another co
 bench-growth: setup ## ready time, memory and CPU as partitions, log and connections grow (15 GB of disk, deleted at the end)
 	@$(BIN)/python -m tools.versus.growth $(ARGS)
 
-bench-features: setup ## what indexes and idempotence cost a produce request, this build against itself
+bench-features: setup ## what counters, indexes and idempotence cost a produce request, this build against itself
 	@$(BIN)/python -m tools.versus.features $(ARGS)
+
+soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
+	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

@@ -82,6 +82,8 @@ class CommandQueue:
                 return await future
         except TimeoutError:
             raise KafkaError(ErrorCode.request_timed_out) from None
+        finally:
+            del future  # which an error, by its traceback, would keep alive together with itself
 
     async def _write(self) -> None:
         """Commands that wait while a slot is being won share the next one."""
@@ -120,9 +122,8 @@ class CommandQueue:
             answers.append((future, decided))
             is_beat = is_beat or isinstance(command, Beat)
             if isinstance(decided, Decision):
-                for record in decided.records:
-                    ahead.apply(record, self._ledger.image.seq + 1)
-                    size += len(encode_record(record))
+                ahead.apply_slot(self._ledger.image.seq + 1, decided.records)
+                size += sum(len(encode_record(record)) for record in decided.records)
                 records += decided.records
         return records, answers, bool(records) or is_beat
 

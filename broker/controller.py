@@ -180,7 +180,7 @@ class CreateTopics:
         _check_size(len(self.topics))
         counts = Counter(topic.name for topic in self.topics)
         normalized = _normalized(image, self.topics)
-        partitions = 0
+        _check_size(sum(_asked_for(rules, topic) for topic in self.topics if counts[topic.name] == 1))
         for topic in self.topics:
             if counts[topic.name] > 1:
                 continue
@@ -189,8 +189,6 @@ class CreateTopics:
             except KafkaError as error:
                 results.append(TopicResult(name=topic.name, error=error))
                 continue
-            partitions += len(made.partitions)
-            _check_size(partitions)
             records += [TopicCreated(name=made.name, topic_id=made.id, partitions=made.partitions), *changes]
             values = {change.name: change.value for change in changes if change.value is not None}
             results.append(TopicResult(name=topic.name, topic=made, configs=values))
@@ -206,6 +204,12 @@ def _normalized(image: Image, topics: Iterable[NewTopic]) -> dict[str, str]:
     if not any("." in topic.name or "_" in topic.name for topic in topics):
         return {}
     return {name.replace(".", "_"): name for name in image.topics}
+
+
+def _asked_for(rules: Rules, topic: NewTopic) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    return rules.config.num_partitions if topic.partitions == -1 else max(0, topic.partitions)
 
 
 def _check_size(partitions: int) -> None:

@@ -82,6 +82,11 @@ class ProduceFrames(FrameHandler, Protocol):
         `handle` does the same by the long way."""
 
 
+class FetchFrames(FrameHandler, Protocol):
+    def repeat(self, connection: Connection, frame: Frame) -> Answer:
+        """Answers a Fetch that goes on as the last one did; None for any other, which `handle` takes."""
+
+
 class Dispatcher:
     """The service behind the connections."""
 
@@ -91,7 +96,7 @@ class Dispatcher:
         components: Components,
         handlers: Mapping[int, Handler],
         produce: ProduceFrames,
-        fetch: FrameHandler,
+        fetch: FetchFrames,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
@@ -146,6 +151,12 @@ class Dispatcher:
     def _handle(
         self, connection: Connection, frame: Frame, api_key: int, version: int, correlation_id: int
     ) -> Answer:
+        if api_key == Api.FETCH and connection.fetch_seen is not None:
+            self._write_first()
+            answer = self._fetch.repeat(connection, frame)
+            if answer is not None:
+                self._counts[api_key] += 1
+                return answer
         if api_key in PEER:
             self._check_peer(connection, api_key)
         if not is_supported(api_key, version):
@@ -160,9 +171,7 @@ class Dispatcher:
             return self._produce.handle(
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
             )
-        if self._replicas.touched:
-            # what this request reads must include the Produce requests before it
-            self._written.extend(self._replicas.flush())
+        self._write_first()
         if api_key == Api.FETCH:
             return self._fetch.handle(
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
@@ -216,6 +225,11 @@ class Dispatcher:
         if connection.listener != listener or api_key not in self._handlers:
             raise Disconnect(f"{PEER[api_key].name} is for brokers, on listener {listener}")
 
+    def _write_first(self) -> None:
+        """What a request reads must include the Produce requests before it."""
+        if self._replicas.touched:
+            self._written.extend(self._replicas.flush())
+
     def _call(self, context: Context, request: Any) -> Answer:
         connection = context.connection
         try:
@@ -260,10 +274,15 @@ class Dispatcher:
         else:
             self._log_once(f"{KNOWN[context.api_key].name} version {context.api_version}", error)
         self._errors[code.value] += 1
-        fields = error_reply(context.api_key, context.api_version, request, code, message)
-        if fields is None:
-            raise Disconnect(f"{KNOWN[context.api_key].name} failed with {code.name} and cannot say so")
-        return encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+        api_key, version = context.api_key, context.api_version
+        cannot_say = f"{KNOWN[api_key].name} failed with {code.name} and cannot say so"
+        try:
+            fields = error_reply(api_key, version, request, code, message)
+            if fields is not None:
+                return encode_response(api_key, version, context.correlation_id, fields)
+        except Exception as failure:
+            self._log_once(f"the error reply of {KNOWN[api_key].name} version {version}", failure)
+        raise Disconnect(cannot_say)
 
     def _log_once(self, what: str, error: Exception) -> None:
         """The stack of a bug once, its repetitions as one line each."""

@@ -7,7 +7,7 @@ used it, so a request that was lost or repeated is told apart.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from protocol.hot import FetchItem, FetchRequest, TopicKey
 
@@ -50,8 +50,13 @@ class Wanted:
         _, _, self.leader_epoch, self.offset, self.last_epoch, self.max_bytes, self.log_start = item
 
 
+class SessionReader(Protocol):
+    def close(self) -> None:
+        """The session is over."""
+
+
 class FetchSession:
-    __slots__ = ("created_ms", "epoch", "id", "is_privileged", "used_ms", "uses_ids", "wanted")
+    __slots__ = ("created_ms", "epoch", "id", "is_privileged", "reader", "used_ms", "uses_ids", "wanted")
 
     def __init__(
         self,
@@ -64,6 +69,8 @@ class FetchSession:
     ) -> None:
         self.id = session_id
         self.is_privileged = is_privileged
+        self.reader: SessionReader | None = None
+        """What its reader keeps from request to request."""
         self.wanted = wanted
         self.uses_ids = uses_ids
         self.created_ms = now_ms
@@ -140,7 +147,7 @@ class FetchSessions:
         if request.items or request.forgotten:
             session.update(request.items, request.forgotten)
             if not session.wanted:
-                del self._sessions[session.id]
+                self._close(session.id)
                 return FetchTurn()
         session.used_ms = now_ms
         self._sessions.move_to_end(session.id)
@@ -149,7 +156,7 @@ class FetchSessions:
 
     def _full(self, request: FetchRequest) -> FetchTurn:
         """A session named in a full request is closed; epoch 0 asks for a new one, -1 does not."""
-        self._sessions.pop(request.session_id, None)
+        self._close(request.session_id)
         wanted = {(item.topic, item.partition): Wanted(item) for item in request.items}
         return FetchTurn(wanted.values(), creates=request.session_epoch == INITIAL_EPOCH)
 
@@ -183,6 +190,11 @@ class FetchSessions:
             oldest = min(evictable, key=lambda each: (each.is_privileged, len(each.wanted), each.id))
             if rank <= (oldest.is_privileged, len(oldest.wanted)):
                 return False
-        del self._sessions[oldest.id]
+        self._close(oldest.id)
         self.evictions += 1
         return True
+
+    def _close(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None and session.reader is not None:
+            session.reader.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from storage.log import AbstractLog
 log = logging.getLogger(__name__)
 
 PURPOSE: Final = "fetch"
+LOOK_AT_ALL_S: Final = 5.0
 LIST_OFFSETS_VERSION: Final = 9
 _LATEST, _EARLIEST = -1, -2
 _CORRELATION_MASK: Final = 0x7FFFFFFF
@@ -200,20 +202,23 @@ class _Session:
         self.epoch = 0
         self.told: dict[Key, FetchItem] = {}
 
-    def tell(self, wanted: dict[Key, FetchItem]) -> tuple[list[FetchItem], list[Key]]:
-        """(what is new, what is to be forgotten)."""
+    def tell(self, looked_at: dict[Key, FetchItem | None]) -> tuple[list[FetchItem], list[Key]]:
+        """(what is new, what is to be forgotten) of these; None is for who is not to be fetched now."""
         told = self.told
-        news = [item for key, item in wanted.items() if told.get(key) != item]
-        gone = [key for key in told if key not in wanted]
-        self.told = wanted
+        news: list[FetchItem] = []
+        gone: list[Key] = []
+        for key, item in looked_at.items():
+            if item is None:
+                if told.pop(key, None) is not None:
+                    gone.append(key)
+            elif told.get(key) != item:
+                told[key] = item
+                news.append(item)
         return news, gone
 
     def answered(self, session_id: int) -> None:
-        """A leader without room for a session answers 0, and is told everything each time."""
         self.id = session_id
-        self.epoch = 0 if not session_id else self.epoch + 1 if self.epoch < _SESSION_EPOCH_MAX else 1
-        if not session_id:
-            self.told = {}
+        self.epoch = self.epoch + 1 if self.epoch < _SESSION_EPOCH_MAX else 1
 
 
 class Fetcher:
@@ -225,6 +230,9 @@ class Fetcher:
         self._owner = owner
         self._replicas = owner.replicas
         self._session = _Session()
+        self._stale: dict[Key, None] = {}
+        """Who is to be looked at before the next request; the others are asked for as they were."""
+        self._looked_at_all_at = -inf
         self._has_news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._correlation_id = 0
@@ -243,11 +251,13 @@ class Fetcher:
 
     def add(self, position: _Position) -> None:
         self.positions[position.key] = position
+        self._stale[position.key] = None
         self._has_news.set()
 
     def remove(self, position: _Position) -> None:
         if self.positions.get(position.key) is position:
             del self.positions[position.key]
+            self._stale[position.key] = None
 
     async def _run(self) -> None:
         while True:
@@ -257,8 +267,13 @@ class Fetcher:
                     await self._fetch()
             except (PeerLost, MalformedRequest) as error:
                 log.info("fetching from broker %d: %s", self.leader_id, error)
-                self._session = _Session()
+                self._start_over()
                 await asyncio.sleep(self._backoff_s())
+
+    def _start_over(self) -> None:
+        """With a session that was told nothing."""
+        self._session = _Session()
+        self._stale = dict.fromkeys(self.positions)
 
     def _backoff_s(self) -> float:
         return self._owner.config().replica_fetch_backoff_ms / 1000
@@ -267,19 +282,18 @@ class Fetcher:
 
     async def _fetch(self) -> None:
         """One request and what it brings; or a wait for somebody to fetch for."""
-        asked = self._wanted()
-        if not asked and not self._session.told:
+        config, session = self._owner.config(), self._session
+        items, forgotten = session.tell(self._look())
+        if not session.told and not forgotten:
             await self._wait_for_news()
             return
-        config, session = self._owner.config(), self._session
-        items, forgotten = session.tell({key: item for key, (_, item) in asked.items()})
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
         frame = encode_replica_fetch(
             self._correlation_id,
             self._client_id,
             replica_id=self._replicas.node_id,
             replica_epoch=self._owner.broker_epoch(),
-            max_wait_ms=config.replica_fetch_wait_max_ms if asked else 0,
+            max_wait_ms=config.replica_fetch_wait_max_ms if session.told else 0,
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
             session_id=session.id,
@@ -291,29 +305,52 @@ class Fetcher:
         channel = self._owner.channels.to(self.leader_id, PURPOSE)
         response = parse_replica_fetch(await channel.ask_frame(frame, timeout_s=timeout_s))
         if response.error:
-            self._session = _Session()
+            self._start_over()
             if error_code(response.error) not in _SESSION_LOST or not session.id:
                 raise PeerLost(f"Fetch is answered with {response.error}")
             return
-        session.answered(response.session_id)
-        appended = 0
-        for fetched in response.partitions:
-            found = asked.get((fetched.topic_id, fetched.partition))
-            if found is not None:
-                self._take(found[0], found[1], fetched)
-                appended += len(fetched.records)
-                if appended >= _SLICE_BYTES:
-                    appended = 0
-                    await asyncio.sleep(0)
+        await self._take_all(session.told, response.partitions)
+        if response.session_id:
+            session.answered(response.session_id)
+            return
+        # a leader without room for a session is told everything each time, and answers at once
+        self._start_over()
+        if session.told and not any(len(fetched.records) for fetched in response.partitions):
+            await asyncio.sleep(self._backoff_s())
 
-    def _wanted(self) -> dict[Key, tuple[_Position, FetchItem]]:
-        """Who is fetched for now, and from where. Sorted by topic, since neighbours share its id."""
+    async def _take_all(self, asked: dict[Key, FetchItem], answers: list[FetchedPartition]) -> None:
+        appended = 0
+        for fetched in answers:
+            key = (fetched.topic_id, fetched.partition)
+            position, item = self.positions.get(key), asked.get(key)
+            if position is None or item is None:
+                continue
+            self._stale[key] = None
+            self._take(position, item, fetched)
+            appended += len(fetched.records)
+            if appended >= _SLICE_BYTES:
+                appended = 0
+                await asyncio.sleep(0)
+
+    def _look(self) -> dict[Key, FetchItem | None]:
+        """From where those are to be fetched of whom something changed; who cannot be fetched for now is
+        looked at again. Retention moves log starts without telling."""
         now, max_bytes = self._replicas.now(), self._owner.config().replica_fetch_max_bytes
-        return {
-            key: (position, position.item(max_bytes))
-            for key, position in self.positions.items()
-            if position.is_ready(now) and not self._is_throttled(position)
-        }
+        if now - self._looked_at_all_at > LOOK_AT_ALL_S:
+            self._looked_at_all_at = now
+            self._stale.update(dict.fromkeys(self.positions))
+        stale, self._stale = self._stale, {}
+        looked_at: dict[Key, FetchItem | None] = {}
+        for key in stale:
+            position = self.positions.get(key)
+            if position is None:
+                looked_at[key] = None
+            elif position.is_ready(now) and not self._is_throttled(position):
+                looked_at[key] = position.item(max_bytes)
+            else:
+                looked_at[key] = None
+                self._stale[key] = None
+        return looked_at
 
     def _is_throttled(self, position: _Position) -> bool:
         """Only who is out of sync anyway: a throttle must not push a replica out."""
@@ -336,7 +373,7 @@ class Fetcher:
     def _take(self, position: _Position, asked: FetchItem, fetched: FetchedPartition) -> None:
         """What one partition is answered, if it is still asked: meanwhile it may have changed its leader."""
         held = position.partition.log
-        if self.positions.get(position.key) is not position or held.log_end_offset != asked.offset:
+        if (position.leader_epoch, held.log_end_offset) != (asked.leader_epoch, asked.offset):
             return
         try:
             if fetched.error:
@@ -387,7 +424,7 @@ class Fetcher:
             position.is_stuck = True
             log.info("%s: its epoch is over", position)
             return
-        log.info("%s: the leader answers %s", position, code.name)
+        log.debug("%s: the leader answers %s", position, code.name)
         self._delay(position)
 
     def _delay(self, position: _Position) -> None:

@@ -412,7 +412,8 @@ class GroupMachine:
             if command.member_id:
                 turn.reply(token, join_error(ErrorCode.unknown_member_id, command.member_id))
                 return
-            group = Group(command.group_id, turn.now.wall_ms)
+            # It stays, empty, even when this join is refused below.
+            group = self.groups[command.group_id] = Group(command.group_id, turn.now.wall_ms)
         if not self._accepts(group, command.member_id):
             self._discard(group, command.member_id)
             turn.reply(token, join_error(ErrorCode.group_max_size_reached))
@@ -421,7 +422,6 @@ class GroupMachine:
         elif command.member_id:
             self._join_existing(group, command, token, turn)
         else:
-            self.groups[group.group_id] = group
             self._join_new(group, command, token, turn)
 
     def _accepts(self, group: Group, member_id: str) -> bool:
@@ -797,6 +797,9 @@ class GroupMachine:
         self._committed_offsets += len(turn.records)
         turn.reply(token, tuple(errors))
         group = self.groups.get(command.group_id)
+        if group is None and not turn.records:
+            # Its first commit begins a group even if nothing of it could be kept.
+            self.groups[command.group_id] = Group(command.group_id, now.wall_ms)
         member = group.members.get(command.member_id) if group is not None else None
         if group is not None and member is not None:
             self._restart_session(group, member, now)

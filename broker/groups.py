@@ -10,7 +10,7 @@ Invariant: a machine lives exactly as long as this broker leads its partition in
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -49,7 +49,7 @@ class ClusterView(Protocol):
     @property
     def image(self) -> Image: ...
 
-    def subscribe(self, listener: Callable[[Delta], None]) -> Any: ...
+    def subscribe(self, listener: Callable[[Delta], Iterable[None] | None]) -> Any: ...
 
     async def ensure_internal(self, name: str) -> Any: ...
 

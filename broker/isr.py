@@ -27,6 +27,7 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 PROPOSALS_MAX: Final = 1_000
 """In one request; the rest goes with the next one."""
+WATCHED_AT_ONCE: Final = 500
 _RECOVERED: Final = 0
 
 # The controller was asked in vain, but says what is true: the proposal was not done and will not be.
@@ -90,22 +91,24 @@ class IsrManager:
             task_group.create_task(self._send_for_ever(), name="isr changes"),
         ]
 
-    def shrink(self) -> None:
-        """Looks at every partition led here once."""
-        for partition in list(self._replicas.partitions()):
-            if partition.is_leader and len(partition.replicas) > 1:
-                if partition.proposal is not None:
-                    self._proposed(partition)
-                else:
-                    partition.propose_shrink()
-                # nobody waits any longer for a follower outside the ISR whose time is up
-                if partition.advance():
-                    self._replicas.wake_committed(partition)
-
     async def _watch_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._replicas.lag_s / 2)
-            self.shrink()
+            for at, partition in enumerate(list(self._replicas.partitions())):
+                self._look_at(partition)
+                if at % WATCHED_AT_ONCE == WATCHED_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+
+    def _look_at(self, partition: Partition) -> None:
+        if not partition.is_leader or len(partition.replicas) == 1:
+            return
+        if partition.proposal is not None:
+            self._proposed(partition)
+        else:
+            partition.propose_shrink()
+        # nobody waits any longer for a follower outside the ISR whose time is up
+        if partition.advance():
+            self._replicas.wake_committed(partition)
 
     # ---------------------------------------------------------------------------------------------- asking
 

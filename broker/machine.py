@@ -8,7 +8,7 @@ Invariant: durable state changes only in `Machine.apply`, so recovery is `apply`
 import heapq
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 Record = TypeVar("Record")
 Command = TypeVar("Command", contravariant=True)
@@ -71,9 +71,12 @@ class Machine(Protocol[Command, Record]):
         """Whether stackable commands of one scope may be decided before each other's records are applied."""
 
 
+_COMPACT_AT: Final = 64
+
+
 class Timers:
     """Deadlines by key. Moving one later, which every heartbeat does, costs a dictionary write and no
-    heap.
+    heap; what was cancelled leaves the heap at the latest when it is most of it.
     """
 
     __slots__ = ("_deadlines", "_heap", "_queued")
@@ -122,6 +125,13 @@ class Timers:
     def _push(self, key: tuple[str, ...], at_ms: int) -> None:
         self._queued[key] = at_ms
         heapq.heappush(self._heap, (at_ms, key))
+        if len(self._heap) > _COMPACT_AT + 2 * len(self._deadlines):
+            self._compact()
+
+    def _compact(self) -> None:
+        self._queued = {key: at_ms for key, at_ms in self._queued.items() if key in self._deadlines}
+        self._heap = [(at_ms, key) for key, at_ms in self._queued.items()]
+        heapq.heapify(self._heap)
 
     def _pop(self) -> tuple[str, ...] | None:
         """Take the first entry; None when a later push had replaced it."""

@@ -8,10 +8,14 @@ scrapes, in pieces that may lie turns of the loop apart.
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from broker.membership import State
 from protocol.apis import KNOWN
 from protocol.errors import error_code
 
@@ -43,7 +47,9 @@ def collect(components: Components) -> Iterator[Metric]:
     yield from _logs(components)
     yield from _replicas(components)
     yield from _sockets(components)
+    yield from _groups(components)
     yield from _controller(components)
+    yield from _process()
 
 
 def _requests(components: Components) -> Iterator[Metric]:
@@ -67,6 +73,8 @@ _TOPIC_FAMILIES: Final = (
     ("messagesin", "messages_in", "Records appended."),
     ("bytesin", "bytes_in", "Bytes of record batches appended."),
     ("bytesout", "bytes_out", "Bytes of record batches fetched by clients."),
+    ("replicationbytesin", "replication_bytes_in", "Bytes of record batches fetched from leaders."),
+    ("replicationbytesout", "replication_bytes_out", "Bytes of record batches fetched by followers."),
     ("totalproducerequests", "produce", "Produce requests, by partition asked for."),
     ("failedproducerequests", "failed_produce", "Produce requests refused, by partition asked for."),
     ("totalfetchrequests", "fetch", "Fetch requests, by partition read."),
@@ -118,6 +126,11 @@ def _logs(components: Components) -> Iterator[Metric]:
         "Log directories that failed.",
         value=len(components.logs.offline_dirs),
     )
+    yield GaugeMetricFamily(
+        "kafka_log_logmanager_logstobedeleted",
+        "Logs of deleted partitions whose files are still there.",
+        value=components.logs.to_be_deleted,
+    )
 
 
 def _pieces(rows: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -149,6 +162,12 @@ def _replicas(components: Components) -> Iterator[Metric]:
         "Replicas on failed directories.",
         value=components.replicas.offline_count,
     )
+    yield GaugeMetricFamily(
+        f"{name}_produceridcount",
+        "Producers that the partitions here remember.",
+        value=sum(len(partition.log.producer_table.entries) for partition in partitions),
+    )
+    yield from _waiting(components, partitions)
     sessions = components.fetch_sessions
     name = "kafka_server_fetchsessioncache"
     yield GaugeMetricFamily(f"{name}_numincrementalfetchsessions", "Fetch sessions.", value=len(sessions))
@@ -160,11 +179,19 @@ def _replicas(components: Components) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{name}_incrementalfetchsessionevictions", "Fetch sessions evicted.", value=sessions.evictions
     )
-    yield GaugeMetricFamily(
-        "kafka_server_delayedoperationpurgatory_purgatorysize",
-        "Requests that wait.",
-        value=len(components.replicas.purgatory),
+
+
+def _waiting(components: Components, partitions: Sequence[Partition]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    name, purgatory = "kafka_server_delayedoperationpurgatory", components.replicas.purgatory
+    yield GaugeMetricFamily(f"{name}_purgatorysize", "Requests that wait.", value=len(purgatory))
+    watched = GaugeMetricFamily(
+        f"{name}_watched", "Waits at partitions, one for each partition.", labels=["delayedOperation"]
     )
+    watched.add_metric(["Fetch"], sum(len(partition.data_waiters) for partition in partitions))
+    watched.add_metric(["Produce"], sum(partition.commit_waits for partition in partitions))
+    yield watched
 
 
 def _sockets(components: Components) -> Iterator[Metric]:
@@ -187,6 +214,42 @@ def _sockets(components: Components) -> Iterator[Metric]:
     )
 
 
+_GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}
+_GROUP_EVENTS: Final = (
+    ("group_completed_rebalance_count", "completed_rebalances", "Rebalances completed."),
+    ("offset_commit_count", "committed_offsets", "Offsets committed."),
+    ("offset_expiration_count", "expired_offsets", "Offsets expired."),
+)
+"""Since the partition was loaded."""
+
+
+def _groups(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    statistics = components.groups.statistics()
+    machines = statistics.machines
+    states: Counter[State] = Counter()
+    for machine in machines:
+        states.update(machine.groups)
+    name = "kafka_coordinator_group_groupmetadatamanager"
+    yield GaugeMetricFamily(f"{name}_numgroups", "Groups.", value=states.total())
+    for state, suffix in _GROUP_STATES.items():
+        yield GaugeMetricFamily(f"{name}_{suffix}", f"Groups in state {state.value}.", value=states[state])
+    members = sum(machine.members for machine in machines)
+    yield GaugeMetricFamily(f"{name}_nummembers", "Members of groups.", value=members)
+    offsets = sum(machine.offsets for machine in machines)
+    yield GaugeMetricFamily(f"{name}_numoffsets", "Committed offsets that are kept.", value=offsets)
+    name = "kafka_server_group_coordinator_metrics"
+    partitions = GaugeMetricFamily(f"{name}_num_partitions", "Partitions coordinated.", labels=["state"])
+    partitions.add_metric(["loading"], statistics.loading)
+    partitions.add_metric(["active"], len(machines))
+    yield partitions
+    yield GaugeMetricFamily(f"{name}_waiting", "Group requests that wait.", value=statistics.waiting)
+    for suffix, attribute, text in _GROUP_EVENTS:
+        total = sum(getattr(machine, attribute) for machine in machines)
+        yield CounterMetricFamily(f"{name}_{suffix}", text, value=total)
+
+
 def _controller(components: Components) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
@@ -199,4 +262,19 @@ def _controller(components: Components) -> Iterator[Metric]:
     yield GaugeMetricFamily(f"{name}_globalpartitioncount", "Partitions.", value=partitions)
     yield GaugeMetricFamily(
         f"{name}_activebrokercount", "Brokers that are not fenced.", value=len(image.live_brokers())
+    )
+
+
+def _process() -> Iterator[Metric]:
+    """Under the names that Prometheus' own clients use; memory and open files where the system tells them."""
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.process_collector import ProcessCollector
+
+    yield from ProcessCollector(registry=None).collect()
+    yield GaugeMetricFamily("process_threads", "Threads.", value=threading.active_count())
+    yield GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+    yield GaugeMetricFamily(
+        "python_allocated_blocks",
+        "Blocks of memory that Python's allocator has given out and not got back.",
+        value=sys.getallocatedblocks(),
     )

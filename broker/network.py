@@ -8,8 +8,9 @@ connection can make the broker keep is bounded: one read buffer, one frame, one 
 mark plus one chunk.
 
 All complete frames of one read are handled, then the service settles (one write per partition), then one send
-leaves with all answers: unbatched responses cost twice the CPU. A request that must wait stalls its
-connection, as Kafka's mute does, except Produce: the next Produce only appends behind it.
+leaves with all answers: unbatched responses cost twice the CPU. Connections that are read in one turn of the
+loop with nothing but Produces settle once for all. A request that must wait stalls its connection, as Kafka's
+mute does, except Produce: the next Produce only appends behind it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import os
 import select
 import socket
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from broker.ports import Listening, Network
@@ -46,6 +48,11 @@ _LARGE_BUFFER: Final = 1 << 20
 """What a read buffer grows to by itself; a larger one is there for a large frame."""
 _SWEEPS_PER_IDLE: Final = 10
 _QUEUED_BYTES: Final = 512 << 20
+_ROUNDS_APART: Final = 64
+"""Rounds that end at once before one waits for company again."""
+_OPEN_BYTES_MAX: Final = 256 * 1024
+"""Appended and not yet written by rounds that wait for each other: more would leave the processor's cache."""
+_UNLIMITED: Final = 2**31 - 1
 
 # Why a connection handles no further request just now; any bit set stalls it.
 WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED = 1, 2, 4, 8, 16, 32
@@ -98,10 +105,10 @@ class Service(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     request_bytes: int = 100 * 1024 * 1024
-    connections: int = 2**31 - 1
-    connections_per_ip: int = 2**31 - 1
+    connections: int = _UNLIMITED
+    connections_per_ip: int = _UNLIMITED
     connections_per_ip_overrides: Mapping[str, int] = field(default_factory=dict)
-    creation_rate: int = 2**31 - 1
+    creation_rate: int = _UNLIMITED
     idle_ms: int = 600_000
     queued_bytes: int = -1
     backlog: int = 50
@@ -137,6 +144,8 @@ class Connection(asyncio.BufferedProtocol):
         self.unsent = 0
         """Bytes answered and not yet sent: a round ends early when they are many, and no other begins while
         they stand behind an answer that is not there yet."""
+        self.has_open_round = False
+        """Its last round was handled and is neither written nor answered yet: `NetworkServer.end_rounds`."""
         self._server = server
         self._service = server.service
         self._loop = server.loop
@@ -179,12 +188,17 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
         self._bulk = None
         self.produce_templates.clear()
+        self.fetch_seen = None
+        self._reader.discard()
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()
         self._transport = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self.has_open_round:
+            # what was appended still lies in the buffer
+            self._server.end_rounds()
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -214,6 +228,8 @@ class Connection(asyncio.BufferedProtocol):
             self._run(frames)
 
     def eof_received(self) -> bool:
+        if self.has_open_round:
+            self._server.end_rounds()
         return False
 
     def pause_writing(self) -> None:
@@ -242,36 +258,39 @@ class Connection(asyncio.BufferedProtocol):
 
     def _round(self, frames: Sequence[Frame]) -> Sequence[Frame]:
         """Handles frames until one stalls the connection; returns what is left."""
-        service = self._service
-        handle = service.handle
         answers: list[Any] = []
-        rest: Sequence[Frame] = ()
+        at = 0
         broken: str | None = None
         try:
-            at = 0
-            while at < len(frames):
-                if self.produce_templates:
-                    at = service.repeat(self, frames, at, answers)
-                    if at == len(frames):
-                        break
-                answer = handle(self, frames[at])
-                at += 1
-                if answer is not None:
-                    answers.append(answer)
-                if self._stalled or self.unsent > _UNSENT_MAX:
-                    rest = frames[at:]
-                    break
+            if self.produce_templates:
+                at = self._service.repeat(self, frames, 0, answers)
+                if at == len(frames):
+                    self._server.end_round(self, answers, len(frames) * len(frames[0]))
+                    return ()
+            at = self._handle(frames, at, answers)
         except Disconnect as error:
-            broken = str(error)
-        finally:
-            settlement = service.settle()
-        self._reply(answers)
-        service.settled(settlement)
+            broken, at = str(error), len(frames)
+        self._server.end_round_now(self, answers)
         if broken is not None:
             self.close(broken)
-        return rest
+        return frames[at:]
 
-    def _reply(self, answers: list[Any]) -> None:
+    def _handle(self, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+        """One by one, with short ways between, until one stalls the connection; where it stopped."""
+        handle, repeat = self._service.handle, self._service.repeat
+        while at < len(frames):
+            answer = handle(self, frames[at])
+            at += 1
+            if answer is not None:
+                answers.append(answer)
+            if self._stalled or self.unsent > _UNSENT_MAX:
+                break
+            if self.produce_templates and at < len(frames):
+                at = repeat(self, frames, at, answers)
+        return at
+
+    def reply(self, answers: list[Any]) -> None:
+        """To a round, after the service has settled."""
         slots = self._slots
         ready: list[bytes] = []
         broken: str | None = None
@@ -385,6 +404,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, reason: str | None = None) -> None:
         """Closes after what was answered has left."""
+        if self.has_open_round:
+            self._server.end_rounds()
         if reason is not None and not self._stalled & CLOSED:
             log.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
         if self._transport is not None:
@@ -509,6 +530,11 @@ class Connection(asyncio.BufferedProtocol):
             self._server.keeps(self, self._reader.capacity)
 
     @property
+    def company(self) -> int:
+        """How many connections share what there is; at least this one."""
+        return max(self._server.connection_count, 1)
+
+    @property
     def has_open_frame(self) -> bool:
         return self._reader.pending > 0
 
@@ -532,6 +558,13 @@ class Connection(asyncio.BufferedProtocol):
         state = select.poll()
         state.register(real.fileno(), getattr(select, "POLLRDHUP", 0))
         return bool(state.poll(0))
+
+    @property
+    def descriptor(self) -> int:
+        """-1 where there is none (simulation)."""
+        assert self._transport is not None
+        real = self._transport.get_extra_info("socket")
+        return -1 if real is None else int(real.fileno())
 
     def pace(self) -> None:
         """Reads nothing until `unpace`."""
@@ -603,7 +636,13 @@ class NetworkServer:
     """All listeners and connections of a broker, and the limits they share."""
 
     def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, network: Network, service: Service, limits: Limits
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        network: Network,
+        service: Service,
+        limits: Limits,
+        has_room: Callable[[int], bool] = lambda descriptor: True,
     ) -> None:
         self.loop = loop
         self.service = service
@@ -611,6 +650,7 @@ class NetworkServer:
         self.tick = 0
         self.stats = NetworkStats()
         self._network = network
+        self._has_room = has_room
         self._listening: list[Listening] = []
         self._connections: dict[Connection, None] = {}
         self._per_ip: Counter[str] = Counter()
@@ -619,11 +659,15 @@ class NetworkServer:
         self._large: dict[Connection, int] = {}
         """Bytes of the read buffers that large frames left behind, the longest unused first."""
         self._large_bytes = 0
-        self._throttled: deque[Connection] = deque()
+        self._throttled: dict[Connection, None] = {}
+        """Who reads nothing while too many bytes wait, the longest first."""
         self._next_admission = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._is_open = False
+        self._rounds: list[tuple[Connection, list[Any]]] = []
+        self._open_bytes = 0
+        self._rounds_apart = 0
 
     def __repr__(self) -> str:
         return f"<NetworkServer {len(self._connections)} connections, {self._queued_bytes} bytes queued>"
@@ -672,6 +716,56 @@ class NetworkServer:
         for _ in range(3):
             await asyncio.sleep(0)
 
+    # -------------------------------------------------------------------------------------------- rounds
+
+    def end_round(self, connection: Connection, answers: list[Any], size: int) -> None:
+        """Writes and answers a round of nothing but Produces, about `size` bytes: together with those of
+        other connections that are read in the same turn of the loop, which costs each of them a quarter less.
+        As long as there are none, rounds end at once, and now and then one looks whether that is still so.
+        """
+        if self._rounds_apart:
+            self._rounds_apart -= 1
+            self.end_round_now(connection, answers)
+            return
+        if not self._rounds:
+            self.loop.call_soon(self.end_rounds)
+        self._rounds.append((connection, answers))
+        connection.has_open_round = True
+        self._open_bytes += size
+        if self._open_bytes > _OPEN_BYTES_MAX:
+            self.end_rounds()
+
+    def end_round_now(self, connection: Connection, answers: list[Any]) -> None:
+        if self._rounds:
+            self.end_rounds()
+        settlement = self.service.settle()
+        connection.reply(answers)
+        self.service.settled(settlement)
+
+    def end_rounds(self) -> None:
+        rounds = self._rounds
+        if not rounds:
+            return
+        self._rounds = []
+        self._open_bytes = 0
+        if len(rounds) == 1:
+            self._rounds_apart = _ROUNDS_APART
+        for connection, _ in rounds:
+            connection.has_open_round = False
+        try:
+            settlement = self.service.settle()
+        except Exception:
+            for connection, _ in rounds:
+                connection.abort("what it sent could not be written")
+            raise
+        for connection, answers in rounds:
+            try:
+                connection.reply(answers)
+            except Exception as error:
+                log.error("an answer failed", exc_info=error)
+                connection.abort("its answer failed")
+        self.service.settled(settlement)
+
     # ----------------------------------------------------------------------------------------- admission
 
     def admit(self, connection: Connection) -> str | None:
@@ -679,12 +773,17 @@ class NetworkServer:
         limits = self.limits
         host = connection.peer_host
         refusal: str | None = None
+        descriptor = connection.descriptor
         if self._closed:
             refusal = "the broker is stopping"
         elif len(self._connections) >= limits.connections:
             refusal = f"max.connections is {limits.connections}"
         elif self._per_ip[host] >= limits.connections_per_ip_overrides.get(host, limits.connections_per_ip):
             refusal = "max.connections.per.ip is reached"
+        elif not self._has_room(descriptor):
+            refusal = "the descriptors that are left are for files"
+        elif self._is_open and self._early_comers() >= max(limits.backlog, 1):
+            refusal = "max.connection.creation.rate is passed, and socket.listen.backlog.size wait already"
         if refusal is not None:
             self.stats.rejected += 1
             return refusal
@@ -697,10 +796,17 @@ class NetworkServer:
             connection.pace()
         return None
 
+    def _early_comers(self) -> int:
+        """How many wait for their turn under max.connection.creation.rate. In Kafka, which stops accepting,
+        they would be in the listen queue."""
+        if self.limits.creation_rate >= _UNLIMITED:
+            return 0
+        return max(0, ceil((self._next_admission - self.loop.time()) * max(self.limits.creation_rate, 1)))
+
     def _pace_creation(self, connection: Connection) -> None:
         """max.connection.creation.rate: whoever comes too early is read from later."""
         rate = self.limits.creation_rate
-        if rate >= 2**31 - 1:
+        if rate >= _UNLIMITED:
             return
         now = self.loop.time()
         self._next_admission = max(self._next_admission, now - 1.0) + 1.0 / max(rate, 1)
@@ -717,6 +823,7 @@ class NetworkServer:
             del self._per_ip[host]
         self._queued_bytes -= queued
         self.gave_back(connection)
+        self._throttled.pop(connection, None)
         self._admit_queued()
 
     def queued(self, connection: Connection, change: int) -> None:
@@ -729,7 +836,7 @@ class NetworkServer:
             growing = sum(c.has_open_frame and not c._stalled & PACED for c in self._connections)
             if growing > 1:
                 connection.pace()
-                self._throttled.append(connection)
+                self._throttled[connection] = None
         elif change < 0:
             self._admit_queued()
 
@@ -750,11 +857,16 @@ class NetworkServer:
 
     def _admit_queued(self) -> None:
         while self._throttled and self._queued_bytes <= self._queued_max:
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
         if self._throttled and not any(
             c.has_open_frame and not c._stalled & PACED for c in self._connections
         ):
-            self.loop.call_soon(self._throttled.popleft().unpace)
+            self._unthrottle_one()
+
+    def _unthrottle_one(self) -> None:
+        connection = next(iter(self._throttled))
+        del self._throttled[connection]
+        self.loop.call_soon(connection.unpace)
 
     # --------------------------------------------------------------------------------------------- idle
 

@@ -16,7 +16,7 @@ waiters stay the same.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -62,6 +62,15 @@ class Peers(Protocol):
         """It has a new proposal."""
 
 
+class Visit:
+    """When a follower asked last, for all partitions of its session at once."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = -inf
+
+
 class Follower:
     """What a leader knows of one follower, from what that one asked for last."""
 
@@ -73,6 +82,7 @@ class Follower:
         "leader_end",
         "log_start",
         "node_id",
+        "visit",
     )
 
     def __init__(self, node_id: int) -> None:
@@ -84,6 +94,8 @@ class Follower:
         """Where the leader's log ended when this one asked last."""
         self.fetched_at = -inf
         self.caught_up_at = -inf
+        self.visit: Visit | None = None
+        """Counts for a partition that is left out of a request because nothing of it changed."""
 
     def __repr__(self) -> str:
         return f"<Follower {self.node_id} [{self.log_start}, {self.end_offset}) epoch {self.broker_epoch}>"
@@ -99,7 +111,7 @@ class Follower:
         if offset >= leader_end:
             self.caught_up_at = now
         elif offset >= self.leader_end:
-            self.caught_up_at = max(self.caught_up_at, self.fetched_at)
+            self.caught_up_at = self._seen_at()
         self.end_offset = offset
         self.log_start = log_start
         self.leader_end = max(self.leader_end, leader_end)
@@ -107,7 +119,15 @@ class Follower:
         self.fetched_at = now
 
     def is_caught_up(self, leader_end: int, *, now: float, lag_s: float) -> bool:
-        return self.end_offset == leader_end or now - self.caught_up_at <= lag_s
+        if self.end_offset == leader_end:
+            return True
+        seen_at = self._seen_at() if self.end_offset >= self.leader_end else self.caught_up_at
+        return now - seen_at <= lag_s
+
+    def _seen_at(self) -> float:
+        """When it asked last, having all there was."""
+        visited_at = -inf if self.visit is None else self.visit.at
+        return max(self.caught_up_at, self.fetched_at, visited_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -233,7 +253,8 @@ class Partition:
         """Followers, who see everything."""
         self.told_high_watermark = -1
         """When consumers were woken last."""
-        self._commit_waiters: deque[CommitWaiter] = deque()
+        self._commit_waiters: OrderedDict[CommitWaiter, None] | None = None  # an empty one takes memory
+        """The one that waits for the least first."""
         self._low_waiters: list[CommitWaiter] = []
         self._followers: dict[int, Follower] = {}
         self._peers = peers
@@ -421,8 +442,9 @@ class Partition:
             return False
         log.set_high_watermark(frontier)
         waiters = self._commit_waiters
-        while waiters and waiters[0].needed <= frontier:
-            waiters.popleft().reached()
+        while waiters and (first := next(iter(waiters))).needed <= frontier:
+            del waiters[first]
+            first.reached()
         return True
 
     # ------------------------------------------------------------------------------------- in-sync replicas
@@ -518,15 +540,26 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- waiters
 
+    @property
+    def commit_waits(self) -> int:
+        return len(self._commit_waiters or ())
+
     def wait_committed(self, waiter: CommitWaiter) -> None:
         """In append order, so the one that waits for the least stands first."""
         waiters = self._commit_waiters
-        if waiters and waiters[-1].needed > waiter.needed:
+        if waiters is None:
+            waiters = self._commit_waiters = OrderedDict()
+        if waiters and next(reversed(waiters)).needed > waiter.needed:
             ordered = sorted([*waiters, waiter], key=lambda each: each.needed)
             waiters.clear()
-            waiters.extend(ordered)
+            waiters.update(dict.fromkeys(ordered))
         else:
-            waiters.append(waiter)
+            waiters[waiter] = None
+
+    def wait_no_more(self, waiter: CommitWaiter) -> None:
+        """Its time is up; the high watermark may stand still for much longer."""
+        if self._commit_waiters is not None:
+            self._commit_waiters.pop(waiter, None)
 
     def _fail_waiters(self, code: ErrorCode) -> None:
         self._fail_commits(code)
@@ -535,7 +568,6 @@ class Partition:
             waiter.failed(code)
 
     def _fail_commits(self, code: ErrorCode) -> None:
-        failed = list(self._commit_waiters)
-        self._commit_waiters.clear()
-        for waiter in failed:
+        failed, self._commit_waiters = self._commit_waiters, None
+        for waiter in failed or ():
             waiter.failed(code)

@@ -3,9 +3,9 @@ durable.
 
 Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
 the group-committed fsync of single replicas, and who hears of a change of role. Does not own: files (log
-manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between `append`
-and `flush` nothing awaits and nothing is answered; after `flush` every appended batch is either written or
-its partition is offline.
+manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between an
+append and its `flush` nothing of it is answered or read, and no role changes; after `flush` every appended
+batch is either written or its partition is offline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from storage.policy import LogConfig
 log = logging.getLogger(__name__)
 
 _READ_ALL_BYTES: Final = 1 << 20
+_PARTITIONS_PER_SLICE: Final = 8
+"""To open the log of a new one takes 0.3 ms."""
 _REMOTE_PREFIX: Final = "__remote_"
+
+_REFRESHED_PER_SLICE: Final = 256
 
 LeadershipListener = Callable[[str, int, "int | None"], None]
 """(topic, partition, leader epoch), or None for the epoch when this broker no longer leads it."""
@@ -47,24 +51,26 @@ def is_internal(topic: str) -> bool:
 class CommitFuture(Waiter):
     """A commit that a coroutine waits for."""
 
-    __slots__ = ("future", "needed")
+    __slots__ = ("_partition", "future", "needed")
 
-    def __init__(self, needed: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, partition: Partition, needed: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.needed = needed
         self.future: asyncio.Future[None] = loop.create_future()
+        self._partition = partition
 
     def reached(self) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_result(None)
 
     def failed(self, code: ErrorCode) -> None:
-        self.done = True
+        self.finish()
         if not self.future.done():
             self.future.set_exception(KafkaError(code))
 
     def expired(self) -> None:
+        self._partition.wait_no_more(self)
         self.failed(ErrorCode.request_timed_out)
 
 
@@ -179,7 +185,7 @@ class ReplicaManager:
         """After an append: followers have something to read now, consumers once it is committed."""
         for partition in touched:
             if partition.replica_waiters:
-                self.purgatory.wake_all(partition.replica_waiters)
+                self.purgatory.wake_followers(partition)
             if partition.data_waiters and partition.told_high_watermark != partition.log.high_watermark:
                 partition.told_high_watermark = partition.log.high_watermark
                 self.purgatory.wake(partition)
@@ -191,7 +197,7 @@ class ReplicaManager:
     def wake_everyone(self, partition: Partition) -> None:
         """After a change of role: whoever waits must hear of it."""
         self.purgatory.wake(partition)
-        self.purgatory.wake_all(partition.replica_waiters)
+        self.purgatory.wake_followers(partition)
 
     async def append(
         self,
@@ -221,11 +227,17 @@ class ReplicaManager:
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
-            waiter = CommitFuture(appended.last_offset + 1, asyncio.get_running_loop())
-            partition.wait_committed(waiter)
-            self.purgatory.watch(waiter, timeout_ms / 1000)
-            await waiter.future
+            await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
+
+    async def _wait_committed(self, partition: Partition, needed: int, timeout_ms: int) -> None:
+        waiter = CommitFuture(partition, needed, asyncio.get_running_loop())
+        partition.wait_committed(waiter)
+        self.purgatory.watch(waiter, timeout_ms / 1000)
+        try:
+            await waiter.future
+        finally:
+            del waiter  # which an error, by its traceback, would keep alive together with itself
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         """Every batch from the log's start to its end, in chunks of whole batches."""
@@ -246,8 +258,10 @@ class ReplicaManager:
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
-        broker = None if self._image is None else self._image.brokers.get(node_id)
-        return broker is not None and not broker.fenced and broker_epoch in (-1, broker.epoch)
+        image = self._image
+        if image is None or not image.is_live(node_id):
+            return False
+        return broker_epoch in (-1, image.brokers[node_id].epoch)
 
     def is_live(self, node_id: int) -> bool:
         return self._image is not None and self._image.is_live(node_id)
@@ -299,45 +313,64 @@ class ReplicaManager:
 
     # ------------------------------------------------------------------------------------------- the image
 
-    def load(self, image: Image) -> None:
-        """Takes over the whole image: opens or creates every log this broker is a replica of."""
+    def load(self, image: Image) -> Iterator[None]:
+        """Takes over the whole image, in slices: opens or creates every log this broker is a replica of."""
         self._image = image
         for topic in image.topics.values():
-            self._follow_topic(topic, is_new=False)
+            yield from self._follow_topic(topic, is_new=False)
         for topic_name, index in sorted(self.logs.logs.keys() - self._partitions.keys()):
             log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
             self.logs.stray(topic_name, index)
         self.generation += 1
 
-    def apply(self, delta: Delta) -> None:
-        """Follows one change of the image that `load` was given."""
+    def apply(self, delta: Delta) -> Iterator[None]:
+        """Follows one change of the image that `load` was given, in slices, and all of it before the next
+        change. Until its turn comes a new partition has no leader here, which clients ask again for."""
         image = self._image
         if image is None:
             return
         self.generation += 1
+        self._write_first()
+        for _ in self._follow_delta(delta, image):
+            self.generation += 1
+            yield
+            self.generation += 1  # who is woken by what comes now must not go by what was found meanwhile
+            self._write_first()
+        self.generation += 1
+
+    def _write_first(self) -> None:
+        """What was appended belongs to the role it was appended in."""
+        if self.touched:
+            self.wake(self.flush())
+
+    def _follow_delta(self, delta: Delta, image: Image) -> Iterator[None]:
         for gone in delta.topics_deleted:
-            self._drop_topic(gone)
+            yield from self._drop_topic(gone)
         for name in (*delta.topics_created, *delta.topics_changed):
             topic = image.topics.get(name)
             if topic is not None:
-                self._follow_topic(topic, is_new=True)
+                yield from self._follow_topic(topic, is_new=True)
         if delta.configs_changed:
-            self.reconfigure()
+            yield from self._reconfigure()
 
-    def reconfigure(self) -> None:
+    def _reconfigure(self) -> Iterator[None]:
         """Every log takes its configuration again: a default that changed may reach any of them."""
         configs: dict[str, LogConfig] = {}
-        for partition in self._partitions.values():
+        for at, partition in enumerate(list(self._partitions.values()), 1):
             config = configs.get(partition.topic)
             if config is None:
                 config = configs[partition.topic] = self._log_config(partition.topic)
             if partition.log.config != config:
                 partition.log.set_config(config)
             partition.refresh()
+            if at % _REFRESHED_PER_SLICE == 0:
+                yield
 
-    def _follow_topic(self, topic: TopicImage, *, is_new: bool) -> None:
+    def _follow_topic(self, topic: TopicImage, *, is_new: bool) -> Iterator[None]:
         config: LogConfig | None = None
-        for wanted in topic.partitions:
+        for at, wanted in enumerate(topic.partitions):
+            if at and at % _PARTITIONS_PER_SLICE == 0:
+                yield
             key = (topic.name, wanted.index)
             known = self._partitions.get(key)
             if self.node_id not in wanted.replicas:
@@ -394,6 +427,7 @@ class ReplicaManager:
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:
+                self.wake_everyone(partition)
                 self._announce(partition, partition.leader_epoch)
             else:
                 self.wake_committed(partition)
@@ -409,8 +443,10 @@ class ReplicaManager:
         for listener in self.on_role:
             listener(partition)
 
-    def _drop_topic(self, topic: TopicImage) -> None:
-        for wanted in topic.partitions:
+    def _drop_topic(self, topic: TopicImage) -> Iterator[None]:
+        for at, wanted in enumerate(topic.partitions):
+            if at and at % _PARTITIONS_PER_SLICE == 0:
+                yield
             self._unopened.discard((topic.name, wanted.index))
             partition = self._partitions.get((topic.name, wanted.index))
             if partition is not None and partition.topic_id == topic.id:

@@ -210,6 +210,7 @@ class ReplicatedState(Generic[MachineT]):
             return await future
         finally:
             self._waiting.pop(token, None)
+            del future  # which an error, by its traceback, would keep alive together with itself
 
     def _check_active(self) -> None:
         if self.status is Status.LOADING:
@@ -428,14 +429,19 @@ class ReplicatedState(Generic[MachineT]):
             try:
                 machine = await self._replay()
             except (KafkaError, OSError, batches.CorruptBatch) as error:
-                log.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
-                await self._pause()
+                await self._load_failed(error)
                 continue
             if self.status is Status.LOADING:
                 machine.loaded(self._now())
                 self._machine = machine
                 self._set_status(Status.ACTIVE)
                 self._arm_timer()
+
+    async def _load_failed(self, error: Exception) -> None:
+        """A log that went with the leadership is no trouble."""
+        if self.status is Status.LOADING:
+            log.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
+            await self._pause()
 
     async def _pause(self) -> None:
         """Before the next attempt, unless it is closed meanwhile."""

@@ -18,7 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -61,6 +62,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAINTAIN_EVERY_S: Final = 1.0
+SYNCS_AT_ONCE: Final = 32
+FILE_DESCRIPTORS: Final = 256
+"""That many connections never get, or a quarter where fewer than 1,024 may be open."""
 WARM_PAUSE_S: Final = 0.02
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
@@ -111,14 +115,16 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------- life
 
-    async def start(self) -> None:
-        """Returns when clients may connect; raises what kept the broker from it."""
+    async def start(self) -> bool:
+        """Returns when clients may connect; raises what kept the broker from it. False: it was asked to stop
+        before, and has."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._root = asyncio.get_running_loop().create_task(self._run(ready), name="broker")
         await asyncio.wait((ready, self._root), return_when=asyncio.FIRST_COMPLETED)
-        if self._root.done():
-            await self._root
-        ready.result()
+        if ready.done():
+            return True
+        await self.run_until_stopped()
+        return False
 
     async def run_until_stopped(self) -> None:
         """Returns after a clean stop; raises what ended the broker otherwise."""
@@ -156,12 +162,12 @@ class Broker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                await self._open()
-                self.is_ready = True
-                ready.set_result(None)
-                await self._after_ready()
-                await self._stopping.wait()
-                self.is_ready = False
+                if await self._is_opened():
+                    self.is_ready = True
+                    ready.set_result(None)
+                    await self._after_ready()
+                    await self._stopping.wait()
+                    self.is_ready = False
                 await self._close()
             is_clean = True
         except BaseExceptionGroup as failures:
@@ -264,8 +270,29 @@ class Broker:
             spawn=self.spawn,
         )
         components.network = NetworkServer(
-            loop=loop, network=world.network, service=dispatcher, limits=_limits(config)
+            loop=loop,
+            network=world.network,
+            service=dispatcher,
+            limits=_limits(config),
+            has_room=self._has_room,
         )
+        if isinstance(world.files, DiskFiles):
+            world.files.make_room = logs.release_files
+
+    def _has_room(self, descriptor: int) -> bool:
+        """Whether a new connection leaves files what they need. The kernel gives out the lowest free number,
+        so a low one says that many are free."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = limit - min(FILE_DESCRIPTORS, limit // 4)
+        if limit < 0 or descriptor < bound:
+            return True
+        self.components.logs.release_files()
+        try:
+            lowest = os.dup(descriptor)
+        except OSError:
+            return False
+        os.close(lowest)
+        return lowest < bound
 
     def _throttle(self, rate: Callable[[], int]) -> Throttle:
         return Throttle(
@@ -289,6 +316,19 @@ class Broker:
             for held in logs.logs.values():
                 held.producer_expiration_ms = config.producer_id_expiration_ms
 
+    async def _is_opened(self) -> bool:
+        """False when it was asked to stop before: whatever the start waits for then, it waits no longer."""
+        opening = self._tasks.create_task(self._open())
+        stopping = self._tasks.create_task(self._stopping.wait())
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if opening.done():
+            opening.result()
+            return True
+        opening.cancel()
+        await asyncio.wait((opening,))
+        return False
+
     async def _open(self) -> None:
         """Ports first, because the registration names them; whoever connects early waits unread."""
         components = self.components
@@ -303,12 +343,12 @@ class Broker:
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
         self._take_configs()
-        components.logs.load(components.cluster.log_config)
+        await _in_slices(components.logs.loading(components.cluster.log_config))
         await components.cluster.join(
             ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
         )
         self._take_configs()
-        components.replicas.load(components.cluster.image)
+        await _in_slices(components.replicas.load(components.cluster.image))
         self._background.update(self._isr.start(self._tasks))
         self._fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
@@ -341,6 +381,17 @@ class Broker:
         await components.cluster.stop()
         if self.admin is not None:
             await self.admin.stop()
+        await self._sync_logs()
+
+    async def _sync_logs(self) -> None:
+        """Several logs at a time: a disk serves many syncs with one commit."""
+        jobs = self.components.logs.closing()
+
+        async def work() -> None:
+            for job, done in jobs:
+                await _offloaded(self.world, job, done)
+
+        await asyncio.gather(*(work() for _ in range(SYNCS_AT_ONCE)))
 
     # ------------------------------------------------------------------------------------------- background
 
@@ -377,6 +428,11 @@ class Broker:
                     await asyncio.sleep(WARM_PAUSE_S)
                 load(key, version)
         gc.freeze()
+
+
+async def _in_slices(steps: Iterable[None]) -> None:
+    for _ in steps:
+        await asyncio.sleep(0)
 
 
 async def _offloaded(world: World, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
@@ -478,7 +534,12 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
-    await broker.start()
+    loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
+    if not await broker.start():
+        log.info("node %d stopped before it was ready", config.node_id)
+        sys.stdout.flush()
+        # all is closed; a store that does not answer may hold a thread, which Python would wait for
+        os._exit(0)
     gc.freeze()
     first = next(iter(broker.listeners.values()))
     host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name

@@ -417,10 +417,8 @@ _BLOBS: dict[str, Callable[[memoryview], Any]] = {"string": _text, "bytes": byte
 
 
 def _read_size(cursor: _Cursor, is_flexible: bool, layout: _Reader) -> int:
-    """A length or count; -1 for null."""
+    """A length or count; null is any below zero, as in Kafka."""
     size: int = _read_varint(cursor) - 1 if is_flexible else layout(cursor)
-    if size < -1:
-        raise MalformedRequest(f"size {size} at {cursor.at}")
     return size
 
 
@@ -437,9 +435,9 @@ def _blob_reader(kafka_type: str, is_flexible: bool, is_nullable: bool) -> _Read
                 raise MalformedRequest(f"{size} bytes wanted at {at}, {len(cursor.buffer) - at} are left")
             cursor.at = end
             return convert(cursor.buffer[at:end])
-        if is_nullable and size == -1:
+        if is_nullable:
             return None
-        raise MalformedRequest(f"null or negative size at {cursor.at}")
+        raise MalformedRequest(f"null at {cursor.at} where none is allowed")
 
     return read
 

@@ -247,7 +247,7 @@ def check_produced(
     The list has one entry because produce v3+ allows one batch per partition; what follows its `size` is an
     incomplete batch, which Kafka cuts off without a word. With `walk` every record is read as well.
     """
-    header = _one_batch(buf, version)
+    header = check_one_batch(buf, version)
     assert buf is not None
     if header.base_offset != 0:
         raise _invalid(f"base offset is {header.base_offset}, a producer sends 0")
@@ -264,7 +264,18 @@ def check_produced(
     return [(0, header)]
 
 
-def _one_batch(buf: Buffer | None, version: int | None) -> BatchHeader:
+def check_first_batch(buf: Buffer | None) -> BatchHeader | None:
+    """What the record set begins with, if that is a whole batch of today's format; what cannot be a batch at
+    all is refused.
+    """
+    size = None if buf is None else _batch_size(buf, 0)
+    if buf is None or size is None or size < HEADER_SIZE or buf[_MAGIC_AT] != MAGIC:
+        return None
+    return BatchHeader._make(_HEADER.unpack_from(buf, 0))
+
+
+def check_one_batch(buf: Buffer | None, version: int | None) -> BatchHeader:
+    """What can be told without the log that it is meant for."""
     if buf is None:
         raise _invalid("no records")
     size = _batch_size(buf, 0)

@@ -86,8 +86,6 @@ def parse_head(frame: Buffer) -> RequestHead:
             raise MalformedRequest(f"client id of {client_id_size} bytes, {size - at} are left")
         client_id = str(memoryview(frame)[at : at + client_id_size], "utf-8", "replace")
         at += client_id_size
-    elif client_id_size < -1:
-        raise MalformedRequest(f"client id of {client_id_size} bytes")
     if version >= row.flexible_from:
         at = _skip_tags(frame, at)
     return RequestHead(api_key, version, correlation_id, client_id, at)
@@ -155,7 +153,7 @@ class FrameReader:
     def get_buffer(self, size_hint: int = -1) -> memoryview:
         """Where to read into; never empty. Ends the life of the frames returned before."""
         if self.error is not None:
-            raise self.error
+            raise self._error()
         if self._full_reads:
             self._grow_busy()
         start, end = self._start, self._end
@@ -176,7 +174,7 @@ class FrameReader:
         read: then they are returned, `error` is set, and the next call raises.
         """
         if self.error is not None:
-            raise self.error
+            raise self._error()
         view = self._view
         end = self._end + size
         self._end = end
@@ -198,7 +196,7 @@ class FrameReader:
         if end == len(view) and frames:
             self._full_reads += 1
         if self.error is not None and not frames:
-            raise self.error
+            raise self._error()
         return frames
 
     def shrink(self) -> None:
@@ -209,6 +207,15 @@ class FrameReader:
         if pending < _IDLE_BYTES < len(self._view):
             self._move(_IDLE_BYTES)
         self._full_reads = 0
+
+    def discard(self) -> None:
+        """The connection is gone: nothing more is read, and no memory is held by whoever still holds this."""
+        self._start = self._end = 0
+        self._allocate(0)
+
+    def _error(self) -> FrameTooLarge:
+        """Anew each time: an error that is kept and raised would keep the buffer of who raised it."""
+        return FrameTooLarge(str(self.error))
 
     def _frame_bytes(self) -> int:
         """Of the incomplete frame, as far as it is known."""

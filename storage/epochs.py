@@ -46,7 +46,7 @@ class EpochCache:
 
     def end_offset_for(self, epoch: int, *, log_end_offset: int) -> tuple[int, int]:
         """The largest epoch not above `epoch` and where it ends, as OffsetForLeaderEpoch answers."""
-        if epoch < 0 or epoch > self.latest:
+        if epoch == UNDEFINED[0] or epoch > self.latest:
             return UNDEFINED
         if epoch == self.latest:
             return epoch, log_end_offset

@@ -6,15 +6,24 @@ or removed, so a reader in flight never sees a closed or recycled descriptor. `w
 byte or raises.
 """
 
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1000  # Linux refuses more than 1024 pieces in one call
+
+
+T = TypeVar("T")
+
+
+def is_scarcity(error: OSError) -> bool:
+    """No descriptor was left for a file: nothing happened to any disk, and later there may be one again."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class File(Protocol):
@@ -200,15 +209,32 @@ class DiskFile:
         self.close()
 
 
+def _nothing() -> None:
+    pass
+
+
 class DiskFiles:
     """The disk of this machine: straight calls to `os`."""
 
+    make_room: Callable[[], None] = staticmethod(_nothing)
+    """Called, in whatever thread, when no descriptor is left: closes files that are open for later use only.
+    """
+
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DiskFile(path, os.open(path, flags, 0o644))
+        return DiskFile(path, self._with_room(lambda: os.open(path, flags, 0o644)))
+
+    def _with_room(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+        self.make_room()
+        return call()
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb", buffering=0) as file:
+        with self._with_room(lambda: open(path, "rb", buffering=0)) as file:
             return file.readall()
 
     def exists(self, path: str) -> bool:
@@ -218,7 +244,7 @@ class DiskFiles:
         return os.stat(path).st_size
 
     def listdir(self, path: str) -> list[str]:
-        with os.scandir(path) as entries:
+        with self._with_room(lambda: os.scandir(path)) as entries:
             return sorted(entry.name for entry in entries)
 
     def makedirs(self, path: str) -> None:
@@ -240,7 +266,7 @@ class DiskFiles:
             pass
 
     def fsync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._with_room(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             os.fsync(fd)
         finally:

@@ -120,8 +120,9 @@ class TimeIndex:
         return len(self.timestamps)
 
     def maybe_append(self, timestamp: int, relative_offset: int) -> None:
-        if timestamp > self.last_timestamp():
-            self.timestamps.append(timestamp)
+        timestamps = self.timestamps
+        if timestamp > (timestamps[-1] if timestamps else -1):
+            timestamps.append(timestamp)
             self.offsets.append(relative_offset)
 
     def last_timestamp(self) -> int:

@@ -4,11 +4,16 @@ Owns: finishing or undoing interrupted swaps and deletes, recovery past the reco
 indexes, epochs and producers. Does not own: the running log, or which directories there are. Invariant:
 after loading, everything in the directory is a function of the good bytes of its segments, so loading it
 again changes nothing.
+
+Kafka reads the whole segment again that holds the recovery point. Here a snapshot at or below that point
+may carry a `SegmentMark`, and where the index files still are what it saw, reading begins there. Nothing
+hangs on what reached the disk in which order: a mark, an index or a snapshot that a power cut took, tore or
+brought back does not agree with the others, and then the segment is read from its start.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from os.path import join
 from uuid import UUID
@@ -24,10 +29,12 @@ from storage.segment import (
     CLEANED,
     DELETED,
     LOG,
+    RECOVERY_BYTES,
     SEGMENT_SUFFIXES,
     SNAPSHOT,
     SWAP,
     Segment,
+    SegmentMark,
     segment_name,
 )
 
@@ -59,7 +66,7 @@ class Loaded:
     log_end_offset: int
     recovery_point: int
     dropped_bytes: int = 0
-    is_as_noted: bool = False  # nothing changed since the clean stop
+    has_snapshot: bool = False  # of the producers at the log's end
     rewritten: list[str] = field(default_factory=list)  # files to sync with the next flush
 
 
@@ -74,14 +81,17 @@ def load(
     log_start_offset: int,
     now_ms: int,
     state: CleanState | None = None,
-) -> Loaded:
-    """Open the directory `path`. Raises OSError when the disk does.
+) -> Generator[None, None, Loaded]:
+    """Open the directory `path`, in slices of a few milliseconds. Raises OSError when the disk does. Whoever
+    stops between two slices leaves what a crash would have left there.
 
     Past `gapless_from` no segment was ever compacted, so one that ends before the next begins lost its
     tail with the power. None: that cannot be said.
     """
     names = _finish_interrupted(files, path)
-    _remove_stray_snapshots(files, path, names)
+    if not names:
+        return _made_new(files, path, log_start_offset, now_ms)
+    _remove_stray_snapshots(files, path, names, recovery_point)
     bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
     if is_clean and state is not None:
         loaded = _load_noted(files, path, bases, state, now_ms=now_ms)
@@ -107,16 +117,30 @@ def load(
     if epochs is not None:
         loaded.epochs = epochs
     if is_clean:
-        _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
+        yield from _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
     else:
         since = recovery_point if epochs is not None else 0
-        _recover(loaded, files, path, config, since=since, gapless_from=gapless_from)
+        yield from _recover(loaded, files, path, config, since=since, gapless_from=gapless_from)
         _complete_epochs(loaded)
     loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
     for offset in snapshot_offsets(files, path):
         if offset > loaded.log_end_offset:
             files.unlink(snapshot_path(path, offset))
     return _start_at(loaded, files, path, log_start_offset, now_ms)
+
+
+def _made_new(files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
+    segment = Segment.create(files, path, log_start_offset, now_ms=now_ms)
+    return Loaded(
+        topic_id=None,
+        segments=[segment],
+        epochs=EpochCache(),
+        producers=ProducerTable(),
+        log_start_offset=log_start_offset,
+        log_end_offset=log_start_offset,
+        recovery_point=0,
+        rewritten=[segment.path(LOG)],
+    )
 
 
 def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
@@ -162,17 +186,20 @@ def _load_noted(
         log_start_offset=bases[0],
         log_end_offset=state.log_end_offset,
         recovery_point=state.log_end_offset,
-        is_as_noted=True,
+        has_snapshot=True,
     )
 
 
-def _load_clean(loaded: Loaded, files: Files, path: str, config: LogConfig, *, epochs_known: bool) -> None:
+def _load_clean(
+    loaded: Loaded, files: Files, path: str, config: LogConfig, *, epochs_known: bool
+) -> Iterator[None]:
     try:
         loaded.log_end_offset = loaded.segments[-1].end_offset()
         if not epochs_known:
             _rebuild_epochs(loaded.epochs, loaded.segments)
     except CorruptBatch:  # the marker lied: someone cut or damaged the log since
-        _recover(loaded, files, path, config, since=loaded.segments[-1].base_offset if epochs_known else 0)
+        since = loaded.segments[-1].base_offset if epochs_known else 0
+        yield from _recover(loaded, files, path, config, since=since)
         return
     loaded.producers = producers_at(files, path, loaded.segments, loaded.log_end_offset)
 
@@ -206,39 +233,74 @@ def _complete_epochs(loaded: Loaded) -> None:
 
 def _recover(
     loaded: Loaded, files: Files, path: str, config: LogConfig, *, since: int, gapless_from: int | None = None
-) -> None:
-    """Read every batch of the segments from the one that holds `since` on; cut at the first bad one, or
-    where one is missing, and drop every later segment; rebuild what follows from the bytes."""
+) -> Iterator[None]:
+    """Read every batch from the newest mark at or below `since` on, or from the start of the segment that
+    holds it; cut at the first bad one, or where one is missing, and drop every later segment; rebuild what
+    follows from the bytes."""
     segments = loaded.segments
     first = max(0, bisect_right([segment.base_offset for segment in segments], since) - 1)
-    start = segments[first].base_offset
+    interval = config.index_interval_bytes
+    size = segments[first].size
+    start, position, table = _resume(files, path, segments[first], since, interval)
+    segments[first].size = size
     for offset in snapshot_offsets(files, path):
         if offset > start:
             files.unlink(snapshot_path(path, offset))
-    table = loaded.producers = producers_at(files, path, segments[:first], start)
+    if table is None:
+        table = producers_at(files, path, segments[:first], start)
+    loaded.producers = table
     loaded.epochs.truncate_from_end(start)
     expected = start
+    unread = RECOVERY_BYTES
     for index in range(first, len(segments)):
         segment = segments[index]
         if index > first:
             write_snapshot(files, path, segment.base_offset, table)
             loaded.rewritten.append(snapshot_path(path, segment.base_offset))
         size = segment.size
-        for batch, header in segment.recover(expected, config.index_interval_bytes):
+        known = position if index == first else 0
+        for batch, header in segment.recover(expected, interval, position=known):
             expected = header.next_offset
             _replay(loaded, segment, batch, header)
+            unread -= header.size
+            if unread <= 0:
+                unread = RECOVERY_BYTES
+                yield
         loaded.dropped_bytes += size - segment.size
-        loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
+        # what the recovery point vouches for is on the disk as it is, names included
+        if segment.size < size or expected > since or since == 0:
+            loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
         if segment.size < size or _is_torn_off(segments, index, expected, gapless_from):
-            for later in segments[index + 1 :]:
-                loaded.dropped_bytes += later.size
-                remove_segment_files(files, later)
-            del segments[index + 1 :]
+            if index + 1 < len(segments):
+                for later in segments[index + 1 :]:
+                    loaded.dropped_bytes += later.size
+                    remove_segment_files(files, later)
+                del segments[index + 1 :]
+                files.fsync_dir(path)  # or a power cut may bring one back in the place of a new one
             break
         if index < len(segments) - 1:
             segment.seal()
             expected = max(expected, segments[index + 1].base_offset)
     loaded.log_end_offset = max(expected, segments[-1].base_offset)
+    loaded.has_snapshot = position > 0 and loaded.log_end_offset == start
+
+
+def _resume(
+    files: Files, path: str, segment: Segment, since: int, index_interval: int
+) -> tuple[int, int, ProducerTable | None]:
+    """The offset and position from which the segment must be read, and the producers there if a snapshot
+    told them."""
+    for at in reversed(snapshot_offsets(files, path)):
+        if not segment.base_offset < at <= since:
+            continue
+        try:
+            table, note = decode_producers(files.read(snapshot_path(path, at)))
+        except CorruptSnapshot:
+            continue
+        mark = SegmentMark.decode(note)
+        if mark is not None and segment.resume(mark, at, index_interval):
+            return at, mark.position, table
+    return segment.base_offset, 0, None
 
 
 def _is_torn_off(segments: Sequence[Segment], index: int, end_offset: int, gapless_from: int | None) -> bool:
@@ -302,7 +364,7 @@ def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTabl
         if at > offset:
             continue
         try:
-            return decode_producers(files.read(snapshot_path(path, at))), at
+            return decode_producers(files.read(snapshot_path(path, at)))[0], at
         except CorruptSnapshot:
             files.unlink(snapshot_path(path, at))
     return ProducerTable(), 0
@@ -354,11 +416,16 @@ def _finish_swaps(files: Files, path: str) -> None:
             files.rename(join(path, name), join(path, name.removesuffix(SWAP)))
 
 
-def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str]) -> None:
-    """Those of no segment, but for the newest: each clean stop leaves one."""
+def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str], recovery_point: int) -> None:
+    """Those of no segment, but for the newest, as each clean stop leaves one, and the newest that recovery
+    may begin with."""
+    snapshots = [name for name in names if _is_segment_file(name, SNAPSHOT)]
+    if len(snapshots) < 2:
+        return
     bases = {name[:NAME_DIGITS] for name in names if _is_segment_file(name, LOG)}
-    for name in [name for name in names if _is_segment_file(name, SNAPSHOT)][:-1]:
-        if name[:NAME_DIGITS] not in bases:
+    kept = snapshots[-1:] + [name for name in snapshots if int(name[:NAME_DIGITS]) <= recovery_point][-1:]
+    for name in snapshots:
+        if name[:NAME_DIGITS] not in bases and name not in kept:
             files.unlink(join(path, name))
 
 
@@ -385,8 +452,11 @@ def snapshot_offsets(files: Files, path: str) -> list[int]:
     return [int(name[:NAME_DIGITS]) for name in files.listdir(path) if _is_segment_file(name, SNAPSHOT)]
 
 
-def write_snapshot(files: Files, path: str, offset: int, table: ProducerTable) -> None:
-    write_replacing(files, snapshot_path(path, offset), table.encode())
+def write_snapshot(
+    files: Files, path: str, offset: int, table: ProducerTable, mark: SegmentMark | None = None
+) -> None:
+    note = b"" if mark is None else mark.encode()
+    write_replacing(files, snapshot_path(path, offset), table.encode(note))
 
 
 def remove_segment_files(files: Files, segment: Segment) -> None:

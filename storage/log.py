@@ -172,6 +172,28 @@ Preparing = Generator[Task | None, None, Prepared]
 
 
 class AbstractLog(ABC):
+    __slots__ = (
+        "_after_max_ms",
+        "_batch_length_max",
+        "_before_max_ms",
+        "_topic_id",
+        "config",
+        "epochs",
+        "high_watermark",
+        "highest_tiered_offset",
+        "last_stable_offset",
+        "local_log_start_offset",
+        "log_end_offset",
+        "log_start_offset",
+        "needs_walk",
+        "offline",
+        "partition",
+        "producer_expiration_ms",
+        "producer_table",
+        "recovery_point",
+        "topic",
+    )
+
     def __init__(
         self,
         *,
@@ -194,7 +216,9 @@ class AbstractLog(ABC):
         self.epochs = EpochCache()
         self.producer_table = ProducerTable()
         self.producer_expiration_ms = producer_expiration_ms
-        self.offline: LogOffline | None = None
+        self.offline: str | None = None
+        """Why nothing is read or written here any more. Not as one error for all to raise: it would keep the
+        frames of each time."""
         self.set_config(config)
 
     def __repr__(self) -> str:
@@ -230,7 +254,7 @@ class AbstractLog(ABC):
         """Stage ONE batch of a client whose header and CRC were checked; `buf` must stay unchanged until
         `flush_staged`. Only for logs that do not `needs_walk`."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if header.length > self._batch_length_max:
             self._check_size(header)
         if header.max_timestamp - now_ms > self._after_max_ms or (
@@ -310,7 +334,7 @@ class AbstractLog(ABC):
         the log is not changed. A yielded task is to be run, in a thread if that is at hand, before the next
         step; `buf` must stay unchanged meanwhile."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         batches = _checked_batches(buf)
         if origin == "client":
             if len(batches) != 1:
@@ -327,7 +351,7 @@ class AbstractLog(ABC):
         """Append what `prepare` made. Sequences are checked now: others may have appended since."""
         assert prepared.log is self, f"{self}: prepared for {prepared.log}"
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         first = prepared.batches[0][1]
         if prepared.origin == "client":
             sent = self.producer_table.check(first)
@@ -429,7 +453,7 @@ class AbstractLog(ABC):
         """Append batches as the leader stamped them, offsets and epochs included. CorruptBatch when one is
         bad or does not follow the log's end: then nothing at all was appended."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         batches = list(iter_batches(buf))
         expected = self.log_end_offset
         epoch = self.epochs.latest
@@ -602,8 +626,9 @@ class AbstractLog(ABC):
     def mark_flushed(self, upto: int) -> None: ...
 
     @abstractmethod
-    def flush_failed(self, error: OSError) -> None:
-        """A sync failed: the directory is lost."""
+    def flush_failed(self, error: OSError) -> KafkaError:
+        """A sync failed: the directory is lost, unless only descriptors were short and it may be tried again.
+        What to answer."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -618,9 +643,7 @@ class AbstractLog(ABC):
         try:
             job.run()
         except OSError as error:
-            self.flush_failed(error)
-            assert self.offline is not None
-            raise self.offline from error
+            raise self.flush_failed(error) from error
         self.mark_flushed(job.upto)
 
 

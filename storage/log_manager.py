@@ -13,16 +13,18 @@ time.
 import json
 import logging
 import random
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import basename, dirname, join
+from typing import TypeVar
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
 from storage.cleaner import clean_logs
-from storage.files import File, Files, make_directory, write_whole
+from storage.files import File, Files, is_scarcity, make_directory, write_whole
 from storage.loader import CleanState
 from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
@@ -40,7 +42,10 @@ DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
 LOGS_PER_SLICE = 256
+LOADED_PER_SLICE = 16
 NOTES_VERSION = 2
+
+T = TypeVar("T")
 
 TopicPartition = tuple[str, int]
 Done = Callable[[OSError | None], None]
@@ -135,9 +140,13 @@ class LogManager:
         self._random = random
         self._on_dir_failure = on_dir_failure
         self._background = background
+        self._failure_of = {path: partial(self._dir_failed, path) for path in dirs}
+        self._truncation_of = {path: partial(self._truncated, path) for path in dirs}
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
+        self._is_loaded = False
+        self._closed: dict[TopicPartition, int] = {}  # up to where `closing` has closed it
         self._vouched: set[str] = set()  # directories whose recovery points are our own
         self._doomed: list[tuple[int, str]] = []  # due, path of a directory
         self._flushing: set[TopicPartition] = set()
@@ -146,6 +155,7 @@ class LogManager:
         self.uncleanable: set[TopicPartition] = set()
         self._writing: dict[tuple[str, str], PointsWrite] = {}  # by (directory, checkpoint)
         self._write_again: set[tuple[str, str]] = set()
+        self._marking = False  # the next round writes recovery points again
 
     def __repr__(self) -> str:
         return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
@@ -154,6 +164,11 @@ class LogManager:
     def was_clean(self) -> bool:
         """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
         return all(notes is not None for notes in self._notes.values())
+
+    @property
+    def to_be_deleted(self) -> int:
+        """Logs taken away whose files wait for `file.delete.delay.ms`."""
+        return len(self._doomed)
 
     # ---- start ---------------------------------------------------------------------------------------------
 
@@ -172,6 +187,7 @@ class LogManager:
                 if self._has_own_recovery_points(path):
                     self._vouched.add(path)
             except BlockingIOError:
+                self.close(clean=False)
                 raise LogDirLocked(
                     f"{path} is in use by another process (its {LOCK} file is locked): "
                     "stop that broker or give this one another data directory"
@@ -216,21 +232,29 @@ class LogManager:
             return {}
 
     def load(self, config_of: Callable[[str], LogConfig] | None = None) -> None:
-        """Open every log; `config_of` a topic, by default the defaults. After an unclean stop each log is
-        recovered from its recovery point."""
+        """`loading` in one go."""
+        for _ in self.loading(config_of):
+            pass
+
+    def loading(self, config_of: Callable[[str], LogConfig] | None = None) -> Iterator[None]:
+        """Open every log, in slices; `config_of` a topic, by default the defaults. After an unclean stop each
+        log is recovered from its recovery point. Who gives up between two slices calls `close`."""
         for path in self.dirs:
             if path in self.offline_dirs:
                 continue
             try:
-                for name in self.files.listdir(path):
-                    self._load_directory(path, name, config_of)
+                for at, name in enumerate(self.files.listdir(path), 1):
+                    yield from self._load_directory(path, name, config_of)
+                    if at % LOADED_PER_SLICE == 0:
+                        yield
             except OSError as error:
                 self._dir_failed(path, error)
             if path not in self._vouched:
-                self._settle_all(path)
+                yield from self._settle_all(path)
         self._notes = dict.fromkeys(self._notes)
+        self._is_loaded = True
 
-    def _settle_all(self, path: str) -> None:
+    def _settle_all(self, path: str) -> Iterator[None]:
         """Logs whose recovery points were not ours may have been compacted past them: before ours appear,
         which deny that, everything is synced."""
         for log in list(self.logs.values()):
@@ -239,9 +263,12 @@ class LogManager:
                     log.fsync()
                 except KafkaError:
                     return  # the directory is offline now
+                yield
         self._write_points(path, RECOVERY_POINTS, run_inline)
 
-    def _load_directory(self, path: str, name: str, config_of: Callable[[str], LogConfig] | None) -> None:
+    def _load_directory(
+        self, path: str, name: str, config_of: Callable[[str], LogConfig] | None
+    ) -> Iterator[None]:
         if name.endswith(DELETE_SUFFIX):
             self._doomed.append((self._now_ms(), join(path, name)))
             return
@@ -252,7 +279,7 @@ class LogManager:
             raise LogDirError(f"{name} is in both {self.logs[key].log_dir} and {path}: remove one of them")
         notes = self._notes[path]
         points = self._points[path]
-        log = UnifiedLog.open(
+        log = yield from UnifiedLog.opening(
             self.files,
             join(path, name),
             config=config_of(key[0]) if config_of else self.defaults,
@@ -260,8 +287,8 @@ class LogManager:
             partition=key[1],
             now_ms=self._now_ms(),
             jitter=self._random.randrange,
-            on_failure=self._failure_of(path),
-            on_truncated=self._truncation_of(path),
+            on_failure=self._failure_of[path],
+            on_truncated=self._truncation_of[path],
             is_clean=notes is not None,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
             gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
@@ -283,14 +310,15 @@ class LogManager:
         existing = self.logs.get(key)
         if existing is not None:
             existing.adopt_topic_id(topic_id)
-            existing.set_config(config)
+            if existing.config is not config:
+                existing.set_config(config)
             return existing
         path = self._emptiest()
         directory = join(path, f"{topic}-{partition}")
         now_ms = self._now_ms()
         try:
             self.files.makedirs(directory)
-            log = UnifiedLog.open(
+            opening = UnifiedLog.opening(
                 self.files,
                 directory,
                 config=config,
@@ -298,13 +326,15 @@ class LogManager:
                 partition=partition,
                 now_ms=now_ms,
                 jitter=self._random.randrange,
-                on_failure=self._failure_of(path),
-                on_truncated=self._truncation_of(path),
+                on_failure=self._failure_of[path],
+                on_truncated=self._truncation_of[path],
                 producer_expiration_ms=self.producer_expiration_ms,
             )
+            log = _in_one_go(opening)
             log.adopt_topic_id(topic_id)
         except OSError as error:
-            self._dir_failed(path, error)
+            if not is_scarcity(error):
+                self._dir_failed(path, error)
             raise KafkaError(ErrorCode.kafka_storage_error, f"{path}: {error}") from error
         log.flushed_at_ms = now_ms
         self.logs[key] = log
@@ -327,12 +357,14 @@ class LogManager:
             self._doomed.append((due, log.directory))
         if log is not None:
             log.take_offline(f"{topic}-{partition} was deleted")
+            log.forget()
 
     def stray(self, topic: str, partition: int) -> None:
         """Take away a log this broker should not have; its files stay, for a person to look at."""
         log = self._set_aside(topic, partition, STRAY_SUFFIX)
         if log is not None:
             log.take_offline(f"{topic}-{partition} does not belong to this broker")
+            log.forget()
 
     def _set_aside(self, topic: str, partition: int, suffix: str) -> UnifiedLog | None:
         log = self.logs.pop((topic, partition), None)
@@ -399,9 +431,13 @@ class LogManager:
                 self._flush(key, log, now_ms, closed_only=not is_late)
                 yield
 
-    def _flush(self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool) -> None:
+    def _flush(
+        self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool, marked: bool = False
+    ) -> None:
         log.flushed_at_ms = now_ms
         try:
+            if marked:
+                log.mark()
             job = log.fsync_target(closed_only=closed_only)
         except KafkaError:
             return
@@ -444,18 +480,25 @@ class LogManager:
                 self.files.unlink(path)
 
     def _removed(self, log_dir: str, error: OSError | None) -> None:
-        if error is not None:
+        if error is not None and not is_scarcity(error):  # then the next start removes them
             self._dir_failed(log_dir, error)
 
     def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
         starts_moved = any(log.log_start_unsaved for log in self.logs.values())
         if self._is_due("recovery points", self.intervals.recovery_points_ms, now_ms):
-            for log in list(self.logs.values()):
+            for key, log in list(self.logs.items()):
                 try:
                     log.save_epochs()
                 except KafkaError:
                     continue
+                if log.wants_mark and key not in self._flushing:
+                    self._flush(key, log, now_ms, closed_only=False, marked=True)
+                    self._marking = True
                 yield
+            self._checkpoint(RECOVERY_POINTS)
+            yield
+        elif self._marking:
+            self._marking = False
             self._checkpoint(RECOVERY_POINTS)
             yield
         if self._is_due("log starts", self.intervals.log_starts_ms, now_ms) or starts_moved:
@@ -515,15 +558,26 @@ class LogManager:
         self._write_again.discard((path, name))
         encode = encode_recovery_points if name == RECOVERY_POINTS else encode_points
         job = PointsWrite(self.files, join(path, name), encode(points))
+        before = self._points[path][name]
         self._writing[path, name] = job
         self._points[path][name] = points
-        background(job.run, lambda error: self._points_written(path, name, job, error))
+        background(job.run, lambda error: self._points_written(path, name, job, before, error))
 
-    def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
+    def _points_written(
+        self,
+        path: str,
+        name: str,
+        job: PointsWrite,
+        before: dict[TopicPartition, int],
+        error: OSError | None,
+    ) -> None:
         if self._writing.get((path, name)) is not job:
             return
         del self._writing[path, name]
-        if error is not None:
+        if error is not None and is_scarcity(error):
+            logger.warning("%s is not written this time: %s", join(path, name), error)
+            self._points[path][name] = before
+        elif error is not None:
             self._dir_failed(path, error)
         elif (path, name) in self._write_again:
             self._write_points(path, name, self._background)
@@ -549,17 +603,19 @@ class LogManager:
         none)."""
         return clean_logs(self, now_ms)
 
+    def release_files(self) -> None:
+        """Descriptors are short: close what can be opened again. May be called in any thread."""
+        for log in list(self.logs.values()):
+            log.release_files()
+
     def run_in_background(self, job: Callable[[], None], done: Done) -> None:
         self._background(job, done)
 
     # ---- failure and stop ----------------------------------------------------------------------------------
 
-    def _failure_of(self, path: str) -> Callable[[OSError], None]:
-        return lambda error: self._dir_failed(path, error)
-
-    def _truncation_of(self, path: str) -> Callable[[], None]:
-        # a recovery point past the end would vouch for bytes that are yet to come
-        return lambda: self._write_points(path, RECOVERY_POINTS, run_inline)
+    def _truncated(self, path: str) -> None:
+        """A recovery point past the end would vouch for bytes that are yet to come."""
+        self._write_points(path, RECOVERY_POINTS, run_inline)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:
@@ -570,11 +626,50 @@ class LogManager:
                 log.take_offline(f"log directory {path} failed: {error}")
         self._on_dir_failure(path, error)
 
+    def closing(self) -> Iterator[tuple[Callable[[], None], Done]]:
+        """What a clean stop syncs, a log at a time, for whoever can run several jobs at once and report each;
+        `close` does the rest. Nothing may be appended any more."""
+        if not self._is_loaded:
+            return
+        for path in self._points:
+            if path not in self.offline_dirs:
+                yield partial(self.files.fsync_dir, path), partial(self._anchored, path)
+        for key, log in list(self.logs.items()):
+            try:
+                job = log.closing()
+            except KafkaError:
+                continue  # its directory is offline now
+            if job is None:
+                self._log_closed(key, log, None, None)
+            else:
+                yield job.run, partial(self._log_closed, key, log, job)
+
+    def _anchored(self, path: str, error: OSError | None) -> None:
+        if error is not None:
+            self._dir_failed(path, error)
+            return
+        for log in self.logs.values():
+            if log.log_dir == path:
+                log.anchored()
+
+    def _log_closed(
+        self, key: TopicPartition, log: UnifiedLog, job: SegmentFlush | None, error: OSError | None
+    ) -> None:
+        if error is not None:
+            if log.offline is None:
+                log.flush_failed(error)
+        elif log.offline is None:
+            log.closed(job)
+            self._closed[key] = log.log_end_offset
+
     def close(self, clean: bool = True, *, broker_epoch: int = -1) -> None:
-        """Stop. `clean`: write and sync everything and say so for the next start."""
-        if clean:
-            for log in list(self.logs.values()):
-                if log.offline is None:
+        """Stop. `clean`: write and sync everything and say so for the next start. Before everything was
+        loaded nothing is written, but that the stop before this start was clean is said again."""
+        if not self._is_loaded:
+            self._put_back_notes(broker_epoch)
+        elif clean:
+            for key, log in list(self.logs.items()):
+                if log.offline is None and self._closed.get(key) != log.log_end_offset:
                     try:
                         log.close()
                     except KafkaError:
@@ -597,6 +692,14 @@ class LogManager:
             self._write_again.add(place)
         self._writing.clear()
 
+    def _put_back_notes(self, broker_epoch: int) -> None:
+        for path, notes in self._notes.items():
+            if notes is not None and path not in self.offline_dirs:
+                try:
+                    write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
+                except OSError as error:
+                    self._dir_failed(path, error)
+
     def _mark_clean(self, path: str, broker_epoch: int) -> None:
         logs = [log for log in self.logs.values() if log.log_dir == path]
         try:
@@ -604,6 +707,15 @@ class LogManager:
             write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
         except OSError as error:
             self._dir_failed(path, error)
+
+
+def _in_one_go(steps: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 # ---- the small files ---------------------------------------------------------------------------------------
@@ -639,7 +751,7 @@ def decode_points(data: bytes) -> dict[TopicPartition, int]:
     for line in lines[2:]:
         if line.strip():
             topic, partition, offset = line.split()
-            points[topic, int(partition)] = int(offset)
+            points[sys.intern(topic), int(partition)] = int(offset)
     if len(points) != int(lines[1]):
         raise ValueError("an offset checkpoint of the wrong length")
     return points

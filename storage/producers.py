@@ -7,7 +7,7 @@ what expiry dropped.
 
 A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before
 follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a
-clean restart too.
+clean restart too. In the same place the log may leave a note of its own beside the table.
 """
 
 import struct
@@ -24,13 +24,12 @@ REMEMBERED_BATCHES = 5
 NO_EPOCH = -1
 SEQUENCE_MASK = 0x7FFFFFFF
 
-# a named tuple's own constructor costs as much as all else that a batch changes here
-_new_tuple = tuple.__new__
-
 _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
+_NOTE_MAGIC = b"NOTE"
+_NOTE_SIZE = struct.Struct(">H")
 _OLDER_MAGIC = b"OLD1"
 _OLDER_HEAD = struct.Struct(">qb")
 _OLDER = struct.Struct(">iqiq")
@@ -70,9 +69,9 @@ class CorruptSnapshot(Exception):
 
 class ProducerEntry:
     __slots__ = (
-        "batches",
         "coordinator_epoch",
         "epoch",
+        "kept",
         "last_timestamp",
         "next_sequence",
         "producer_id",
@@ -82,7 +81,8 @@ class ProducerEntry:
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
-        self.batches: deque[SentBatch] = deque(maxlen=REMEMBERED_BATCHES)
+        self.kept: deque[tuple[int, int, int, int, int]] = deque(maxlen=REMEMBERED_BATCHES)
+        """`batches` as plain tuples: to name one costs as much as all else that a batch changes here."""
         self.next_sequence = 0
         self.last_timestamp = -1
         self.coordinator_epoch = -1
@@ -92,25 +92,28 @@ class ProducerEntry:
         return f"ProducerEntry(id={self.producer_id}, epoch={self.epoch}, next={self.next_sequence})"
 
     @property
+    def batches(self) -> list[SentBatch]:
+        """The last ones, oldest first."""
+        return [SentBatch(*each) for each in self.kept]
+
+    @property
     def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else -1
+        return self.batches[-1].last_sequence if self.kept else -1
 
     @property
     def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else -1
+        return self.batches[-1].last_offset if self.kept else -1
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.epoch = epoch
-            self.batches.clear()
+            self.kept.clear()
             self.next_sequence = 0
 
     def sent(self, sequence: int, first_offset: int, last_offset: int, timestamp: int) -> None:
         """Remember a data batch."""
         last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
-        self.batches.append(
-            _new_tuple(SentBatch, (sequence, last_sequence, first_offset, last_offset, timestamp))
-        )
+        self.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
         self.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
         self.last_timestamp = timestamp
 
@@ -168,18 +171,24 @@ class ProducerTable:
             f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
         )
 
-    def next_in_line(self, producer_id: int, epoch: int, sequence: int) -> ProducerEntry | None:
-        """The entry of a producer that goes on where it stopped, outside a transaction; for any other `check`
-        decides."""
+    def follow(
+        self, producer_id: int, epoch: int, sequence: int, first_offset: int, last_offset: int, timestamp: int
+    ) -> bool:
+        """`check` and `appended` for a plain batch of a producer that goes on where it stopped, outside a
+        transaction; False for any other. Written out, because it runs for every batch of a busy producer."""
         entry = self.entries.get(producer_id)
         if (
             entry is None
-            or entry.epoch != epoch
             or entry.next_sequence != sequence
+            or entry.epoch != epoch
             or entry.txn_first_offset >= 0
         ):
-            return None
-        return entry
+            return False
+        last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
+        entry.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
+        entry.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
+        entry.last_timestamp = timestamp
+        return True
 
     # ---- what was appended ---------------------------------------------------------------------------------
 
@@ -295,11 +304,12 @@ class ProducerTable:
 
     # ---- snapshots -----------------------------------------------------------------------------------------
 
-    def encode(self) -> bytes:
+    def encode(self, note: bytes = b"") -> bytes:
         body = bytearray(_COUNT.pack(len(self.entries)))
         older = bytearray()
         for entry in self.entries.values():
-            last = entry.batches[-1] if entry.batches else None
+            batches = entry.batches
+            last = batches[-1] if batches else None
             body += _ENTRY.pack(
                 entry.producer_id,
                 entry.epoch,
@@ -310,29 +320,32 @@ class ProducerTable:
                 entry.coordinator_epoch,
                 entry.txn_first_offset,
             )
-            if len(entry.batches) > 1:
-                older += _OLDER_HEAD.pack(entry.producer_id, len(entry.batches) - 1)
-                for batch in list(entry.batches)[:-1]:
+            if len(batches) > 1:
+                older += _OLDER_HEAD.pack(entry.producer_id, len(batches) - 1)
+                for batch in batches[:-1]:
                     older += _OLDER.pack(
                         batch.last_sequence,
                         batch.last_offset,
                         batch.last_offset - batch.first_offset,
                         batch.timestamp,
                     )
+        if note:
+            body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
         if older:
             body += _OLDER_MAGIC + older
         return _HEAD.pack(_SNAPSHOT_VERSION, crc32c.crc32c(bytes(body))) + body
 
 
-def decode_producers(data: bytes) -> ProducerTable:
-    """The table of a snapshot file; CorruptSnapshot when it is short, of another version or fails its CRC."""
+def decode_producers(data: bytes) -> tuple[ProducerTable, bytes]:
+    """The table of a snapshot file and the note beside it; CorruptSnapshot when it is short, of another
+    version or fails its CRC."""
     try:
         return _decode(data)
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptSnapshot(str(error)) from error
 
 
-def _decode(data: bytes) -> ProducerTable:
+def _decode(data: bytes) -> tuple[ProducerTable, bytes]:
     version, crc = _HEAD.unpack_from(data)
     if version != _SNAPSHOT_VERSION:
         raise CorruptSnapshot(f"version {version}")
@@ -347,13 +360,19 @@ def _decode(data: bytes) -> ProducerTable:
     for _ in range(count):
         _read_entry(table, body, at)
         at += _ENTRY.size
+    note = b""
+    if body[at : at + len(_NOTE_MAGIC)] == _NOTE_MAGIC:
+        (size,) = _NOTE_SIZE.unpack_from(body, at + len(_NOTE_MAGIC))
+        at += len(_NOTE_MAGIC) + _NOTE_SIZE.size
+        note = body[at : at + size]
+        at += size
     if body[at : at + len(_OLDER_MAGIC)] == _OLDER_MAGIC:
         _read_older(table, body, at + len(_OLDER_MAGIC))
     open_txns = [
         (e.txn_first_offset, e.producer_id) for e in table.entries.values() if e.txn_first_offset >= 0
     ]
     table.ongoing.update(sorted(open_txns))
-    return table
+    return table, note
 
 
 def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:
@@ -365,7 +384,7 @@ def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:
     entry.coordinator_epoch = coordinator
     entry.txn_first_offset = txn_first
     if offset >= 0:
-        entry.batches.append(_sent(sequence, offset, delta, timestamp))
+        entry.kept.append(_sent(sequence, offset, delta, timestamp))
         entry.next_sequence = (sequence + 1) & SEQUENCE_MASK
 
 
@@ -376,12 +395,12 @@ def _read_older(table: ProducerTable, body: bytes, at: int) -> None:
         entry = table.entries.get(producer_id)
         if entry is None or not 0 < count < REMEMBERED_BATCHES:
             raise CorruptSnapshot(f"older batches of producer {producer_id}")
-        last = entry.batches.pop()
+        last = entry.kept.pop()
         for _ in range(count):
             sequence, offset, delta, timestamp = _OLDER.unpack_from(body, at)
-            entry.batches.append(_sent(sequence, offset, delta, timestamp))
+            entry.kept.append(_sent(sequence, offset, delta, timestamp))
             at += _OLDER.size
-        entry.batches.append(last)
+        entry.kept.append(last)
 
 
 def _sent(last_sequence: int, last_offset: int, delta: int, timestamp: int) -> SentBatch:

@@ -4,10 +4,11 @@ Owns: staging and writing, roll, reading, retention, truncation, swapping in com
 be synced. Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance
 runs (log_manager). Invariant: batches reach the file in the order of their offsets with one write per
 flush; the first OSError ends the log for good (`offline`), because what the disk then holds is unknown.
+Only a lack of descriptors does not: it is met before anything is staged, and the caller may try again.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import basename, dirname, join
 from struct import Struct
@@ -15,7 +16,8 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import OVERHEAD, CorruptBatch
-from storage.files import File, Files, write_replacing
+from storage.epochs import EpochCache
+from storage.files import File, Files, is_scarcity, write_replacing
 from storage.index import AbortedTxn
 from storage.loader import (
     EPOCHS,
@@ -31,7 +33,7 @@ from storage.loader import (
 )
 from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn
+from storage.producers import CompletedTxn, ProducerTable
 from storage.segment import (
     DELETED,
     LOG,
@@ -42,11 +44,13 @@ from storage.segment import (
     TIME_INDEX,
     TXN_INDEX,
     Segment,
+    SegmentMark,
 )
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
 EXPIRED_AT_ONCE = 32  # each costs up to 8 calls to the file system
+MARKS_KEPT = 2  # the recovery point on disk may still be that of the one before
 UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
 
 _stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
@@ -95,6 +99,41 @@ class SegmentFlush:
 
 
 class UnifiedLog(AbstractLog):
+    # thousands of logs: with so many attributes each would have a dict of 1.5 KB
+    __slots__ = (
+        "_active",
+        "_bases",
+        "_directory_unsynced",
+        "_doomed",
+        "_epochs_dirty",
+        "_epochs_written",
+        "_flush_messages",
+        "_flushable",
+        "_index_interval",
+        "_is_anchored",
+        "_jitter",
+        "_marked_upto",
+        "_marks",
+        "_names_changed_at",
+        "_on_failure",
+        "_on_truncated",
+        "_plain_size_max",
+        "_roll_at",
+        "_roll_by_clock",
+        "_segment_bytes",
+        "_segments",
+        "_snapshot_at",
+        "_staged",
+        "_unsynced",
+        "directory",
+        "dropped_bytes",
+        "files",
+        "flushed_at_ms",
+        "generation",
+        "log_dir",
+        "log_start_unsaved",
+    )
+
     def __init__(
         self,
         *,
@@ -120,8 +159,11 @@ class UnifiedLog(AbstractLog):
         self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
         self._directory_unsynced = bool(loaded.rewritten)
         self._names_changed_at = loaded.log_end_offset
-        self._snapshot_at = loaded.log_end_offset if loaded.is_as_noted else UNKNOWN
+        self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
+        self._marks: list[int] = []
+        self._marked_upto = loaded.recovery_point
         self._epochs_dirty = False
+        self._epochs_written: list[tuple[int, int]] | None = None
         self._is_anchored = False  # its directory's own name may still be lost with the power
         self.log_start_unsaved = False
         self.flushed_at_ms = 0
@@ -147,9 +189,10 @@ class UnifiedLog(AbstractLog):
         self.recovery_point = loaded.recovery_point
         self.dropped_bytes = loaded.dropped_bytes
         self._epochs_dirty = bool(loaded.rewritten)
+        self._epochs_written = None if loaded.rewritten else loaded.epochs.entries()
 
     @staticmethod
-    def open(
+    def opening(
         files: Files,
         directory: str,
         *,
@@ -166,8 +209,9 @@ class UnifiedLog(AbstractLog):
         log_start_offset: int = 0,
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
-    ) -> "UnifiedLog":
-        loaded = load(
+    ) -> "Generator[None, None, UnifiedLog]":
+        """In slices, as `load`; a new or cleanly closed log needs but one."""
+        loaded = yield from load(
             files,
             directory,
             config=config,
@@ -241,11 +285,10 @@ class UnifiedLog(AbstractLog):
             or self.offline is not None
         ):
             return -1
-        if producer_id >= 0:
-            entry = self.producer_table.next_in_line(producer_id, producer_epoch, base_sequence)
-            if entry is None:
-                return -1
-            entry.sent(base_sequence, first_offset, last_offset, max_timestamp)
+        if producer_id >= 0 and not self.producer_table.follow(
+            producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp
+        ):
+            return -1
         # the length between base offset and leader epoch is written again: one call is cheaper than two
         _stamp(batch, 0, first_offset, size - OVERHEAD, leader_epoch)
         active.appended(size, last_offset, max_timestamp, self._index_interval)
@@ -288,7 +331,7 @@ class UnifiedLog(AbstractLog):
         active = self._active
         try:
             with self._disk():
-                _ = active.offsets, active.first_batch_timestamp()
+                _ = active.offsets, active.first_batch_timestamp(), active.file
         except CorruptBatch as error:
             raise KafkaError(
                 ErrorCode.kafka_storage_error, f"{basename(self.directory)} is damaged: {error}"
@@ -376,7 +419,7 @@ class UnifiedLog(AbstractLog):
 
     def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if not self.local_log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -443,7 +486,7 @@ class UnifiedLog(AbstractLog):
 
     def advance_log_start(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         if offset > self.high_watermark:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -511,7 +554,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_to(self, offset: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         if offset >= self.log_end_offset:
             # an epoch this replica led without a record in it still contradicts the leader's
@@ -543,7 +586,7 @@ class UnifiedLog(AbstractLog):
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self._staged = []
         with self._disk():
             for segment in reversed(self._segments):
@@ -565,6 +608,8 @@ class UnifiedLog(AbstractLog):
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
         self._snapshot_at = UNKNOWN
+        self._marks = [at for at in self._marks if at <= log_end_offset]
+        self._marked_upto = min(self._marked_upto, log_end_offset)
         self.recovery_point = min(self.recovery_point, log_end_offset)
         self._flushable = min(self._flushable, log_end_offset)
         self._roll_at = UNKNOWN
@@ -623,7 +668,7 @@ class UnifiedLog(AbstractLog):
     def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
         """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
         if self.offline is not None:
-            raise self.offline
+            raise LogOffline(self.offline)
         self.flush_staged()
         upto = self._active.base_offset if closed_only else self.log_end_offset
         if self.recovery_point >= upto and not self._unsynced and not self._directory_unsynced:
@@ -659,8 +704,13 @@ class UnifiedLog(AbstractLog):
         if upto > self._names_changed_at:
             self._directory_unsynced = False
 
-    def flush_failed(self, error: OSError) -> None:
-        self._fail(error)
+    def flush_failed(self, error: OSError) -> KafkaError:
+        if is_scarcity(error):  # nothing was synced: all of it is due again
+            small = [join(self.directory, name) for name in (EPOCHS, METADATA)]
+            self._sync_later(
+                [*small, *(segment.path(kind) for segment in self._segments for kind in SEGMENT_SUFFIXES)]
+            )
+        return self._fail(error)
 
     def _epochs_changed(self) -> None:
         self._epochs_dirty = True
@@ -673,9 +723,13 @@ class UnifiedLog(AbstractLog):
                 self._write_epochs()
 
     def _write_epochs(self, *, force: bool = False) -> None:
+        """An epoch without records is not kept: the next start drops it, and each start begins one."""
         if self._epochs_dirty or force:
-            self._write_small(EPOCHS, self.epochs.encode())
-            self._epochs_dirty = False
+            kept = [entry for entry in self.epochs.entries() if entry[1] < self.log_end_offset]
+            if force or kept != self._epochs_written:
+                self._write_small(EPOCHS, EpochCache(kept).encode())
+                self._epochs_written = kept
+            self._epochs_dirty = len(kept) < len(self.epochs.entries())
 
     def _write_small(self, name: str, data: bytes) -> None:
         path = join(self.directory, name)
@@ -687,32 +741,75 @@ class UnifiedLog(AbstractLog):
         self._directory_unsynced = True
         self._names_changed_at = self.log_end_offset
 
-    def _save_snapshot(self, offset: int) -> None:
-        write_snapshot(self.files, self.directory, offset, self.producer_table)
+    def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
+        write_snapshot(self.files, self.directory, offset, self.producer_table, mark)
         self._snapshot_at = offset
         self._sync_later([snapshot_path(self.directory, offset)])
 
-    def close(self) -> None:
-        """A clean stop: everything written, and synced but for what the next start can tell to be damaged and
-        rebuild (snapshots, the indexes of the active segment): that is 2 syncs instead of 7 for each log. A
-        log that is offline is left as it is."""
-        if self.offline is not None:
-            return
+    @property
+    def wants_mark(self) -> bool:
+        """Whether syncs have reached into the active segment since the last mark: a recovery would read
+        again what they vouch for."""
+        return self.offline is None and self.recovery_point > max(self._active.base_offset, self._marked_upto)
+
+    def mark(self) -> None:
+        """Note the indexes and producers as of the log's end: once the recovery point is there, a recovery
+        begins there."""
         self.flush_staged()
         with self._disk():
-            for segment in self._segments:
+            self._active.settle()
+            self._save_snapshot(self.log_end_offset, self._active.mark())
+            self._sync_later(self._active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX))
+            for at in self._marks[: 1 - MARKS_KEPT]:
+                if at not in self._bases:
+                    self.files.unlink(snapshot_path(self.directory, at))
+        self._marks = [*self._marks[1 - MARKS_KEPT :], self.log_end_offset]
+        self._marked_upto = self.log_end_offset
+
+    def closing(self) -> SegmentFlush | None:
+        """A clean stop up to its syncs: everything is written, and the job syncs what the next start could
+        not tell to be damaged and rebuild (snapshots and the indexes of the active segment it can, if their
+        names are not those of older ones): a file and a directory for a log that did nothing but grow. Then
+        `closed`. A log that is offline is left as it is."""
+        if self.offline is not None:
+            return None
+        self.flush_staged()
+        with self._disk():
+            for segment in self._segments[:-1]:
                 segment.seal()
+            self._active.settle()
             self._write_epochs()
-            if self._snapshot_at != self.log_end_offset and self.log_end_offset > self._bases[0]:
-                self._save_snapshot(self.log_end_offset)
-        if self.recovery_point < self.log_end_offset or self._directory_unsynced:
-            lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
-            job = self._flush_of(self.log_end_offset, lasting)
-            with self._disk():
-                job.run()
+            if self._snapshot_at != self.log_end_offset and self._needs_snapshot():
+                self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
+        if self.recovery_point == self.log_end_offset and not self._directory_unsynced:
+            return None
+        lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
+        return self._flush_of(self.log_end_offset, lasting)
+
+    def _needs_snapshot(self) -> bool:
+        """Without one, and without producers, a small segment is read whole after the next kill."""
+        if self.producer_table.entries:
+            return self.log_end_offset > self._bases[0]
+        return not self._active.is_small
+
+    def closed(self, job: SegmentFlush | None) -> None:
+        """After `closing` and its job."""
+        if job is not None:
             self.mark_flushed(job.upto)
         for segment in self._segments:
             segment.close()
+
+    def close(self) -> None:
+        """A clean stop here and now."""
+        job = self.closing()
+        if job is not None:
+            with self._disk():
+                job.run()
+        self.closed(job)
+
+    def anchored(self) -> None:
+        """The owner synced the name of this log's directory."""
+        self._is_anchored = True
 
     def clean_state(self) -> CleanState:
         """What the next start may take as read, after `close`."""
@@ -730,6 +827,19 @@ class UnifiedLog(AbstractLog):
         """Close files and drop indexes of segments nobody read since the last call."""
         for segment in self._segments:
             segment.release()
+        self._append_may_open()
+
+    def release_files(self) -> None:
+        """Close every file that nobody is at work with."""
+        for segment in self._segments:
+            if segment is not self._active or not self._staged:
+                segment.close()
+        self._append_may_open()
+
+    def _append_may_open(self) -> None:
+        """What is staged must find its file open: the next append goes the long way, which opens it."""
+        if not self._active.is_open:
+            self._roll_at = UNKNOWN
 
     def moved_to(self, directory: str) -> None:
         """The directory was renamed (a deleted topic): open files stay readable."""
@@ -755,20 +865,30 @@ class UnifiedLog(AbstractLog):
 
     # ---- failure -------------------------------------------------------------------------------------------
 
-    def take_offline(self, reason: str) -> KafkaError:
+    def take_offline(self, reason: str) -> None:
         """Nothing more is read from or written to this log."""
         if self.offline is None:
-            self.offline = LogOffline(reason)
+            self.offline = reason
             self._staged = []
             self.generation += 1
-        return self.offline
+
+    def forget(self) -> None:
+        """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,
+        shall not hold its files and what it remembered. Slices that are being sent keep their file."""
+        assert self.offline is not None, f"{self} is in use"
+        for segment in self._segments:
+            segment.forget()
+        self.producer_table = ProducerTable()
 
     def _fail(self, error: OSError) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up
-            return self.offline
-        offline = self.take_offline(f"{basename(self.directory)}: {error}")
+            return LogOffline(self.offline)
+        reason = f"{basename(self.directory)}: {error}"
+        if is_scarcity(error):
+            return KafkaError(ErrorCode.kafka_storage_error, reason)
+        self.take_offline(reason)
         self._on_failure(error)
-        return offline
+        return LogOffline(reason)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

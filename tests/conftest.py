@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -126,10 +126,37 @@ def minio() -> Path:
     return executable
 
 
+# --- generated sequences of requests ------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "differential_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--differential-from")
+        seeds = metafunc.config.getoption("--differential-seeds")
+        metafunc.parametrize("differential_seed", range(first, first + seeds))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    told = [
+        dict(report.user_properties)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call" and report.user_properties
+    ]
+    played = [properties for properties in told if "sequences" in properties]
+    if played:
+        sequences, requests = (sum(one[name] for one in played) for name in ("sequences", "requests"))
+        terminalreporter.write_line(
+            f"differential: {sequences} generated sequences, {requests} requests answered alike"
+        )
+
+
 # --- requirement marks --------------------------------------------------------------------------------------
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--differential-from", type=int, default=0, help="the first seed of generated sequences")
+    parser.addoption("--differential-seeds", type=int, default=1, help="how many seeds, 50 sequences each")
     parser.addoption(
         "--requirements-to",
         metavar="FILE",

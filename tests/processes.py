@@ -42,6 +42,7 @@ class BrokerProcess:
         settings: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        descriptors: int | None = None,
     ) -> None:
         self.data = data
         command = [*TIDEWAL, "broker", "--data", str(data), *arguments]
@@ -49,6 +50,8 @@ class BrokerProcess:
             command += ["--listen", listen]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]
+        if descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(

@@ -141,8 +141,8 @@ def _difference_section() -> list[str]:
     return [
         "## What is answered otherwise than by Apache Kafka, and why",
         "",
-        "`tests/compat/test_differential.py` sends the same requests to both and compares the answers; these",
-        "are the differences that are meant.",
+        "`make differential` sends the same requests to both, picked by hand and in generated sequences, and",
+        "compares the answers; these are the differences that are meant.",
         "",
         "| where | Kafka's | ours | why |",
         "|---|---|---|---|",

@@ -39,6 +39,9 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 _SNAPSHOT_HEAD = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _SNAPSHOT_CRC_FROM = 6
+_MARK_MAGIC = b"NOTE"
+_MARK_SIZE = struct.Struct(">H")
+_MARK = struct.Struct(">qqIqIqI")
 _EARLIER_MAGIC = b"OLD1"
 _EARLIER_HEAD = struct.Struct(">qb")
 _EARLIER_BATCH = struct.Struct(">iqiq")
@@ -520,7 +523,7 @@ def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
     if crc != crc32c(data[_SNAPSHOT_CRC_FROM:]):
         raise Damage(2, f"CRC is {crc32c(data[_SNAPSHOT_CRC_FROM:])}, the file states {crc}")
     end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
-    if len(data) != end and data[end : end + len(_EARLIER_MAGIC)] != _EARLIER_MAGIC:
+    if len(data) != end and not data.startswith((_MARK_MAGIC, _EARLIER_MAGIC), end):
         raise Damage(6, f"{count} producers do not fill {len(data)} bytes")
     names = (
         "producer_id",
@@ -535,7 +538,30 @@ def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
     for fields in _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEAD.size : end]):
         counts.add("producers")
         yield {"kind": "producer", **dict(zip(names, fields, strict=True))}
+    if data.startswith(_MARK_MAGIC, end):
+        yield _mark(data, end)
+        end += len(_MARK_MAGIC) + _MARK_SIZE.size + _MARK.size
     yield from _earlier_batches(data, end + len(_EARLIER_MAGIC), counts)
+
+
+def _mark(data: bytes, at: int) -> Row:
+    """What Tidewal noted of the segment at this offset: where it stood, and its index files by size and
+    CRC."""
+    names = (
+        "position",
+        *("index_bytes", "index_crc"),
+        *("timeindex_bytes", "timeindex_crc"),
+        *("txnindex_bytes", "txnindex_crc"),
+    )
+    at += len(_MARK_MAGIC)
+    try:
+        (size,) = _MARK_SIZE.unpack_from(data, at)
+        fields = _MARK.unpack_from(data, at + _MARK_SIZE.size)
+    except struct.error:
+        raise Damage(at, "the mark is cut short") from None
+    if size != _MARK.size:
+        raise Damage(at, f"a mark of {size} bytes, only {_MARK.size} are known")
+    return {"kind": "mark", **dict(zip(names, fields, strict=True))}
 
 
 def _earlier_batches(data: bytes, at: int, counts: Counts) -> Iterator[Row]:

@@ -206,6 +206,7 @@ async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
                 outcomes[key] = None
                 continue
             if key[0] == ResourceType.BROKER:
+                _check_broker_id(cluster, key[1])
                 current = cluster.image.config(ResourceType.BROKER, key[1])
                 _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
         except KafkaError as error:
@@ -232,6 +233,7 @@ async def alter_configs(ctx: Context, request: Any) -> Fields:
             if key[0] == ResourceType.BROKER_LOGGER:
                 raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
             if key[0] == ResourceType.BROKER:
+                _check_broker_id(cluster, key[1])
                 _check_broker_change(cluster, key[1], dict(values))
         except KafkaError as error:
             outcomes[key] = error
@@ -266,8 +268,8 @@ def _check_change(key: Resource, repeated: set[Resource], values: Iterable[tuple
         raise KafkaError(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(missing)}")
 
 
-def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str]) -> None:
-    """This broker says whether it could take the values: the controller knows only its own settings."""
+def _check_broker_id(cluster: Cluster, name: str) -> None:
+    """The empty name is every broker's."""
     if name:
         try:
             int(name)
@@ -281,6 +283,10 @@ def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str])
                 ErrorCode.invalid_request,
                 f"Unexpected broker id, expected {cluster.node_id}, but received {name}",
             )
+
+
+def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str]) -> None:
+    """This broker says whether it could take the values: the controller knows only its own settings."""
     try:
         check_broker_configs(cluster.broker_config, wanted, per_broker=bool(name))
     except ConfigError as error:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from broker.controller import invalid_topic_name
 from broker.dispatch import Context, Handler
 from broker.image import INTERNAL_TOPICS
 from broker.partition import Partition
@@ -46,28 +47,26 @@ _UNKNOWN: Final = (-1, -1, -1)
 
 
 def list_offsets(ctx: Context, request: Any) -> Fields:
-    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    repeated = {key for key, count in Counter(asked).items() if count > 1}
+    asked = Counter(
+        (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
+    )
     isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
-    topics = []
+    topics: dict[str, dict[int, Fields]] = {}
     for topic in request.topics:
-        partitions = []
         for each in topic.partitions:
-            if (topic.name, each.partition_index) in repeated:
+            if asked[topic.name, each.partition_index] > 1:
                 answer: Fields = {"error_code": ErrorCode.invalid_request}
             else:
                 answer = _list_offset(ctx, topic.name, each, isolation)
-            partitions.append(
-                {
-                    "partition_index": each.partition_index,
-                    "timestamp": -1,
-                    "offset": -1,
-                    "leader_epoch": -1,
-                    **answer,
-                }
-            )
-        topics.append({"name": topic.name, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
+            topics.setdefault(topic.name, {})[each.partition_index] = {
+                "partition_index": each.partition_index,
+                "timestamp": -1,
+                "offset": -1,
+                "leader_epoch": -1,
+                **answer,
+            }
+    rows = [{"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()]
+    return {"throttle_time": 0, "topics": rows}
 
 
 def _list_offset(ctx: Context, topic: str, asked: Any, isolation: int | None) -> Fields:
@@ -145,12 +144,15 @@ def offset_for_leader_epoch(ctx: Context, request: Any) -> Fields:
 
 def delete_records(ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
     """Answered when every live replica has deleted as much, or it was not so in time."""
+    asked: dict[str, dict[int, int]] = {}  # of a partition named twice the last offset counts, as in Kafka
+    for topic in request.topics:
+        for partition in topic.partitions:
+            asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
     waits: list[tuple[dict[str, Any], Partition, int]] = []
     topics = []
-    for topic in request.topics:
+    for name, offsets in asked.items():
         partitions = []
-        for asked in topic.partitions:
-            index = asked.partition_index
+        for index, offset in offsets.items():
             answer: dict[str, Any] = {
                 "partition_index": index,
                 "low_watermark": -1,
@@ -158,14 +160,14 @@ def delete_records(ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
             }
             partitions.append(answer)
             try:
-                partition, target = _delete_before(ctx, topic.name, index, asked.offset)
+                partition, target = _delete_before(ctx, name, index, offset)
             except KafkaError as error:
                 answer["error_code"] = error.code
                 continue
             answer["low_watermark"] = partition.low_watermark
             if partition.low_watermark < target:
                 waits.append((answer, partition, target))
-        topics.append({"name": topic.name, "partitions": partitions})
+        topics.append({"name": name, "partitions": partitions})
     response: Fields = {"throttle_time": 0, "topics": topics}
     wait_s = request.timeout.total_seconds()
     return _deleted_everywhere(ctx, waits, wait_s, response) if waits else response
@@ -177,7 +179,7 @@ async def _deleted_everywhere(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     for answer, partition, target in waits:
-        waiter = CommitFuture(target, loop)
+        waiter = CommitFuture(partition, target, loop)
         partition.wait_deleted(waiter)
         ctx.broker.purgatory.watch(waiter, max(deadline - loop.time(), 0))
         try:
@@ -186,7 +188,7 @@ async def _deleted_everywhere(
         except KafkaError as error:
             answer["error_code"] = error.code
         finally:
-            waiter.done = True
+            waiter.finish()
             partition.wait_deleted_no_more(waiter)
         answer["low_watermark"] = partition.low_watermark
     return response
@@ -207,6 +209,7 @@ def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> tuple[P
     if target < 0:
         raise KafkaError(ErrorCode.offset_out_of_range)
     partition.log.advance_log_start(target)
+    ctx.broker.purgatory.wake_followers(partition)
     return partition, target
 
 
@@ -238,7 +241,8 @@ def describe_producers(ctx: Context, request: Any) -> Fields:
             }
             found = ctx.broker.replicas.find(topic.name, index)
             if isinstance(found, ErrorCode):
-                answer["error_code"] = found
+                is_a_name = invalid_topic_name(topic.name) is None
+                answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
             else:
                 answer["active_producers"] = [
                     {

@@ -12,21 +12,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from broker.cluster import Cluster
 from broker.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
 from broker.handlers.produce import leader_hint
 from broker.network import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
-from broker.partition import DataWaiter, Partition
+from broker.partition import Partition
 from broker.purgatory import Purgatory, Waiter
 from broker.replica_manager import ReplicaManager
 from broker.replica_selector import ReplicaSelector
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
+    FETCH_SHAPES_FROM,
     FETCH_TOPIC_IDS,
     FetchRequest,
+    FetchShape,
     Hint,
     fetch_head,
     fetch_partition_head,
@@ -52,6 +54,7 @@ NOBODY_IS_LEADER: Final = (
     ErrorCode.unknown_topic_id,
     ErrorCode.unknown_topic_or_partition,
 )
+_LEADER_MOVED: Final = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 _NO_ABORTED: Final[tuple[tuple[int, int], ...]] = ()
 
 
@@ -122,6 +125,16 @@ class Followers(Protocol):
     ) -> Answer: ...
 
 
+class Seen(NamedTuple):
+    """The last Fetch of a connection. Without a session its turn serves the next one too: where the
+    partitions were found is kept, only the offsets are new."""
+
+    shape: FetchShape
+    version: int
+    request: FetchRequest
+    turn: FetchTurn
+
+
 class Fetch:
     is_privileged = False
     """Whether its sessions stand above those of consumers."""
@@ -150,7 +163,47 @@ class Fetch:
     def handle(
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
     ) -> Answer:
-        request, turn = self._turn(connection, frame, version, body_at)
+        view = memoryview(frame)
+        request = parse_fetch(view, body_at, version)
+        turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
+        connection.fetch_seen = None
+        is_small = len(frame) <= _SEEN_BYTES_MAX
+        if request.replica_id < 0 and version >= FETCH_SHAPES_FROM and is_small and _repeats(request, turn):
+            shape = FetchShape(view, body_at, version, request)
+            connection.fetch_seen = Seen(shape, version, request, turn)
+        return self._answer(connection, request, turn, version, correlation_id)
+
+    def repeat(self, connection: Connection, frame: Frame) -> Answer:
+        """The answer to a Fetch that goes on with what the last one asked for, None to any other. `handle`
+        does the same by the long way."""
+        seen: Seen | None = connection.fetch_seen
+        found = None if seen is None else seen.shape.read(frame)
+        if seen is None or found is None:
+            return None
+        correlation_id, session_epoch, items = found
+        request, turn = seen.request, seen.turn
+        if items is not None:
+            request.items = items
+        if request.session_id:
+            request.session_epoch = session_epoch
+            turn = self._sessions.turn(
+                request, uses_ids=seen.version >= FETCH_TOPIC_IDS, now_ms=self._now_ms()
+            )
+        elif session_epoch != request.session_epoch:
+            return None
+        elif items is not None:
+            for wanted, item in zip(turn.wanted, items, strict=True):
+                wanted.update(item)
+        return self._answer(connection, request, turn, seen.version, correlation_id)
+
+    def _answer(
+        self,
+        connection: Connection,
+        request: FetchRequest,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+    ) -> Answer:
         if turn.error:
             return _pack_error(version, correlation_id, turn.error, 0)
         if request.replica_id >= 0 and self._followers is not None:
@@ -172,20 +225,6 @@ class Fetch:
 
     def watch(self, waiter: Waiter, wait_s: float) -> None:
         self._purgatory.watch(waiter, wait_s)
-
-    def _turn(
-        self, connection: Connection, frame: Frame, version: int, body_at: int
-    ) -> tuple[FetchRequest, FetchTurn]:
-        """Reads the request. A consumer without a session repeats itself, so what it asked last is kept."""
-        body = bytes(frame[body_at:])
-        seen: tuple[int, bytes, FetchRequest, FetchTurn] | None = connection.fetch_seen
-        if seen is not None and seen[0] == version and seen[1] == body:
-            return seen[2], seen[3]
-        request = parse_fetch(memoryview(body), 0, version)
-        turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
-        if request.session_epoch < 0 and request.session_id == 0 and len(body) <= _SEEN_BYTES_MAX:
-            connection.fetch_seen = (version, body, request, turn)
-        return request, turn
 
     # --------------------------------------------------------------------------------------------- reading
 
@@ -327,34 +366,35 @@ class Fetch:
         return self._pack(version, correlation_id, session_id, reads)
 
     def _pack(self, version: int, correlation_id: int, session_id: int, reads: list[Read]) -> bytes | Bulk:
-        topics: list[list[Read]] = []
-        for read in reads:
-            if topics and topics[-1][0].wanted.topic == read.wanted.topic:
-                topics[-1].append(read)
-            else:
-                topics.append([read])
-        pieces: list[Any] = [
-            b"",
-            fetch_head(version, correlation_id, 0, session_id, len(topics)),
-        ]
+        pieces: list[Any] = [b"", b""]
         hints: dict[int, Hint] = {}
-        for topic in topics:
-            pieces.append(fetch_topic_head(version, topic[0].wanted.topic, len(topic)))
-            for read in topic:
-                self._pack_partition(version, read, pieces, hints)
+        topics = at = records_size = 0
+        while at < len(reads):
+            topic = reads[at].wanted.topic
+            stop = at + 1
+            while stop < len(reads) and reads[stop].wanted.topic == topic:
+                stop += 1
+            pieces.append(fetch_topic_head(version, topic, stop - at))
+            for read in reads[at:stop]:
+                records_size += self._pack_partition(version, read, pieces, hints)
             pieces.append(fetch_topic_tail(version))
+            topics += 1
+            at = stop
         pieces.append(fetch_tail(version, hints))
-        size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
-        pieces[0] = _SIZE.pack(size)
-        if size < SENDFILE_MIN:
+        pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
+        if records_size < SENDFILE_MIN:
             try:
-                return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+                body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
             except OSError:
                 _drop_unreadable(reads, version)
                 return self._pack(version, correlation_id, session_id, reads)
+            return _SIZE.pack(len(body)) + body
+        size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
+        pieces[0] = _SIZE.pack(size)
         return Bulk(_joined(pieces), size + 4)
 
-    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> None:
+    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> int:
+        """Adds its pieces; the size of its records."""
         wanted, part = read.wanted, read.part
         size = 0 if part is None else part.size
         pieces.append(
@@ -380,14 +420,12 @@ class Fetch:
             elif read.error is not ErrorCode.none:
                 stats.failed_fetch += 1
         hint = None
-        if version >= _HINT_FROM and read.error in (
-            ErrorCode.not_leader_or_follower,
-            ErrorCode.fenced_leader_epoch,
-        ):
+        if version >= _HINT_FROM and read.error in _LEADER_MOVED:
             hint = self._hint(wanted)
             if hint is not None:
                 hints[hint.leader_id] = hint
         pieces.append(fetch_partition_tail(version, read.diverging, hint))
+        return size
 
     def _hint(self, wanted: Wanted) -> Hint | None:
         topic = wanted.topic
@@ -436,11 +474,7 @@ class FetchWait(Waiter):
         self._failures = failures
         connection.waiter = self
         for partition in partitions:
-            self.waiters_of(partition)[self] = None
-
-    @staticmethod
-    def waiters_of(partition: Partition) -> dict[DataWaiter, None]:
-        return partition.data_waiters
+            partition.data_waiters[self] = None
 
     def poke(self) -> None:
         fetched = self._fetch.read(self._turn, self._request, self._version)
@@ -452,7 +486,7 @@ class FetchWait(Waiter):
         self._answer(self._fetch.read(self._turn, self._request, self._version))
 
     def abandoned(self) -> None:
-        self.done = True
+        self.finish()
         self._leave()
 
     def broke(self, error: Exception) -> None:
@@ -461,7 +495,7 @@ class FetchWait(Waiter):
         self._connection.close("its Fetch failed")
 
     def _answer(self, fetched: Fetched) -> None:
-        self.done = True
+        self.finish()
         self._leave()
         answer = self._fetch.respond(self._turn, self._version, self._correlation_id, fetched)
         connection = self._connection
@@ -470,8 +504,16 @@ class FetchWait(Waiter):
 
     def _leave(self) -> None:
         for partition in self._partitions:
-            self.waiters_of(partition).pop(self, None)
+            partition.data_waiters.pop(self, None)
         self._partitions = []
+
+
+def _repeats(request: FetchRequest, turn: FetchTurn) -> bool:
+    """Whether the next request may be like this one: within a session, or without one and each partition
+    asked for once."""
+    if request.session_id:
+        return request.session_epoch > 0
+    return request.session_epoch < 0 and len(list(turn.wanted)) == len(request.items)
 
 
 def _drop_unreadable(reads: list[Read], version: int) -> None:

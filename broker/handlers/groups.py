@@ -230,7 +230,8 @@ async def offset_commit(ctx: Context, request: Any) -> Fields:
                     topic.id,
                 )
             )
-        topics.append({**_topic_names(asked), "partitions": answered})
+        if answered or topic is None:
+            topics.append({**_topic_names(asked), "partitions": answered})
     if offsets:
         errors = await _commit(ctx, request, tuple(offsets))
         for row, code in zip(rows, errors, strict=True):
@@ -367,7 +368,8 @@ async def offset_delete(ctx: Context, request: Any) -> Fields:
             if topic is not None and 0 <= one.partition_index < len(topic.partitions):
                 rows.append(row)
                 wanted.append((asked.name, one.partition_index))
-        topics.append({"name": asked.name, "partitions": answered})
+        if answered or topic is None:
+            topics.append({"name": asked.name, "partitions": answered})
     try:
         _check_group_id(request.group_id)
         command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))

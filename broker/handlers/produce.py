@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from crc32c import crc32c
@@ -34,15 +34,29 @@ from protocol.hot import (
     encode_produce,
     parse_produce,
 )
-from protocol.records import HEADER_SIZE, MAGIC, Codec, check_produced, parse_header
+from protocol.records import (
+    HEADER_SIZE,
+    MAGIC,
+    Codec,
+    check_first_batch,
+    check_one_batch,
+    check_produced,
+    parse_header,
+)
 from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 log = logging.getLogger(__name__)
 
-TEMPLATES_MAX: Final = 1024
+TEMPLATES_MAX: Final = 65_536
+"""Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
+large topic, a thousand may not each."""
+TEMPLATES_MIN: Final = 64
+"""Of one connection, however many there are."""
 TEMPLATE_BYTES_MAX: Final = 1024
 """Of a head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
+ACKS: Final = (-1, 0, 1)
+Topics: TypeAlias = list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
 _ZSTD_FROM: Final = 7
 _HINT_FROM: Final = 10
 _TRANSACTION_ABORTABLE_FROM: Final = 11
@@ -111,9 +125,16 @@ class Produce:
         if frames[at].__class__ is bytearray:
             frames = [memoryview(frame) for frame in frames]
         now_ms = self._now_ms()
+        ends, known = connection.produce_ends, connection.produce_templates
         while at < len(frames):
-            template = _find(connection, frames[at])
-            done = 0 if template is None else self._run(template, frames, at, now_ms, answers)
+            frame = frames[at]
+            for end in ends:
+                template: Template | None = known.get(bytes(frame[_CLIENT_ID_AT:end]))
+                if template is not None:
+                    break
+            else:
+                break
+            done = self._run(template, frames, at, now_ms, answers)
             if not done:
                 break
             at += done
@@ -242,28 +263,63 @@ class Produce:
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
     ) -> Answer:
         request = parse_produce(memoryview(frame), body_at, version)
-        fatal = self._refuse_all(request)
+        fatal = _refuse_all(request)
         if fatal is None and self._must_walk(request):
             # the read buffer is used again before the walk ends
             request = parse_produce(memoryview(bytearray(frame)), body_at, version)
             slot = connection.slot()
             job = _Job(version, correlation_id, request)
-            self._spawn(self._walk(connection, slot, job, request.topics))
+            self._spawn(self._walk(connection, slot, job, self._once_each(job)))
             return slot
         job = _Job(version, correlation_id, request)
         job.failed = fatal is not None
-        for topic, partitions in request.topics:
+        for topic, partitions in self._once_each(job):
             name = self._name(topic)
             results: list[ProduceResult] = []
             for index, records in partitions:
                 if fatal is not None:
                     results.append(ProduceResult(index, fatal.value))
                 else:
-                    results.append(self._append(job, name, index, records))
+                    result = self._append(job, name, index, records)
+                    results.append(job.refused.get((topic, index), result))
             job.topics.append((topic, results))
         if request.single_at >= 0 and request.transactional_id is None and not job.failed:
             self._learn(connection, frame, version, request)
         return (self._completed, job)
+
+    def _once_each(self, job: _Job) -> Topics:
+        """Every partition once. Of one that is named twice Kafka appends the last record set that could be
+        one and answers those that cannot; a topic without partitions is not answered.
+        """
+        request = job.request
+        assert isinstance(request, ProduceRequest)
+        if request.single_at >= 0:
+            return request.topics
+        named: dict[TopicKey, dict[int, list[memoryview | None]]] = {}
+        for topic, partitions in request.topics:
+            for index, records in partitions:
+                named.setdefault(topic, {}).setdefault(index, []).append(records)
+        return [
+            (topic, [(index, self._last(job, topic, index, given)) for index, given in partitions.items()])
+            for topic, partitions in named.items()
+        ]
+
+    def _last(
+        self, job: _Job, topic: TopicKey, index: int, given: list[memoryview | None]
+    ) -> memoryview | None:
+        if len(given) == 1:
+            return given[0]
+        sound, refused = [], []
+        for records in given:
+            try:
+                check_one_batch(records, job.version)
+                sound.append(records)
+            except KafkaError as error:
+                refused.append(error)
+        if sound and refused:
+            job.failed = True
+            job.refused[topic, index] = self._error_result(job.version, index, refused[-1])
+        return sound[-1] if sound else given[-1]
 
     def _must_walk(self, request: ProduceRequest) -> bool:
         """Whether records must be read that are too many for one turn of the loop."""
@@ -285,7 +341,7 @@ class Produce:
         connection: Connection,
         slot: Slot,
         job: _Job,
-        topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]],
+        topics: Topics,
     ) -> None:
         """The long way in turns: the connection waits, nobody else does."""
         try:
@@ -298,7 +354,8 @@ class Produce:
                         prepared = await self._prepared(job, name, index, records)
                     except KafkaError as error:
                         prepared = error
-                    results.append(self._append(job, name, index, records, prepared))
+                    result = self._append(job, name, index, records, prepared)
+                    results.append(job.refused.get((topic, index), result))
                     # nothing stays unwritten over the walk of the next one
                     self._replicas.wake(self._replicas.flush())
                 job.topics.append((topic, results))
@@ -341,18 +398,6 @@ class Produce:
             else:
                 await self._offload(task.run)
 
-    def _refuse_all(self, request: ProduceRequest) -> ErrorCode | None:
-        """What is wrong with the request as a whole is answered for every partition."""
-        if request.acks not in (-1, 0, 1):
-            return ErrorCode.invalid_required_acks
-        if request.transactional_id is None and any(
-            records is not None and len(records) >= HEADER_SIZE and parse_header(records).is_transactional
-            for _topic, partitions in request.topics
-            for _index, records in partitions
-        ):
-            return ErrorCode.transactional_id_authorization_failed
-        return None
-
     def _name(self, topic: TopicKey) -> str | None:
         return self._cluster.image.topic_names.get(topic) if isinstance(topic, UUID) else topic
 
@@ -366,7 +411,7 @@ class Produce:
     ) -> ProduceResult:
         partition = None
         try:
-            partition = self._target(topic, index)
+            partition = self._target(job, topic, index, records)
             partition.stats.produce += 1
             if isinstance(prepared, KafkaError):
                 raise prepared
@@ -380,9 +425,14 @@ class Produce:
                     result.start = partition.log.log_start_offset
             return result
 
-    def _target(self, topic: str | None, index: int) -> Partition:
+    def _target(self, job: _Job, topic: str | None, index: int, records: memoryview | None) -> Partition:
         if topic is None:
             raise KafkaError(ErrorCode.unknown_topic_id)
+        if job.request.acks not in ACKS:
+            if self._cluster.image.partition(topic, index) is None:
+                raise KafkaError(ErrorCode.unknown_topic_or_partition)
+            check_one_batch(records, job.version)
+            raise KafkaError(ErrorCode.invalid_required_acks)
         if is_internal(topic):
             raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
         return self._replicas.partition(topic, index)
@@ -443,7 +493,8 @@ class Produce:
         templates, end = connection.produce_templates, request.single_at
         if end > TEMPLATE_BYTES_MAX:
             return
-        if connection.produce_kind != version or len(templates) >= TEMPLATES_MAX:
+        most = max(TEMPLATES_MAX // connection.company, TEMPLATES_MIN)
+        if connection.produce_kind != version or len(templates) >= most:
             templates.clear()
             connection.produce_ends.clear()
             connection.produce_kind = version
@@ -481,14 +532,6 @@ class Produce:
         return wait.slot
 
 
-def _find(connection: Connection, frame: Frame) -> Template | None:
-    for end in connection.produce_ends:
-        template: Template | None = connection.produce_templates.get(bytes(frame[_CLIENT_ID_AT:end]))
-        if template is not None:
-            return template
-    return None
-
-
 class _AbortedType(KafkaError):
     """120 TRANSACTION_ABORTABLE, which the error type does not know yet."""
 
@@ -499,7 +542,7 @@ _Aborted: Final = _AbortedType(ErrorCode.invalid_txn_state, "the partition is no
 class _Job:
     """A Produce between its appends and its answer."""
 
-    __slots__ = ("appended", "correlation_id", "failed", "request", "topics", "version")
+    __slots__ = ("appended", "correlation_id", "failed", "refused", "request", "topics", "version")
 
     def __init__(self, version: int, correlation_id: int, request: ProduceRequest | Template) -> None:
         self.version = version
@@ -507,6 +550,8 @@ class _Job:
         self.request = request
         self.topics: list[tuple[TopicKey, list[ProduceResult]]] = []
         self.appended: list[tuple[Partition, ProduceResult, int]] = []
+        self.refused: dict[tuple[TopicKey, int], ProduceResult] = {}
+        """What is answered whatever became of the append."""
         self.failed = False
 
 
@@ -546,12 +591,12 @@ class CommitWait(Waiter):
 
     def expired(self) -> None:
         for commit in self._open:
-            commit.result.error = ErrorCode.request_timed_out.value
+            commit.timed_out()
         self._open.clear()
         self._answer()
 
     def _answer(self) -> None:
-        self.done = True
+        self.finish()
         self._connection.answer(self.slot, encode_produce(self._version, self._correlation_id, self._topics))
 
 
@@ -563,6 +608,10 @@ class _PartitionCommit:
         self.result = result
         self._owner = owner
         self._partition = partition
+
+    def timed_out(self) -> None:
+        self.result.error = ErrorCode.request_timed_out.value
+        self._partition.wait_no_more(self)
 
     def reached(self) -> None:
         if self._owner.done:
@@ -589,9 +638,25 @@ def leader_hint(cluster: Cluster, topic: str, index: int) -> Hint | None:
     return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)
 
 
+def _refuse_all(request: ProduceRequest) -> ErrorCode | None:
+    """What is wrong with one record set and answered for every partition of the request."""
+    try:
+        for _topic, partitions in request.topics:
+            for _index, records in partitions:
+                first = check_first_batch(records)
+                if first is not None and first.is_transactional:
+                    if request.transactional_id is None:
+                        return ErrorCode.transactional_id_authorization_failed
+                    return None
+    except KafkaError as error:
+        return error.code
+    return None
+
+
 def _is_one_batch(records: memoryview | None) -> bool:
     """Whether Kafka would have taken it to the log at all."""
-    if records is None or len(records) < HEADER_SIZE:
+    try:
+        check_one_batch(records, None)
+    except KafkaError:
         return False
-    header = parse_header(records)
-    return header.magic == 2 and header.size == len(records)
+    return True

@@ -9,12 +9,15 @@ this one; each request counts once, when it comes.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from math import inf
 from typing import Any, Final
 
 from broker.fetch_sessions import FetchTurn, Wanted
 from broker.handlers.fetch import NOBODY_IS_LEADER, Fetch, Fetched, FetchWait, Read, divergence
 from broker.network import Answer, Connection
-from broker.partition import DataWaiter, Partition
+from broker.partition import Partition, Visit
+from broker.purgatory import Waiter
 from broker.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchRequest, Hint, fetch_partition_head, fetch_partition_tail
@@ -24,6 +27,91 @@ WATERMARK_WAIT_S: Final = 0.01
 anyway; an answer at once for each move would double what replication costs."""
 
 
+LOOK_AT_ALL_S: Final = 5.0
+"""How long a log start that retention moved may wait to be told."""
+
+
+class Standing:
+    """One follower's session from request to request: the partitions that must be looked at.
+
+    A follower asks for thousands of partitions and hears of a few, so the others cost nothing: each is
+    watched, and counts as changed when something was appended, committed or decided about it.
+    """
+
+    __slots__ = ("_replica_id", "_taps", "changed", "full_at", "generation", "is_over", "visit", "wait")
+
+    def __init__(self, replica_id: int) -> None:
+        self._replica_id = replica_id
+        self.is_over = False
+        self.changed: dict[Wanted, None] = {}
+        self.visit = Visit()
+        self.wait: ReplicaFetchWait | None = None
+        self.generation = -1
+        self.full_at = -inf
+        self._taps: dict[Wanted, _Tap] = {}
+
+    def __repr__(self) -> str:
+        return f"<Standing {len(self._taps)} watched, {len(self.changed)} changed>"
+
+    def watch(self, wanted: Wanted) -> None:
+        """From now on its partition tells what happens to it."""
+        partition: Partition = wanted.partition
+        tap = self._taps.get(wanted)
+        if tap is not None:
+            if tap.partition is partition:
+                return
+            tap.leave()
+        tap = self._taps[wanted] = _Tap(self, wanted, partition)
+        partition.replica_waiters[tap] = None
+
+    def forget_all_but(self, kept: Collection[Wanted]) -> None:
+        for wanted in self._taps.keys() - kept:
+            tap = self._taps.pop(wanted)
+            tap.leave()
+            self.changed.pop(wanted, None)
+            follower = tap.partition.follower(self._replica_id)
+            if follower is not None and follower.visit is self.visit:
+                follower.visit = None
+
+    def close(self) -> None:
+        for tap in self._taps.values():
+            tap.leave()
+        self._taps.clear()
+        self.changed.clear()
+        self.is_over = True
+
+
+class _Tap(Waiter):
+    """Stands at one partition for one session."""
+
+    __slots__ = ("_standing", "_wanted", "partition")
+
+    def __init__(self, standing: Standing, wanted: Wanted, partition: Partition) -> None:
+        super().__init__()
+        self._standing = standing
+        self._wanted = wanted
+        self.partition = partition
+
+    def poke(self) -> None:
+        standing = self._standing
+        standing.changed[self._wanted] = None
+        if standing.wait is not None and not standing.wait.done:
+            standing.wait.poke()
+
+    def expired(self) -> None:
+        raise AssertionError("it has no deadline")
+
+    def broke(self, error: Exception) -> None:
+        wait = self._standing.wait
+        if wait is None or wait.done:
+            raise error
+        wait.broke(error)
+
+    def leave(self) -> None:
+        self.done = True
+        self.partition.replica_waiters.pop(self, None)
+
+
 class ReplicaFetch(Fetch):
     is_privileged = True
 
@@ -31,6 +119,8 @@ class ReplicaFetch(Fetch):
         super().__init__(followers=None, **rest)
         self._node_id = node_id
         self._throttle = throttle
+        self._standings: dict[int, Standing] = {}
+        """The one that counts of each broker: an older one is of a connection that is lost."""
 
     def answer_follower(
         self,
@@ -40,15 +130,18 @@ class ReplicaFetch(Fetch):
         version: int,
         correlation_id: int,
     ) -> Answer:
-        self._take_note(turn, request, version)
+        standing = self._standing(turn, request)
+        self._take_note(turn, request, version, standing)
         fetched = self.read(turn, request, version)
-        if fetched.available >= request.min_bytes or fetched.is_due or request.max_wait_ms <= 0:
+        if (
+            fetched.available >= request.min_bytes
+            or fetched.is_due
+            or request.max_wait_ms <= 0
+            or standing is None
+        ):
             answer = self.respond(turn, version, correlation_id, fetched)
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
-        partitions = [wanted.partition for wanted in turn.wanted if wanted.partition is not None]
-        if not partitions:
-            return self.respond(turn, version, correlation_id, fetched)
         wait = ReplicaFetchWait(
             self,
             connection,
@@ -57,22 +150,51 @@ class ReplicaFetch(Fetch):
             version,
             correlation_id,
             request.min_bytes,
-            partitions,
+            [],
             fetched.failures,
         )
+        wait.standing = standing
+        standing.wait = wait
         wait_s = request.max_wait_ms / 1000
-        if is_behind(turn):
+        if is_behind(standing):
             wait.will_tell = True
             wait_s = min(wait_s, WATERMARK_WAIT_S)
         self._purgatory.watch(wait, wait_s)
         return wait.slot
 
+    def _standing(self, turn: FetchTurn, request: FetchRequest) -> Standing | None:
+        """None without a session: everything is looked at, and answered at once."""
+        session = turn.session
+        if session is None:
+            return None
+        standing = session.reader
+        if not isinstance(standing, Standing) or standing.is_over:
+            before = self._standings.get(request.replica_id)
+            if before is not None:
+                before.close()
+            standing = Standing(request.replica_id)
+            session.reader = self._standings[request.replica_id] = standing
+        if request.forgotten:
+            standing.forget_all_but(dict.fromkeys(session.wanted.values()).keys())
+        now = self._replicas.now()
+        if standing.generation != self._replicas.generation or now - standing.full_at > LOOK_AT_ALL_S:
+            standing.generation, standing.full_at = self._replicas.generation, now
+            standing.changed.update(dict.fromkeys(session.wanted.values()))
+        else:
+            for item in request.items:
+                wanted = session.wanted.get((item.topic, item.partition))
+                if wanted is not None:
+                    standing.changed[wanted] = None
+        return standing
+
     # -------------------------------------------------------------------------------------------- learning
 
-    def _take_note(self, turn: FetchTurn, request: FetchRequest, version: int) -> None:
+    def _take_note(
+        self, turn: FetchTurn, request: FetchRequest, version: int, standing: Standing | None
+    ) -> None:
         """What every partition's leader learns, before anything is read: the watermark that moves by it goes
         out with this answer."""
-        for wanted in turn.wanted:
+        for wanted in list(self._to_look_at(turn)):
             if self._find(wanted, version) is not None:
                 continue
             partition: Partition = wanted.partition
@@ -87,8 +209,21 @@ class ReplicaFetch(Fetch):
                 log_start=wanted.log_start,
                 broker_epoch=request.replica_epoch,
             )
+            follower = partition.follower(request.replica_id)
+            if follower is not None:
+                follower.visit = None if standing is None else standing.visit
             if moved:
                 self._replicas.wake_committed(partition)
+            if standing is not None:
+                standing.watch(wanted)
+                if _is_settled(wanted, partition, request.replica_id):
+                    standing.changed.pop(wanted, None)
+        if standing is not None:
+            standing.visit.at = self._replicas.now()
+
+    def _to_look_at(self, turn: FetchTurn) -> Iterable[Wanted]:
+        standing = None if turn.session is None else turn.session.reader
+        return standing.changed if isinstance(standing, Standing) else turn.wanted
 
     def _check(self, wanted: Wanted, partition: Partition, request: FetchRequest) -> tuple[int, int] | None:
         """Where the two logs part, or None. KafkaError when the offset must not count."""
@@ -114,7 +249,7 @@ class ReplicaFetch(Fetch):
     def read(self, turn: FetchTurn, request: FetchRequest, version: int) -> Fetched:
         fetched = Fetched()
         room = min(request.max_bytes, self._max_bytes)
-        for wanted in turn.wanted:
+        for wanted in list(self._to_look_at(turn)):
             error = self._find(wanted, version)
             if error is not None:
                 fetched.reads.append(Read(wanted, error=error))
@@ -163,7 +298,7 @@ class ReplicaFetch(Fetch):
 
     # ------------------------------------------------------------------------------------------- answering
 
-    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> None:
+    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> int:
         """Replication is no client's traffic, and its followers ask the image who leads."""
         wanted, part = read.wanted, read.part
         size = 0 if part is None else part.size
@@ -190,35 +325,48 @@ class ReplicaFetch(Fetch):
             )
             pieces.append(part)
         pieces.append(fetch_partition_tail(version, read.diverging))
+        return size
 
 
 class ReplicaFetchWait(FetchWait):
     """Woken by appends. A high watermark that moves without one shortens the wait instead of ending it."""
 
-    __slots__ = ("will_tell",)
+    __slots__ = ("standing", "will_tell")
 
-    will_tell: bool
+    standing: Standing
 
     def __init__(self, *rest: Any) -> None:
         super().__init__(*rest)
         self.will_tell = False
 
-    @staticmethod
-    def waiters_of(partition: Partition) -> dict[DataWaiter, None]:
-        return partition.replica_waiters
+    def expired(self) -> None:
+        """Of two deadlines the first one counts."""
+        if not self.done:
+            super().expired()
 
     def poke(self) -> None:
         super().poke()
-        if not self.done and not self.will_tell and is_behind(self._turn):
+        if not self.done and not self.will_tell and is_behind(self.standing):
             self.will_tell = True
             self._fetch.watch(self, WATERMARK_WAIT_S)
 
 
-def is_behind(turn: FetchTurn) -> bool:
+def is_behind(standing: Standing) -> bool:
     """Whether a high watermark has moved that this follower was not told of."""
     return any(
         wanted.partition is not None and wanted.partition.log.high_watermark != wanted.sent_high_watermark
-        for wanted in turn.wanted
+        for wanted in standing.changed
+    )
+
+
+def _is_settled(wanted: Wanted, partition: Partition, replica_id: int) -> bool:
+    """It has everything and was told everything, and is in sync: there is nothing to do until it moves."""
+    held = partition.log
+    return (
+        wanted.offset == held.log_end_offset
+        and wanted.sent_high_watermark == held.high_watermark
+        and wanted.sent_start == held.log_start_offset
+        and replica_id in partition.isr
     )
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from broker.controller import NewTopic
 from broker.image import PartitionImage
-from protocol.apis import Api
+from protocol.apis import Api, PeerApi
 from protocol.messages import decode_response, encode_request
 from protocol.records import build_batch
 
@@ -28,8 +28,8 @@ class RawClient:
         self.correlation_id = 0
 
     @classmethod
-    async def open(cls, broker: "Broker") -> Self:
-        listening = next(iter(broker.listeners.values()))
+    async def open(cls, broker: "Broker", listener: str | None = None) -> Self:
+        listening = next(iter(broker.listeners.values())) if listener is None else broker.listeners[listener]
         reader, writer = await asyncio.open_connection(listening.host, listening.port, limit=1 << 26)
         return cls(reader, writer)
 
@@ -39,7 +39,9 @@ class RawClient:
     async def __aexit__(self, *_: object) -> None:
         self.writer.close()
 
-    def encode(self, api: Api, version: int, fields: dict[str, Any], client_id: str | None = "raw") -> bytes:
+    def encode(
+        self, api: Api | PeerApi, version: int, fields: dict[str, Any], client_id: str | None = "raw"
+    ) -> bytes:
         self.correlation_id += 1
         return encode_request(api, version, self.correlation_id, client_id, fields)
 
@@ -56,12 +58,12 @@ class RawClient:
             (size,) = _SIZE.unpack(await self.reader.readexactly(4))
             return await self.reader.readexactly(size)
 
-    async def receive_as(self, api: Api, version: int) -> Any:
+    async def receive_as(self, api: Api | PeerApi, version: int) -> Any:
         correlation_id, response = decode_response(api, version, memoryview(await self.receive()))
         self.answered = correlation_id
         return response
 
-    async def call(self, api: Api, version: int, **fields: Any) -> Any:
+    async def call(self, api: Api | PeerApi, version: int, **fields: Any) -> Any:
         await self.send(self.encode(api, version, fields))
         response = await self.receive_as(api, version)
         assert self.answered == self.correlation_id

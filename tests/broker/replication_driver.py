@@ -67,7 +67,6 @@ T = TypeVar("T")
 LISTENER = "PLAINTEXT"
 PORT = 9092
 START_MS = 1_700_000_000_000
-TOPIC_ID = UUID(int=77)
 PROPERTIES = {
     "replica.lag.time.max.ms": "10000",
     "replica.fetch.backoff.ms": "100",
@@ -199,6 +198,11 @@ class Node:
             "now_ms": world.now_ms,
             "max_bytes": config.fetch_max_bytes,
         }
+        self.fetch_followers = ReplicaFetch(
+            node_id=self.id,
+            throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
+            **shared,
+        )
         dispatcher = Dispatcher(
             components=components,
             handlers={
@@ -216,11 +220,7 @@ class Node:
                 spawn=self._spawn,
             ),
             fetch=Fetch(
-                followers=ReplicaFetch(
-                    node_id=self.id,
-                    throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
-                    **shared,
-                ),
+                followers=self.fetch_followers,
                 near=ReplicaSelector(lambda: member.image) if config.is_rack_aware else None,
                 **shared,
             ),
@@ -457,7 +457,7 @@ class Replicas:
 
     @staticmethod
     def id_of(topic: str) -> UUID:
-        return UUID(int=int.from_bytes(topic.encode()))
+        return UUID(int=int.from_bytes(topic.encode()[:16]))
 
     def delete(self, topic: str = "t") -> None:
         self.controller.publish(TopicDeleted(topic_id=self.id_of(topic)))

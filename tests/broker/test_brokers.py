@@ -16,6 +16,7 @@ from broker.config import from_properties
 from broker.controller import CreateTopics, NewTopic
 from broker.image import (
     NO_LEADER,
+    BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
     Endpoint,
@@ -257,6 +258,16 @@ def test_a_stopping_broker_that_was_fenced_may_go_and_does_not_come_back() -> No
     clean = replace(registration(1), incarnation=UUID(int=11), clean_epoch=epoch(image, 1))
     carry_out(image, clean)
     assert state(image) == (1, 2, (1,))
+
+
+def test_a_stopping_broker_is_not_brought_back_by_its_session() -> None:
+    image = cluster()
+    carry_out(image, topic((1,)))
+    stop(image, 1)
+    fence(image, 1)
+    before = image.topics["t"]
+    carry_out(image, BrokerFenced(broker_id=1, broker_epoch=epoch(image, 1), fenced=False))
+    assert image.topics["t"] is before
 
 
 def test_a_stop_is_asked_for_by_a_living_incarnation() -> None:

@@ -1,14 +1,15 @@
 """Produce, Fetch and the small data requests on a running broker: what they answer when all is well."""
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.handlers.produce import TEMPLATES_MAX
 from broker.image import PartitionImage
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from protocol.hot import FETCH_SHAPES_FROM
 from protocol.records import Codec, iter_batches, iter_records
 from tests.broker.raw_client import (
     RawClient,
@@ -93,8 +94,10 @@ async def test_several_topics_and_partitions_in_one_request(broker: "Broker") ->
             assert codes == [("a", 1, 0), ("a", 0, 0), ("a", 7, 3), ("nope", 0, 3), ("b", 0, 87)]
 
 
-async def test_many_partitions_take_turns_on_one_connection(broker: "Broker") -> None:
-    """Topic names of several lengths, more partitions than a connection keeps templates for."""
+async def test_many_partitions_take_turns_on_one_connection(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topic names of several lengths, then more partitions than a connection keeps templates for."""
     for name, count in (("t", 40), ("topic", 40), ("a-long-topic-name", 40)):
         await create_topic(broker, name, count)
     async with await RawClient.open(broker) as client:
@@ -104,8 +107,18 @@ async def test_many_partitions_take_turns_on_one_connection(broker: "Broker") ->
                     answer = await client.produce(name, batch_of(b"x"), index=index)
                     assert (answer.error_code, answer.base_offset) == (ErrorCode.none, turn)
         (connection,) = broker.components.network._connections
-        assert len(connection.produce_templates) == 120 <= TEMPLATES_MAX
+        assert len(connection.produce_templates) == 120
         assert len(connection.produce_ends) == 3
+        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MAX", 120)
+        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MIN", 7)
+        kept = []
+        async with await RawClient.open(broker) as other:
+            await other.produce("t", batch_of(b"x"))
+            for timeout_ms in range(130):
+                answer = await client.produce("t", batch_of(b"x"), timeout=timeout_ms)
+                assert answer.error_code is ErrorCode.none
+                kept.append(len(connection.produce_templates))
+        assert max(kept) == 60, "two connections share what there is"
 
 
 async def test_what_a_connection_remembers_of_requests_is_small(broker: "Broker") -> None:
@@ -180,6 +193,7 @@ async def test_acks_all_waits_for_the_followers_and_times_out(broker: "Broker") 
         for offset in range(2):
             answer = await client.produce("t", batch_of(b"x"), acks=-1, timeout=50)
             assert (answer.error_code, answer.base_offset) == (ErrorCode.request_timed_out, offset)
+        assert partition.commit_waits == 0
         assert (await client.fetch("t", 0)).records == b""
         assert (await client.produce("t", batch_of(b"x"), acks=1)).error_code is ErrorCode.none
         partition.follower_at(2, 3)
@@ -195,7 +209,7 @@ async def test_too_few_replicas_refuse_acks_all_before_and_after(broker: "Broker
         data = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x"), acks=-1))
         await client.send(data)
         async with asyncio.timeout(5):
-            while not partition._commit_waiters:  # noqa: ASYNC110 - the broker's own state
+            while not partition.commit_waits:  # noqa: ASYNC110 - the broker's own state
                 await asyncio.sleep(0)
         with_replicas(partition, 1, 2, isr=(1,))
         response = await client.receive_as(Api.PRODUCE, 9)
@@ -527,3 +541,73 @@ async def test_producers_and_log_dirs_are_described(broker: "Broker") -> None:
         only = [{"topic": "t", "partitions": [1]}]
         response = await client.call(Api.DESCRIBE_LOG_DIRS, 4, topics=only)
         assert [each.partition_index for each in response.results[0].topics[0].partitions] == [1]
+
+
+def told(topic: Any) -> list[tuple[Any, ...]]:
+    """What a Fetch says of a topic's partitions."""
+    return [
+        (
+            each.partition_index,
+            each.error_code,
+            each.high_watermark,
+            each.last_stable_offset,
+            each.log_start_offset,
+            each.aborted_transactions,
+            bytes(each.records or b""),
+        )
+        for each in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("version", [8, 9, 11, 12, 13, 16])
+@pytest.mark.parametrize("has_session", [False, True])
+async def test_a_fetch_that_goes_on_is_answered_as_any_other(
+    broker: "Broker", version: int, has_session: bool
+) -> None:
+    """One client repeats itself, of the other nothing is remembered; both have their own topics, alike."""
+    topic_ids = {name: await create_topic(broker, name, 3) for name in ("a0", "a1", "b0", "b1")}
+    choose = random.Random(version)
+    async with await RawClient.open(broker) as one, await RawClient.open(broker) as other:
+        for name in topic_ids:
+            for index in range(3):
+                for _ in range(6):
+                    await one.produce(name, batch_of(b"x" * 50), index=index)
+        first, second = broker.components.network._connections
+        sessions = [0, 0]
+        known = 0
+        for epoch in range(40):
+            asked = choose.choice([[(0, 0)], [(0, 0)], [(0, 0), (0, 2), (1, 1)], []])
+            numbers = [
+                (choose.choice([-1, 0, 9]), choose.randrange(9), choose.choice([0, 150, 10_000]))
+                for _ in asked
+            ]
+            answers = []
+            for at, (client, group) in enumerate(((one, "a"), (other, "b"))):
+                second.fetch_seen = None
+                topics = [
+                    {
+                        "topic": f"{group}{topic}",
+                        "topic_id": topic_ids[f"{group}{topic}"],
+                        "partitions": [
+                            {
+                                "partition": index,
+                                "current_leader_epoch": leader_epoch,
+                                "fetch_offset": offset,
+                                "last_fetched_epoch": -1,
+                                "log_start_offset": -1,
+                                "partition_max_bytes": size,
+                            }
+                        ],
+                    }
+                    for (topic, index), (leader_epoch, offset, size) in zip(asked, numbers, strict=True)
+                ]
+                fields = fetch_fields("", 0) | {"topics": topics, "max_bytes": 10_000}
+                if has_session:
+                    fields |= {"session_id": sessions[at], "session_epoch": epoch}
+                if at == 0:
+                    known += first.fetch_seen is not None
+                answer = await client.call(Api.FETCH, version, **fields)
+                sessions[at] = answer.session_id
+                answers.append((answer.error_code, [told(topic) for topic in answer.responses]))
+            assert answers[0] == answers[1]
+        assert (known > 30) == (version >= FETCH_SHAPES_FROM)

@@ -99,6 +99,27 @@ async def test_a_bug_is_answered_and_its_stack_is_logged_once(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_error_that_cannot_be_told_costs_the_connection_alone(
+    broker: "Broker", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    def fail(ctx: Any, request: Any) -> Any:
+        raise KafkaError(ErrorCode.invalid_request)
+
+    async def fail_later(ctx: Any, request: Any) -> Any:
+        raise KafkaError(ErrorCode.invalid_request)
+
+    dispatcher: Any = broker.components.network.service
+    dispatcher._handlers[int(Api.DESCRIBE_CLUSTER)] = fail_later if is_async else fail
+    monkeypatch.setattr("broker.dispatch.error_reply", lambda *_: {"no such field": 1})
+    async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
+        await client.send(client.encode(Api.DESCRIBE_CLUSTER, 0, CASES[Api.DESCRIBE_CLUSTER]))
+        assert await client.is_closed()
+        response = await other.call(Api.LIST_GROUPS, 0)
+        assert response.error_code is ErrorCode.none
+    assert "the error reply of DescribeCluster" in caplog.text
+
+
 async def test_a_bug_below_produce_or_fetch_costs_the_connection_alone(
     broker: "Broker", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

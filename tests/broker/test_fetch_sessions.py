@@ -26,7 +26,7 @@ def item(topic: TopicKey, partition: int = 0, offset: int = 0) -> FetchItem:
 def request(
     session_id: int, epoch: int, *items: FetchItem, forgotten: list[tuple[TopicKey, int]] | None = None
 ) -> FetchRequest:
-    return FetchRequest(500, 1, 1000, 0, session_id, epoch, -1, list(items), forgotten or [], "")
+    return FetchRequest(500, 1, 1000, 0, session_id, epoch, -1, list(items), forgotten or [], "", [])
 
 
 def sessions_of(most: int = 3) -> FetchSessions:

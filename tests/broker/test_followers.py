@@ -146,6 +146,31 @@ def test_a_slow_follower_leaves_the_isr_and_comes_back() -> None:
     Replicas().run(main)
 
 
+def test_a_quiet_partition_costs_no_look_and_its_follower_stays_in_sync() -> None:
+    """Beside a busy one, which keeps its followers asking."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.create(1, 2, topic="busy")
+        await world.append(1, b"a")
+        leader = world.nodes[1]
+        (follower,) = leader.partition().followers()
+        lag_s = leader.replicas.lag_s
+        async with asyncio.timeout(60):
+            while world.loop.now - follower.fetched_at < lag_s + 0.5:
+                await world.append(1, b"x", topic="busy")
+                await asyncio.sleep(0.1)
+        (standing,) = leader.fetch_followers._standings.values()
+        assert {wanted.partition.topic for wanted in standing.changed} <= {"busy"}
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"b", acks=1)
+        leader.isr._look_at(leader.partition())
+        assert leader.partition().proposal is None
+        await world.until(lambda: world.isr() == (1,))
+
+    Replicas(2, replica_lag_time_max_ms="3000").run(main)
+
+
 def test_below_min_insync_replicas_nothing_is_committed_and_acks_all_is_told() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, min_insync_replicas="2")

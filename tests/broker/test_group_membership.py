@@ -110,7 +110,7 @@ def test_a_member_whose_protocols_nobody_shares_is_refused(d: Driver) -> None:
 def test_the_first_member_needs_a_protocol(d: Driver) -> None:
     for changes in ({"protocols": ()}, {"protocol_type": ""}):
         assert d.answers[d.join(**changes)]["error_code"] is ErrorCode.inconsistent_group_protocol
-    assert not d.machine.groups
+    assert not d.machine.groups["g"].members, "the group is there all the same, as in Kafka"
 
 
 def test_a_member_id_nobody_gave_is_unknown(d: Driver) -> None:

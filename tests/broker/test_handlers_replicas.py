@@ -437,6 +437,23 @@ def test_another_broker_says_that_it_is_not_the_controller() -> None:
     run(story)
 
 
+async def test_brokers_are_answered_on_their_own_listener_alone(make_broker: MakeBroker) -> None:
+    broker = await make_broker(
+        listeners="PLAINTEXT://127.0.0.1:0,PEERS://127.0.0.1:0",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,PEERS:PLAINTEXT",
+        inter_broker_listener_name="PEERS",
+    )
+    me = {"broker_id": 1, "broker_epoch": broker.components.cluster.broker_epoch}
+    async with await RawClient.open(broker, "PEERS") as peer:
+        answer = await peer.call(PeerApi.ALLOCATE_PRODUCER_IDS, 0, **me)
+        assert (answer.error_code, answer.producer_id_len) == (ErrorCode.none, 1000)
+        answer = await peer.call(PeerApi.ALTER_PARTITION, 3, **me, topics=[])
+        assert (answer.error_code, answer.topics) == (ErrorCode.none, ())
+    async with await RawClient.open(broker, "PLAINTEXT") as client:
+        await client.send(client.encode(PeerApi.ALLOCATE_PRODUCER_IDS, 0, me))
+        assert await client.is_closed()
+
+
 # --- several brokers, as clients see them ------------------------------------------------------------------
 
 

@@ -281,6 +281,24 @@ async def test_connections_come_at_a_limited_rate(make_broker: "MakeBroker") -> 
         client.writer.close()
 
 
+async def test_only_so_many_wait_for_their_turn(make_broker: "MakeBroker") -> None:
+    """Those whom Kafka would leave in the listen queue, which has a length; the next is refused."""
+    broker = await make_broker(max_connection_creation_rate="1", socket_listen_backlog_size="3")
+    async with (
+        await RawClient.open(broker) as at_once,
+        await RawClient.open(broker) as second,
+        await RawClient.open(broker) as third,
+        await RawClient.open(broker) as fourth,
+        await RawClient.open(broker) as refused,
+    ):
+        await at_once.call(Api.API_VERSIONS, 0)
+        assert await refused.is_closed()
+        network = broker.components.network
+        assert (network.stats.accepted, network.stats.rejected) == (4, 1)
+        for waiting in (second, third, fourth):
+            assert not waiting.reader.at_eof()
+
+
 async def test_idle_connections_are_closed_and_waiting_ones_are_not(make_broker: "MakeBroker") -> None:
     broker = await make_broker(connections_max_idle_ms="300")
     await create_topic(broker, "t")
@@ -291,6 +309,18 @@ async def test_idle_connections_are_closed_and_waiting_ones_are_not(make_broker:
         assert await idle.is_closed()
         await waiting.receive_as(Api.FETCH, 12)
     assert broker.components.network.stats.closed_idle >= 1
+
+
+async def test_a_connection_that_is_gone_holds_no_buffer(broker: "Broker") -> None:
+    """Whoever still holds it, a wait for a commit for one, holds little."""
+    async with await RawClient.open(broker) as client:
+        await client.call(Api.API_VERSIONS, 0)
+        (connection,) = connections(broker)
+        await client.send(pack(">i", 4 << 20) + bytes(1 << 20))
+        await until(lambda: connection._reader.capacity >= 1 << 20)
+    await until(lambda: not connections(broker))
+    assert connection._reader.capacity == 0
+    assert broker.components.network.queued_bytes == 0
 
 
 async def test_a_quiet_connection_gives_its_buffer_back(make_broker: "MakeBroker") -> None:

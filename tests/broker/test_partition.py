@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.image import PartitionImage
-from broker.partition import IsrProposal, Partition, TopicStats
+from broker.partition import IsrProposal, Partition, TopicStats, Visit
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 
@@ -346,6 +346,24 @@ def test_a_follower_at_the_end_is_in_sync_however_long_ago_it_was_heard() -> Non
     assert not partition.propose_shrink()
 
 
+def test_a_follower_that_asks_for_other_partitions_of_its_session_is_there() -> None:
+    log, peers = FakeLog(), FakePeers()
+    partition = partition_of(log, (1, 2), peers=peers)
+    heard_from(partition, {2: 0})
+    follower, visit = partition.follower(2), Visit()
+    assert follower is not None
+    follower.visit = visit
+    peers.at += 1000
+    visit.at = peers.at
+    log.log_end_offset = 5
+    assert not partition.propose_shrink(), "it had everything a moment ago"
+    peers.at += 31
+    visit.at = peers.at - 30.5
+    heard_from(partition, {2: 0})
+    visit.at = peers.at = peers.at + 31
+    assert partition.propose_shrink(), "once it was heard to be behind, asking for others is no excuse"
+
+
 def test_the_high_watermark_waits_for_who_is_about_to_join_but_not_for_ever() -> None:
     log, peers = FakeLog(), FakePeers()
     partition = partition_of(log, (1, 2), (1,), peers=peers)
@@ -448,3 +466,17 @@ def test_deleted_records_are_gone_when_every_live_replica_has_deleted_them() -> 
     heard_from(partition, {3: 9}, log_start=5)
     peers.gone.add(3)
     assert partition.low_watermark == 7
+
+
+def test_who_waits_no_more_is_not_kept_while_the_high_watermark_stands_still() -> None:
+    log = FakeLog()
+    partition = partition_of(log, (1, 2))
+    log.log_end_offset = 9
+    commits = [Commit(needed) for needed in (1, 9, 5)]
+    for commit in commits:
+        partition.wait_committed(commit)
+    partition.wait_no_more(commits[2])
+    assert partition.commit_waits == 2
+    partition.follower_at(2, 9)
+    assert [commit.outcome for commit in commits] == [ErrorCode.none, ErrorCode.none, None]
+    assert partition.commit_waits == 0

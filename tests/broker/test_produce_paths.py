@@ -1,11 +1,16 @@
-"""The template way of Produce appends and answers exactly as the long way, whatever the batch is like."""
+"""The template way of Produce appends and answers exactly as the long way, whatever the batch is like, and
+connections that are read in one turn of the loop exactly as one after the other."""
 
 import asyncio
 import random
 import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from struct import pack
 from typing import Any, cast
 
+import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +20,11 @@ from broker.config import from_properties
 from broker.network import Connection, TcpNetwork
 from broker.ports import World
 from protocol.apis import Api
+from protocol.errors import ErrorCode
 from protocol.messages import decode_response, encode_request
 from protocol.records import Codec
 from remote.object_store import MemoryStore
-from storage.files import DiskFiles
+from storage.files import DiskFile, DiskFiles
 from tests.broker.raw_client import batch_of, create_topic, produce_fields
 
 NOW_MS = 1_700_000_000_000
@@ -97,8 +103,13 @@ class Client:
         self.connection.connection_made(self.sink)
         self.correlation_id = 0
 
-    def produce(self, requests: list[tuple[bytes, int]], version: int) -> list[Any]:
+    async def produce(self, requests: list[tuple[bytes, int]], version: int) -> list[Any]:
         """Sends them all at once."""
+        self.send(requests, version)
+        await asyncio.sleep(0)  # the turn of the loop in which they were read ends
+        return self.received(version)
+
+    def send(self, requests: list[tuple[bytes, int]], version: int) -> None:
         data = b""
         for records, acks in requests:
             self.correlation_id += 1
@@ -110,6 +121,8 @@ class Client:
             buffer[:size] = data[:size]
             data = data[size:]
             self.connection.buffer_updated(size)
+
+    def received(self, version: int) -> list[Any]:
         answered = memoryview(b"".join(self.sink.written))
         self.sink.written.clear()
         answers: list[Any] = []
@@ -120,16 +133,17 @@ class Client:
             answered = answered[end:]
         return answers
 
-    def produce_anew(self, requests: list[tuple[bytes, int]], version: int) -> list[Any]:
+    async def produce_anew(self, requests: list[tuple[bytes, int]], version: int) -> list[Any]:
         """Sends one by one, and none of them is known."""
         answers = []
         for each in requests:
-            answers += self.produce([each], version)
+            answers += await self.produce([each], version)
             self.connection.produce_templates.clear()
         return answers
 
 
-async def compare(runs: list[list[Any]], version: int, data: str) -> None:
+@asynccontextmanager
+async def running(data: str) -> AsyncIterator[server.Broker]:
     config = from_properties(
         {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data}, standalone=True
     )
@@ -144,6 +158,29 @@ async def compare(runs: list[list[Any]], version: int, data: str) -> None:
     broker = server.Broker(config, world)
     await broker.start()
     try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+def assert_same(broker: server.Broker, one: str, other: str) -> None:
+    """What the two topics hold and what was counted of them."""
+    logs = [broker.components.replicas.partition(topic, 0).log for topic in (one, other)]
+    stored = []
+    for held in logs:
+        part = held.read(0, 1 << 20, bound=held.log_end_offset, min_one=True)
+        stored.append(None if part is None else part.read())
+    assert stored[0] == stored[1]
+    assert logs[0].producers() == logs[1].producers()
+    assert logs[0].producer_table.encode() == logs[1].producer_table.encode()
+    assert logs[0].high_watermark == logs[1].high_watermark
+    stats = [broker.components.replicas.topic_stats[topic] for topic in (one, other)]
+    for name in stats[0].__slots__:
+        assert getattr(stats[0], name) == getattr(stats[1], name), name
+
+
+async def compare(runs: list[list[Any]], version: int, data: str) -> None:
+    async with running(data) as broker:
         for topic in ("short", "long_"):
             await create_topic(broker, topic)
         clients = Client(broker, "short"), Client(broker, "long_")
@@ -151,23 +188,11 @@ async def compare(runs: list[list[Any]], version: int, data: str) -> None:
         for run in runs:
             pairs = [[(plain, acks), (mutated(*shape), acks)] for *shape, acks in run]
             mixed = [each for pair in pairs for each in pair]
-            assert clients[0].produce(mixed, version) == clients[1].produce_anew(mixed, version)
+            short = await clients[0].produce(mixed, version)
+            assert short == await clients[1].produce_anew(mixed, version)
         assert clients[0].connection.produce_templates
         assert not clients[1].connection.produce_templates
-        logs = [broker.components.replicas.partition(client.topic, 0).log for client in clients]
-        stored = []
-        for held in logs:
-            part = held.read(0, 1 << 20, bound=held.log_end_offset, min_one=True)
-            stored.append(None if part is None else part.read())
-        assert stored[0] == stored[1]
-        assert logs[0].producers() == logs[1].producers()
-        first_stats, second_stats = (
-            broker.components.replicas.topic_stats[client.topic] for client in clients
-        )
-        for name in first_stats.__slots__:
-            assert getattr(first_stats, name) == getattr(second_stats, name), name
-    finally:
-        await broker.stop()
+        assert_same(broker, "short", "long_")
 
 
 @settings(max_examples=40)
@@ -178,3 +203,95 @@ async def compare(runs: list[list[Any]], version: int, data: str) -> None:
 def test_both_ways_are_the_same(runs: list[list[Any]], version: int) -> None:
     with tempfile.TemporaryDirectory() as data:
         asyncio.run(compare(runs, version, data))
+
+
+turns = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(sent, min_size=1, max_size=4)), min_size=1, max_size=6),
+    min_size=1,
+    max_size=5,
+)
+
+
+async def compare_turns(turns: list[list[tuple[int, list[Any]]]], data: str) -> None:
+    """The same requests in the same order: those of a turn at once, or with a turn of the loop for each."""
+    async with running(data) as broker:
+        for topic in ("at-once", "in-turn"):
+            await create_topic(broker, topic)
+        groups = [[Client(broker, topic) for _ in range(3)] for topic in ("at-once", "in-turn")]
+        plain = (batch_of(b"warm", timestamp=NOW_MS), 1)
+        for group in groups:
+            for client in group:
+                await client.produce([plain, plain], 9)
+        for turn in turns:
+            broker.components.network._rounds_apart = 0
+            for at, run in turn:
+                pairs = [(mutated(*shape), acks) for *shape, acks in run]
+                groups[0][at].send([plain, *pairs], 9)
+            await asyncio.sleep(0)
+            for at, run in turn:
+                pairs = [(mutated(*shape), acks) for *shape, acks in run]
+                groups[1][at].send([plain, *pairs], 9)
+                await asyncio.sleep(0)
+            for one, other in zip(*groups, strict=True):
+                assert one.received(9) == other.received(9)
+        assert_same(broker, "at-once", "in-turn")
+
+
+@settings(max_examples=40)
+@given(turns)
+def test_connections_read_in_one_turn_are_answered_as_one_by_one(turns: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as data:
+        asyncio.run(compare_turns(turns, data))
+
+
+async def test_connections_read_in_one_turn_share_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(str(tmp_path)) as broker:
+        await create_topic(broker, "t")
+        clients = [Client(broker, "t") for _ in range(5)]
+        plain = (batch_of(b"x", timestamp=NOW_MS), 1)
+        for client in clients:
+            await client.produce([plain], 9)
+        writes = []
+        write = DiskFile.writev
+
+        def counted(file: DiskFile, buffers: Sequence[Any]) -> int:
+            writes.append(len(buffers))
+            return write(file, buffers)
+
+        monkeypatch.setattr(DiskFile, "writev", counted)
+        broker.components.network._rounds_apart = 0
+        for client in clients:
+            client.send([plain], 9)
+        assert not writes
+        clients[4].connection.close()
+        assert writes == [5], "who closes is answered before, and with it all others"
+        assert [len(client.received(9)) for client in clients] == [1] * 5
+        await clients[0].produce([plain], 9)
+        for client in clients[:4]:
+            client.send([plain], 9)
+        assert writes[2:] == [1] * 4, "nobody waits for company that did not come the last time"
+
+
+async def test_a_turn_that_cannot_be_written_is_refused_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(str(tmp_path)) as broker:
+        await create_topic(broker, "t")
+        clients = [Client(broker, "t") for _ in range(3)]
+        plain = (batch_of(b"x", timestamp=NOW_MS), 1)
+        for client in clients:
+            await client.produce([plain], 9)
+
+        def full(file: DiskFile, buffers: Sequence[Any]) -> int:
+            raise OSError(28, "no space left on device")
+
+        broker.components.network._rounds_apart = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskFile, "writev", full)
+            for client in clients:
+                client.send([plain], 9)
+            await asyncio.sleep(0)
+        codes = [client.received(9)[0][1].error_code for client in clients]
+        assert codes == [ErrorCode.kafka_storage_error] * 3

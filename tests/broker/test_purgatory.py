@@ -1,6 +1,7 @@
 """Deadlines under one timer, and waking in portions."""
 
 import asyncio
+from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ class Recorder(Waiter):
         self.name = name
 
     def expired(self) -> None:
-        self.done = True
+        self.finish()
         self.events.append(self.name)
 
     def poke(self) -> None:
@@ -90,7 +91,8 @@ def test_who_is_done_before_the_deadline_hears_nothing_and_is_let_go() -> None:
     for at in range(5000):
         waiter = Recorder(events, str(at))
         purgatory.watch(waiter, 10.0)
-        waiter.done = True
+        waiter.finish()
+        assert getrefcount(waiter) == 2, "the test's, and the call's"
     assert len(purgatory._heap) <= 1100
     assert len(purgatory) == 0
     loop.go_to(10.0)
@@ -103,7 +105,7 @@ def test_waking_many_lets_others_have_their_turn() -> None:
     partition: Any = Waited(waiters)
     purgatory.wake(partition)
     assert len(events) == WAKE_PORTION
-    waiters[WAKE_PORTION].done = True
+    waiters[WAKE_PORTION].finish()
     while loop.soon:
         before = len(events)
         loop.soon.pop(0)()
@@ -117,7 +119,7 @@ async def test_the_real_loop_fires_the_timer() -> None:
 
     class Setter(Waiter):
         def expired(self) -> None:
-            self.done = True
+            self.finish()
             fired.set()
 
     purgatory.watch(Setter(), 0.01)
@@ -144,3 +146,19 @@ def test_many_appends_put_a_waiter_in_line_once() -> None:
     while loop.soon:
         loop.soon.pop(0)()
     assert len(set(pokes)) == count
+
+
+def test_followers_are_woken_before_the_consumers_that_stand_in_line() -> None:
+    purgatory, loop, events = made()
+    consumers = [Recorder(events, f"consumer {at}") for at in range(3 * WAKE_PORTION)]
+    follower = Recorder(events, "follower")
+    partition: Any = SimpleNamespace(
+        data_waiters=dict.fromkeys(consumers), replica_waiters=dict.fromkeys([follower])
+    )
+    purgatory.wake(partition)
+    purgatory.wake_followers(partition)
+    loop.soon.pop(0)()
+    assert events.index("follower") == WAKE_PORTION
+    while loop.soon:
+        loop.soon.pop(0)()
+    assert len(events) == 3 * WAKE_PORTION + 1

@@ -420,12 +420,15 @@ def test_a_reassignment_can_be_given_up() -> None:
     assert (part(image).leader, part(image).leader_epoch, part(image).isr) == (1, 1, (1, 2))
 
 
-def test_giving_up_what_only_new_replicas_hold_loses_records() -> None:
+@pytest.mark.parametrize(("is_back", "leader"), [(False, 2), (True, 1)])
+def test_giving_up_what_only_new_replicas_hold_loses_records(is_back: bool, leader: int) -> None:
     image = cluster(4)
     carry_out(image, topic((1, 2)))
     reassign(image, 3, 4)
     alter(image, 1, isr_change(image, 1, 3))
     fence(image, 1)
+    if is_back:
+        unfence(image, 1)
     assert (part(image).leader, part(image).isr) == (3, (3,))
     assert cancel(image) == (
         ErrorCode.invalid_replica_assignment,
@@ -440,7 +443,7 @@ def test_giving_up_what_only_new_replicas_hold_loses_records() -> None:
     assert record.unclean
     assert cancel(image) == DONE
     assert moving(image) == ((1, 2), (), ())
-    assert (part(image).leader, part(image).isr) == (2, (2,))
+    assert (part(image).leader, part(image).isr) == (leader, (leader,))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
 """A broker's life: start, restart, refusal, and an end that is never silent."""
 
 import asyncio
+import itertools
+import json
 import resource
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +14,13 @@ import aiohttp
 import pytest
 
 from broker import server
-from broker.config import ConfigError, from_properties
+from broker.config import BrokerConfig, ConfigError, from_properties
 from broker.directories import StartupError
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
-from storage.log_manager import LogDirLocked
+from storage.log_manager import LogDirLocked, LogManager
+from storage.policy import LogConfig
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:
@@ -276,3 +282,142 @@ def test_the_descriptor_limit_is_raised_as_far_as_it_goes() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_many_partitions_are_made_and_dropped_in_slices(make_broker: "MakeBroker") -> None:
+    """Whoever asks meanwhile is served meanwhile."""
+    broker = await make_broker()
+    replicas = broker.components.replicas
+    seen = [0]
+
+    async def watch() -> None:
+        while True:
+            seen.append(sum(1 for _ in replicas.partitions()))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await create_topic(broker, "wide", 200)
+    async with await RawClient.open(broker) as client:
+        assert (await client.produce("wide", batch_of(b"x"), index=199)).error_code is ErrorCode.none
+        deleted = await client.call(Api.DELETE_TOPICS, 5, topic_names=["wide"], timeout=5000)
+        assert deleted.responses[0].error_code is ErrorCode.none
+    watching.cancel()
+    assert max(seen) == 200 and seen[-1] == 0
+    assert max(abs(after - before) for before, after in itertools.pairwise(seen)) <= 8
+
+
+def clean_notes(data: Path) -> Any:
+    return json.loads((data / ".kafka_cleanshutdown").read_text())["logs"]
+
+
+async def stopped_while_loading(config: BrokerConfig, monkeypatch: pytest.MonkeyPatch) -> server.Broker:
+    """A broker that is asked to stop after the first slice of opening its logs."""
+    broker = server.Broker(config, server.real_world(config, None))
+    loading = LogManager.loading
+
+    def asked_to_stop(logs: LogManager, config_of: Callable[[str], LogConfig]) -> Iterator[None]:
+        for step in loading(logs, config_of):
+            broker.request_stop()
+            yield step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogManager, "loading", asked_to_stop)
+        assert await broker.start() is False
+    assert not broker.is_ready
+    return broker
+
+
+async def test_a_stop_is_heard_while_logs_are_opened(
+    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make_broker()
+    await create_topic(first, "t", 200)
+    async with await RawClient.open(first) as client:
+        await client.produce("t", batch_of(b"x"), index=99)
+    await first.stop()
+    notes = clean_notes(tmp_path / "data")
+    second = await stopped_while_loading(first.config, monkeypatch)
+    assert 0 < len(second.components.logs.logs) < 200
+    assert clean_notes(tmp_path / "data") == notes
+    third = await make_broker()
+    async with await RawClient.open(third) as client:
+        assert (await client.fetch("t", 0, index=99)).high_watermark == 1
+        assert (await client.produce("t", batch_of(b"y"), index=99)).base_offset == 1
+
+
+async def test_a_stop_during_recovery_leaves_a_log_that_recovers(
+    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make_broker()
+    await create_topic(first, "t")
+    async with await RawClient.open(first) as client:
+        for _ in range(30):
+            await client.produce("t", batch_of(b"x" * 500_000))
+    await first.stop()
+    data = tmp_path / "data"
+    (data / ".kafka_cleanshutdown").unlink()
+    (data / "recovery-point-offset-checkpoint").write_text("0\n00\n")
+    second = await stopped_while_loading(first.config, monkeypatch)
+    assert not second.components.logs.logs
+    assert not (data / ".kafka_cleanshutdown").exists()
+    assert (data / "recovery-point-offset-checkpoint").read_text() == "0\n00\n"
+    third = await make_broker()
+    async with await RawClient.open(third) as client:
+        assert (await client.fetch("t", 0)).high_watermark == 30
+
+
+async def test_a_start_that_fails_does_not_forget_the_clean_stop(
+    make_broker: "MakeBroker", tmp_path: Path
+) -> None:
+    first = await make_broker()
+    await create_topic(first, "t")
+    await first.stop()
+    notes = clean_notes(tmp_path / "data")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(StartupError):
+            await make_broker(listeners=f"PLAINTEXT://127.0.0.1:{holder.getsockname()[1]}")
+    assert clean_notes(tmp_path / "data") == notes
+
+
+async def test_a_clean_stop_syncs_logs_side_by_side(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await make_broker()
+    await create_topic(broker, "t", 50)
+    async with await RawClient.open(broker) as client:
+        for index in range(50):
+            await client.produce("t", batch_of(b"x"), index=index)
+    at_once, most = [0], [0]
+    offload = broker.world.offload
+
+    async def counted(job: Callable[[], Any]) -> Any:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return await offload(job)
+        finally:
+            at_once[0] -= 1
+
+    broker.world = replace(broker.world, offload=counted)
+    await broker.stop()
+    assert most[0] == server.SYNCS_AT_ONCE
+
+
+async def test_connections_leave_descriptors_for_files(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await make_broker()
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x"))
+        (segment,) = broker.components.logs.logs["t", 0].segments
+        assert segment.is_open
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+        other = await RawClient.open(broker)
+        assert await other.is_closed()
+        other.writer.close()
+        assert not segment.is_open  # tried first
+        assert (await client.produce("t", batch_of(b"y"))).base_offset == 1
+    assert broker.components.network.stats.rejected == 1

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.compat.peers import ApacheKafka, Java, unique, until
+from tests.compat.differential import Twins, started_twins
+from tests.compat.peers import ApacheKafka, Java, has_leaders, unique, until
 from tests.processes import BrokerProcess
 
 with warnings.catch_warnings():
@@ -25,15 +26,15 @@ with warnings.catch_warnings():
 MakeTopic = Callable[..., str]
 
 
-def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Kafka answers CreateTopics before every reader of Metadata sees the topic."""
-    seen = admin.list_topics(timeout=10).topics.get(topic)
-    return seen is not None and [p.leader >= 0 for p in seen.partitions.values()] == [True] * partitions
-
-
 @pytest.fixture(scope="session")
 def java(kafka_home: Path) -> Java:
     return Java(kafka_home)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[Twins]:
+    with started_twins(tmp_path_factory.mktemp("twins"), java) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")

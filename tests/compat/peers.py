@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
+from confluent_kafka.admin import AdminClient
+
 T = TypeVar("T")
 
 KAFKA_READY_TIMEOUT_S = 60.0
@@ -35,6 +37,12 @@ def until(condition: Callable[[], T], what: str, timeout_s: float = 20.0, pause_
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s} s for {what}; last seen: {value!r}")
         pause.wait(pause_s)
+
+
+def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Kafka answers CreateTopics before every reader of Metadata sees the topic."""
+    seen = admin.list_topics(timeout=10).topics.get(topic)
+    return seen is not None and [p.leader >= 0 for p in seen.partitions.values()] == [True] * partitions
 
 
 def unique(prefix: str) -> str:

@@ -25,6 +25,7 @@ class RawClient:
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_ids = count(1)
+        self._got = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -47,17 +48,22 @@ class RawClient:
         self.socket.sendall(request)
 
     def frame(self) -> bytes:
-        """The next response without its size; ConnectionError when the broker closed instead."""
-        return self._exactly(int.from_bytes(self._exactly(4), "big"))
+        """The next response without its size; ConnectionError when the broker closed instead. May be called
+        again after a TimeoutError: what had come is kept.
+        """
+        self._receive(4)
+        end = 4 + int.from_bytes(self._got[:4], "big")
+        self._receive(end)
+        frame = bytes(self._got[4:end])
+        del self._got[:end]
+        return frame
 
-    def _exactly(self, size: int) -> bytes:
-        got = bytearray()
-        while len(got) < size:
-            piece = self.socket.recv(size - len(got))
+    def _receive(self, size: int) -> None:
+        while len(self._got) < size:
+            piece = self.socket.recv(1 << 16)
             if not piece:
                 raise ConnectionError("closed by the broker")
-            got += piece
-        return bytes(got)
+            self._got += piece
 
     def produce(self, topic: str, partition: int, batch: bytes, *, acks: int = -1) -> Any:
         """The partition's part of the answer."""

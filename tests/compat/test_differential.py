@@ -6,345 +6,32 @@ what must differ between two clusters (ids, addresses, clocks, words of a messag
 
 from __future__ import annotations
 
-import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from protocol.apis import SERVED, Api
 from protocol.records import Codec, build_batch
-from tests.compat.conftest import has_leaders
-from tests.compat.peers import ApacheKafka, Java, unique, until
-from tests.compat.raw import RawClient, batch_bounds
+from tests.compat.differential import (
+    SPOILED,
+    Side,
+    TopicId,
+    Twins,
+    commit_fields,
+    fetch_fields,
+    join_fields,
+    list_offsets_fields,
+    new_topic,
+    offset_fetch_fields,
+    produce_fields,
+    records,
+)
+from tests.compat.peers import unique
 from tests.compat.samples import FIRST_MS
-from tests.processes import BrokerProcess
 
 pytestmark = pytest.mark.kafka
-
-NOT_COMPARED = frozenset(
-    {
-        *(
-            "throttle_time",
-            "error_message",
-            "batch_index_error_message",
-            "cluster_id",
-            "host",
-            "port",
-            "rack",
-            "brokers",
-            "log_dir",
-        ),
-        *("total_bytes", "usable_bytes", "is_cordoned", "log_append_time", "leader_epoch"),
-        *("topic_authorized_operations", "cluster_authorized_operations", "documentation"),
-        # What only one of the two has (transactions, KRaft features) is told in ApiVersions.
-        *("api_keys", "supported_features", "finalized_features", "finalized_features_epoch"),
-    }
-)
-# Assigned by each cluster as it pleases: only whether there is one is compared.
-NAMED_BY_CLUSTER = frozenset({"producer_id", "member_id", "leader", "session_id", "replica_directory_id"})
-
-# Lists whose order means nothing.
-UNORDERED = {"groups": "group_id", "synonyms": "source", "configs": "name"}
-# Configurations that Apache Kafka does not have.
-OURS_ONLY = frozenset({"record.validation"})
-ANSWER_S = 5.0
-
-
-class Side:
-    """One of the two brokers, with the ids it gave to what both know by the same name."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        self.client = RawClient(bootstrap, timeout_s=ANSWER_S)
-        self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        self.topic_ids: dict[str, UUID] = {}
-        self.remembered: dict[str, Any] = {}
-
-    def reconnect(self) -> None:
-        self.client.socket.close()
-        self.client = RawClient(self.bootstrap, timeout_s=ANSWER_S)
-
-    def learn(self, topic: str, partitions: int) -> None:
-        until(lambda: has_leaders(self.admin, topic, partitions), "the new topic's leaders")
-        answer = self.client.call(
-            Api.METADATA,
-            12,
-            topics=[{"topic_id": None, "name": topic}],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-        self.topic_ids[topic] = answer.topics[0].topic_id
-
-    def put(self, topic: str, batch: bytes) -> None:
-        until(lambda: self.client.produce(topic, 0, batch).error_code == 0, "the partition's leader")
-
-    def resolve(self, value: Any) -> Any:
-        """A request may hold functions of the side it goes to."""
-        if callable(value):
-            return self.resolve(value(self))
-        if isinstance(value, Mapping):
-            return {name: self.resolve(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [self.resolve(item) for item in value]
-        return value
-
-    def plain(self, value: Any, name: str = "") -> Any:
-        """An answer as nested plain values that two clusters can agree on."""
-        if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return {name: self.plain(item, name) for name, item in fields.items() if name not in NOT_COMPARED}
-        if isinstance(value, tuple | list):
-            items = [self.plain(item, name) for item in value]
-            if name == "configs":
-                items = [item for item in items if item["name"] not in OURS_ONLY]
-            by = UNORDERED.get(name)
-            return items if by is None else sorted(items, key=lambda item: str(item[by]))
-        if isinstance(value, UUID):
-            by_id = {topic_id: topic for topic, topic_id in self.topic_ids.items()}
-            return by_id.get(value, "an id")
-        if name in NAMED_BY_CLUSTER:
-            return "given" if value not in (-1, 0, "", None) else value
-        if name == "records" and value is not None:
-            # Kafka cuts a fetch anywhere, we cut it between batches: no client reads a part of one.
-            whole = batch_bounds(bytes(value))
-            return bytes(value[: sum(whole[-1])]) if whole else b""
-        if isinstance(value, memoryview | bytearray):
-            return bytes(value)
-        if isinstance(value, timedelta | datetime):
-            return str(value)
-        return value
-
-
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
-    """One line for every leaf in which the two answers differ."""
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
-        for name in ours:
-            yield from differences(ours[name], theirs[name], f"{path}.{name}")
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for at, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-            yield from differences(our, their, f"{path}[{at}]")
-    elif ours != theirs:
-        yield f"{path}: ours {ours!r}, theirs {theirs!r}"
-
-
-class Twins:
-    def __init__(self, ours: Side, theirs: Side) -> None:
-        self.ours = ours
-        self.theirs = theirs
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.ours, self.theirs
-
-    def both(self, api: Api, version: int, **fields: Any) -> tuple[Any, Any]:
-        """The answer of each side, as plain values; a closed connection is an answer as well."""
-        ours, theirs = (self._one(side, api, version, fields) for side in self.sides)
-        return ours, theirs
-
-    def same(self, api: Api, version: int, **fields: Any) -> Any:
-        ours, theirs = self.both(api, version, **fields)
-        found = list(differences(ours, theirs))
-        assert not found, "\n".join([f"{api.name} v{version}", *found, str(fields)])
-        return ours
-
-    @staticmethod
-    def _one(side: Side, api: Api, version: int, fields: Mapping[str, Any]) -> Any:
-        try:
-            return side.plain(side.client.call(api, version, **side.resolve(fields)))
-        except (ConnectionError, TimeoutError) as error:
-            side.reconnect()
-            return "no answer" if isinstance(error, TimeoutError) else "closed"
-
-    def topic(self, partitions: int = 1, **configs: str) -> str:
-        name = unique("topic")
-        self.same(
-            Api.CREATE_TOPICS,
-            4,
-            topics=[
-                {
-                    "name": name,
-                    "num_partitions": partitions,
-                    "replication_factor": 1,
-                    "assignments": [],
-                    "configs": [
-                        {"name": key.replace("_", "."), "value": value} for key, value in configs.items()
-                    ],
-                }
-            ],
-            timeout=10_000,
-            validate_only=False,
-        )
-        for side in self.sides:
-            side.learn(name, partitions)
-        return name
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[Twins]:
-    with ExitStack() as stack:
-        theirs = stack.enter_context(ApacheKafka(tmp_path_factory.mktemp("theirs"), java)).start()
-        ours = stack.enter_context(
-            BrokerProcess(tmp_path_factory.mktemp("ours"), settings={"offsets.topic.num.partitions": "5"})
-        )
-        pair = Twins(Side(ours.bootstrap), Side(theirs.bootstrap))
-        for side in pair.sides:
-            stack.callback(lambda side=side: side.client.socket.close())  # type: ignore[misc]
-            ready(side)
-        yield pair
-        assert "Traceback" not in ours.stderr, ours.stderr[-5000:]
-
-
-def ready(side: Side) -> None:
-    """Coordinators answer 14 to 16 until their topic is there; wait that out once."""
-
-    def coordinated() -> bool:
-        found = side.client.call(
-            Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["warm-up"]
-        ).coordinators[0]
-        if found.error_code != 0:
-            return False
-        committed = side.client.call(Api.OFFSET_COMMIT, 8, **commit_fields("warm-up", "none", offset=1))
-        return bool(committed.topics[0].partitions[0].error_code not in (14, 15, 16))
-
-    until(coordinated, "the group coordinator")
-    until(
-        lambda: (
-            side.client.call(
-                Api.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout=60_000
-            ).error_code
-            == 0
-        ),
-        "producer ids",
-    )
-
-
-# --- requests ---------------------------------------------------------------------------------------------
-
-
-def topic_id(name: str) -> Callable[[Side], UUID]:
-    return lambda side: side.topic_ids[name]
-
-
-def records(*values: bytes, key: bytes | None = None, **options: Any) -> bytes:
-    return bytes(build_batch([(key, value, (), FIRST_MS) for value in values], **options))
-
-
-def produce_fields(name: str, batch: bytes | None, *, partition: int = 0, acks: int = -1) -> dict[str, Any]:
-    return {
-        "transactional_id": None,
-        "acks": acks,
-        "timeout": 10_000,
-        "topic_data": [
-            {
-                "name": name,
-                "topic_id": topic_id(name),
-                "partition_data": [{"index": partition, "records": batch}],
-            }
-        ],
-    }
-
-
-def fetch_fields(name: str, offset: int, *, partition: int = 0, **options: Any) -> dict[str, Any]:
-    return {
-        "cluster_id": None,
-        "replica_id": -1,
-        "replica_state": {"replica_id": -1, "replica_epoch": -1},
-        "max_wait": 0,
-        "min_bytes": 1,
-        "max_bytes": 1 << 20,
-        "isolation_level": options.pop("isolation_level", 0),
-        "session_id": options.pop("session_id", 0),
-        "session_epoch": options.pop("session_epoch", -1),
-        "topics": [
-            {
-                "topic": name,
-                "topic_id": topic_id(name),
-                "partitions": [
-                    {
-                        "partition": partition,
-                        "current_leader_epoch": -1,
-                        "fetch_offset": offset,
-                        "last_fetched_epoch": -1,
-                        "log_start_offset": -1,
-                        "partition_max_bytes": 1 << 20,
-                        **options,
-                    }
-                ],
-            }
-        ],
-        "forgotten_topics_data": [],
-        "rack_id": "",
-    }
-
-
-def list_offsets_fields(name: str, timestamp: int, **options: Any) -> dict[str, Any]:
-    partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp, **options}
-    return {
-        "replica_id": -1,
-        "isolation_level": 0,
-        "timeout": 1000,
-        "topics": [{"name": name, "partitions": [partition]}],
-    }
-
-
-def commit_fields(group: str, name: str, *, offset: int, **options: Any) -> dict[str, Any]:
-    return {
-        "group_id": group,
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "group_instance_id": None,
-        "retention_time": -1,
-        "topics": [
-            {
-                "name": name,
-                "topic_id": topic_id(name),
-                "partitions": [
-                    {
-                        "partition_index": 0,
-                        "committed_offset": offset,
-                        "committed_leader_epoch": -1,
-                        "committed_metadata": "noted",
-                    }
-                ],
-            }
-        ],
-        **options,
-    }
-
-
-def offset_fetch_fields(group: str, name: str) -> dict[str, Any]:
-    topics = [{"name": name, "topic_id": topic_id(name), "partition_indexes": [0]}]
-    return {
-        "group_id": group,
-        "topics": topics,
-        "groups": [{"group_id": group, "member_id": None, "member_epoch": -1, "topics": topics}],
-        "require_stable": True,
-    }
-
-
-def join_fields(group: str, member_id: Any = "", **options: Any) -> dict[str, Any]:
-    return {
-        "group_id": group,
-        "session_timeout": 10_000,
-        "rebalance_timeout": 10_000,
-        "member_id": member_id,
-        "group_instance_id": None,
-        "protocol_type": "consumer",
-        "protocols": [{"name": "range", "metadata": b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}],
-        "reason": None,
-        **options,
-    }
-
-
-def new_topic(name: str, /, **options: Any) -> dict[str, Any]:
-    topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-    return {"topics": [{**topic, **options}], "timeout": 10_000, "validate_only": False}
 
 
 def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
@@ -497,41 +184,11 @@ def test_a_new_group_is_listed_alike(twins: Twins, version: int) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------
 
 
-def patched(batch: bytes, at: int, layout: str, value: int, *, seal: bool = True) -> bytes:
-    """The batch with one header field set to nonsense; `seal` makes the CRC right again."""
-    import crc32c
-
-    changed = bytearray(batch)
-    struct.pack_into(layout, changed, at, value)
-    if seal:
-        struct.pack_into(">I", changed, 17, crc32c.crc32c(bytes(changed[21:])))
-    return bytes(changed)
-
-
 ONE = records(b"value")
 BAD_BATCHES: dict[str, bytes] = {
-    "empty": b"",
-    "cut short": ONE[:-3],
-    "only a header": ONE[:61],
-    "less than a header": ONE[:30],
-    "two batches": ONE + ONE,
-    "magic 0": patched(ONE, 16, ">b", 0),
-    "magic 1": patched(ONE, 16, ">b", 1),
-    "magic 3": patched(ONE, 16, ">b", 3),
-    "magic -1": patched(ONE, 16, ">b", -1),
-    "crc": patched(ONE, 17, ">I", 1, seal=False),
-    "length too small": patched(ONE, 8, ">i", 10),
-    "length negative": patched(ONE, 8, ">i", -1),
-    "length beyond": patched(ONE, 8, ">i", len(ONE)),
-    "base offset 5": patched(ONE, 0, ">q", 5),
-    "no records": patched(ONE, 57, ">i", 0),
-    "negative count": patched(ONE, 57, ">i", -1),
-    "count above the last delta": patched(ONE, 57, ">i", 2),
-    "control": patched(ONE, 21, ">h", 1 << 5),
-    "transactional": patched(ONE, 21, ">h", 1 << 4),
+    **{name: spoil(ONE) for name, spoil in SPOILED.items()},
     "producer without sequence": records(b"v", producer_id=7, producer_epoch=0),
     "timestamp far ahead": bytes(build_batch([(None, b"v", (), FIRST_MS + 90_000_000)])),
-    "trailing bytes": ONE + b"\x00\x01\x02",
 }
 
 
@@ -546,7 +203,7 @@ def test_a_bad_batch_is_refused_alike(twins: Twins, bad: str, version: int) -> N
 def test_no_records_at_all_are_refused_where_kafka_does_not_answer(twins: Twins) -> None:
     name = twins.topic()
     for version in (3, 8, 9, 13):
-        answer = Twins._one(twins.ours, Api.PRODUCE, version, produce_fields(name, None))
+        answer = twins.one(twins.ours, Api.PRODUCE, version, produce_fields(name, None))
         assert answer["responses"][0]["partition_responses"][0]["error_code"] == 87
 
 
@@ -562,6 +219,58 @@ def test_produce_to_what_is_not_there(twins: Twins) -> None:
         twins.same(
             Api.PRODUCE, version, **produce_fields("__consumer_offsets", ONE)
         ) if version < 13 else None
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_partition_named_twice_in_a_produce(twins: Twins, version: int) -> None:
+    name = twins.topic()
+    for given in (
+        [records(b"first"), records(b"last")],
+        [ONE, BAD_BATCHES["two batches"]],
+        [BAD_BATCHES["two batches"], ONE],
+        [ONE, BAD_BATCHES["length too small"]],
+    ):
+        fields = produce_fields(name, None)
+        fields["topic_data"][0]["partition_data"] = [{"index": 0, "records": batch} for batch in given]
+        twins.same(Api.PRODUCE, version, **fields)
+        fields["topic_data"] = [
+            {**fields["topic_data"][0], "partition_data": [{"index": 0, "records": batch}]} for batch in given
+        ]
+        twins.same(Api.PRODUCE, version, **fields)
+        twins.same(Api.FETCH, 9, **fetch_fields(name, 0))
+    for repeated in (Api.LIST_OFFSETS, Api.DELETE_RECORDS):
+        partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1, "offset": 1}
+        topics = [{"name": name, "partitions": [partition, {**partition, "offset": 2}]}]
+        twins.same(repeated, 2, replica_id=-1, isolation_level=0, timeout=10_000, topics=[*topics, *topics])
+
+
+def test_which_mistake_of_a_produce_is_answered(twins: Twins) -> None:
+    name = twins.topic(partitions=2)
+    for topic, batch, partition in [
+        (name, BAD_BATCHES["two batches"], 0),
+        (name, BAD_BATCHES["magic 1"], 0),
+        ("no-such-topic", ONE, 0),
+        ("no-such-topic", BAD_BATCHES["length too small"], 0),
+        (name, ONE, 9),
+        (name, ONE, 1),
+    ]:
+        fields = produce_fields(topic, batch, partition=partition, acks=7)
+        twins.same(Api.PRODUCE, 9, **fields)
+        both = {
+            **fields,
+            "acks": -1,
+            "topic_data": [*fields["topic_data"], *produce_fields(name, ONE)["topic_data"]],
+        }
+        twins.same(Api.PRODUCE, 9, **both)
+        twins.same(Api.LIST_OFFSETS, 5, **list_offsets_fields(name, -1))
+
+
+def test_a_join_that_is_refused_leaves_an_empty_group(twins: Twins) -> None:
+    group = unique("group")
+    twins.same(Api.JOIN_GROUP, 5, **join_fields(group, protocols=[]))
+    described = twins.same(Api.DESCRIBE_GROUPS, 5, groups=[group], include_authorized_operations=False)
+    assert described["groups"][0]["group_state"] == "Empty"
+    twins.same(Api.DELETE_GROUPS, 2, groups_names=[group])
 
 
 @pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name)
@@ -688,6 +397,12 @@ def test_topics_twice_colliding_and_internal(twins: Twins) -> None:
     dotted = unique("dot.ted")
     twins.same(Api.CREATE_TOPICS, 7, **new_topic(dotted))
     twins.same(Api.CREATE_TOPICS, 7, **new_topic(dotted.replace(".", "_")))
+    for too_many in (name, unique("topic"), "not/a/name"):
+        asked = new_topic(too_many, num_partitions=2**31 - 1)
+        twins.same(Api.CREATE_TOPICS, 7, **asked)
+        asked = new_topic(too_many, num_partitions=10_001)
+        asked["topics"] += new_topic(unique("topic"))["topics"]
+        twins.same(Api.CREATE_TOPICS, 7, **asked)
     twice = new_topic(unique("topic"))
     twins.same(Api.CREATE_TOPICS, 7, **{**twice, "topics": twice["topics"] * 2})
     for count in (0, 1, -1, 5):
@@ -803,7 +518,7 @@ def test_a_fetch_sessions_life(twins: Twins, version: int) -> None:
         fields = fetch_fields(names[0], 0)
         fields["topics"] = [fetch_fields(name, offset)["topics"][0] for name, offset in wanted]
         fields["forgotten_topics_data"] = [
-            {"topic": name, "topic_id": topic_id(name), "partitions": [0]} for name in forget
+            {"topic": name, "topic_id": TopicId(name), "partitions": [0]} for name in forget
         ]
         fields["session_id"] = lambda side: side.remembered.get("session", 0) if epoch else 0
         fields["session_epoch"] = epoch

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,10 @@ from typing import Any
 import pytest
 
 from protocol.apis import Api
-from tests.compat.peers import stable_port, unique
+from tests.compat.peers import stable_port, unique, until
 from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
-from tests.processes import BrokerProcess, DidNotStart
+from tests.processes import ROOT, TIDEWAL, BrokerProcess, DidNotStart
 from tests.server_properties import STOCK_KRAFT
 
 StartBroker = Callable[..., BrokerProcess]
@@ -149,3 +152,35 @@ def test_advertised_listeners_are_what_clients_are_told(start_broker: StartBroke
         },
     )
     assert advertised(f"127.0.0.1:{port}") == [("broker.example", 19092)]
+
+
+def test_a_stop_is_heard_while_the_store_does_not_answer(start_broker: StartBroker, tmp_path: Path) -> None:
+    topic = unique("topic")
+    first = start_broker()
+    metadata(first.bootstrap, topic)
+    with RawClient(first.bootstrap) as client:
+        assert client.produce(topic, 0, bytes(batch_of(b"a"))).base_offset == 0
+    assert first.terminate() == 0
+    marker = tmp_path / "data" / ".kafka_cleanshutdown"
+    notes = json.loads(marker.read_text())["logs"]
+    newest = max((tmp_path / "data" / "store" / "meta").iterdir())
+    newest.rename(tmp_path / "aside")
+    os.mkfifo(newest)  # whoever opens it waits for a writer
+    port = stable_port()
+    command = [*TIDEWAL, "broker", "--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        until(lambda: is_listening(port), "the listener")
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert json.loads(marker.read_text())["logs"] == notes
+    newest.unlink()
+    (tmp_path / "aside").rename(newest)
+    with RawClient(start_broker().bootstrap) as client:
+        assert client.produce(topic, 0, bytes(batch_of(b"b"))).base_offset == 1
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -271,6 +271,98 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
     ]
 
 
+shaped_versions = st.integers(hot.FETCH_SHAPES_FROM, 18)
+item_numbers = st.tuples(epochs, int64s, epochs, int64s, indexes)
+
+
+def fetch_frame(
+    version: int,
+    correlation_id: int,
+    session: tuple[int, int],
+    partitions: Sequence[Any],
+    rack: str,
+    wait: int,
+) -> memoryview:
+    """`partitions`: (topic's number, index, numbers), grouped by topic where neighbours have the same one."""
+    topics: list[dict[str, Any]] = []
+    for topic, index, (epoch, offset, last_epoch, start, size) in partitions:
+        if not topics or topics[-1]["topic"] != f"topic-{topic}":
+            topics.append({"topic": f"topic-{topic}", "topic_id": UUID(int=topic), "partitions": []})
+        topics[-1]["partitions"].append(
+            {
+                "partition": index,
+                "current_leader_epoch": epoch,
+                "fetch_offset": offset,
+                "last_fetched_epoch": last_epoch,
+                "log_start_offset": start,
+                "partition_max_bytes": size,
+            }
+        )
+    fields = {
+        "replica_id": -1,
+        "replica_state": {"replica_id": -1, "replica_epoch": -1},
+        "max_wait": wait,
+        "min_bytes": 1,
+        "max_bytes": 1000,
+        "isolation_level": 0,
+        "session_id": session[0],
+        "session_epoch": session[1],
+        "topics": topics,
+        "forgotten_topics_data": [],
+        "rack_id": rack,
+    }
+    return memoryview(bytearray(encode_request(Api.FETCH, version, correlation_id, "c", fields)))[4:]
+
+
+asked_partitions = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=4)
+kept_or_not = st.sampled_from([True, True, True, False])
+
+
+@given(
+    shaped_versions,
+    asked_partitions,
+    st.lists(
+        st.tuples(epochs, epochs, st.lists(item_numbers, min_size=4, max_size=4), kept_or_not, kept_or_not),
+        min_size=2,
+        max_size=5,
+    ),
+    asked_partitions,
+)
+def test_a_fetch_of_a_known_shape_is_read_as_any_other(
+    version: int, asked: list[Any], requests: list[Any], other: list[Any]
+) -> None:
+    known: Any = None
+    for correlation_id, session_epoch, numbers, keeps_partitions, keeps_wait in requests:
+        partitions = asked if keeps_partitions else other
+        wait_ms = 500 if keeps_wait else 501
+        items = [(topic, index, found) for (topic, index), found in zip(partitions, numbers, strict=False)]
+        frame = fetch_frame(version, correlation_id, (7, session_epoch), items, "r", wait_ms)
+        body_at = parse_head(frame).body_at
+        expected = hot.parse_fetch(frame, body_at, version)
+        found = None if known is None else known[0].read(frame)
+        if found is None:
+            assert known is None or known[2:] != (wait_ms, partitions)
+            known = hot.FetchShape(frame, body_at, version, expected), expected.items, wait_ms, partitions
+        else:
+            assert known[2:] == (wait_ms, partitions)
+            known = known[0], known[1] if found[2] is None else found[2], wait_ms, partitions
+            assert (found[0], found[1], known[1]) == (correlation_id, session_epoch, expected.items)
+
+
+@pytest.mark.parametrize("version", [9, 12, 18])
+def test_of_a_large_fetch_only_its_repetition_is_known(version: int) -> None:
+    def frame_at(offset: int, correlation_id: int) -> memoryview:
+        numbers = (-1, offset, -1, -1, 1000)
+        partitions = [(1, index, numbers) for index in range(hot.FETCH_ITEMS_SHAPED + 1)]
+        return fetch_frame(version, correlation_id, (0, -1), partitions, "", 1)
+
+    frame = frame_at(5, 1)
+    body_at = parse_head(frame).body_at
+    shape = hot.FetchShape(frame, body_at, version, hot.parse_fetch(frame, body_at, version))
+    assert shape.read(frame_at(5, 2)) == (2, -1, None)
+    assert shape.read(frame_at(6, 3)) is None
+
+
 aborted_lists = st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)
 fetched_partitions = st.tuples(
     indexes,

@@ -167,7 +167,7 @@ HOSTILE = {
     "compact count of 2^31-1": (Api.METADATA, 13, b"\xff\xff\xff\xff\x07"),
     "compact count of 2^35-1": (Api.METADATA, 13, b"\xff\xff\xff\xff\x7f"),
     "varint of 6 bytes": (Api.METADATA, 13, b"\x81\x80\x80\x80\x80\x00"),
-    "negative count": (Api.METADATA, 1, b"\xff\xff\xff\xfe"),
+    "negative count": (Api.METADATA, 0, b"\xff\xff\xff\xfe"),
     "string beyond the end": (Api.METADATA, 1, b"\0\0\0\1\x7f\xff"),
     "string of -2": (Api.METADATA, 1, b"\0\0\0\1\xff\xfe"),
     "null string": (Api.METADATA, 1, b"\0\0\0\1\xff\xff"),

@@ -208,7 +208,6 @@ BAD_HEADS = {
     "version below": b"\0\1\0\3\0\0\0\1\xff\xff",
     "produce 0 to 2": b"\0\0\0\2\0\0\0\1\xff\xff",
     "client id beyond the end": b"\0\x12\0\0\0\0\0\1\0\5abc",
-    "client id of -2": b"\0\x12\0\0\0\0\0\1\xff\xfe",
     "no room for tagged fields": b"\0\x12\0\3\0\0\0\1\xff\xff",
     "tagged field count beyond the end": b"\0\x12\0\3\0\0\0\1\xff\xff\xff\xff\xff\xff\x07",
     "tagged field beyond the end": b"\0\x12\0\3\0\0\0\1\xff\xff\x01\0\x05ab",
@@ -220,6 +219,11 @@ BAD_HEADS = {
 def test_bad_heads_are_malformed(name: str) -> None:
     with pytest.raises(MalformedRequest):
         parse_head(memoryview(BAD_HEADS[name]))
+
+
+def test_any_negative_size_is_a_null_client_id() -> None:
+    for size in (-1, -2, -(2**15)):
+        assert parse_head(b"\0\x12\0\0\0\0\0\1" + size.to_bytes(2, "big", signed=True)).client_id is None
 
 
 def test_a_client_id_that_is_no_utf8_is_read_as_java_does() -> None:

@@ -110,6 +110,30 @@ class Bench:
                 for _ in logs.maintain(self.clock_ms):
                     pass
 
+    def check_indexes(self) -> None:
+        """What recovery takes over of the indexes is as if it had read everything."""
+        files = self.disk.clone().mount()
+        files.unlink("/data/.kafka_cleanshutdown")
+        logs = LogManager(
+            files=files,
+            dirs=["/data"],
+            now_ms=lambda: self.clock_ms,
+            random=random.Random(1),
+            defaults=self.log_config,
+            on_dir_failure=lambda path, error: pytest.fail(f"{path}: {error}"),
+        )
+        logs.lock_and_open()
+        logs.load()
+        for log in logs.logs.values():
+            for segment in log.segments:
+                batches = list(segment.scan(0, segment.size))
+                times = [found.header.max_timestamp for found in batches]
+                assert segment.largest_timestamp == max(times, default=-1), segment
+                for found in batches:
+                    assert segment.locate(found.header.last_offset)[0] == found.position, segment
+                    at = segment.find_timestamp(found.header.max_timestamp, 0)
+                    assert at is not None and at[0] >= found.header.max_timestamp
+
     def check(self) -> None:
         found, recovery = inspect(self.disk, self.config, [TP])
         assert not recovery.differences, recovery.differences
@@ -136,6 +160,7 @@ def test_a_log_survives_a_crash_at_any_write(first: int, power: bool) -> None:
         for life in range(ROUNDS):
             bench.live()
             try:
+                bench.check_indexes()
                 bench.check()
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, life {life}: {error}") from error

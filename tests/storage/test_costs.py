@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -151,6 +152,43 @@ def test_a_recovery_reads_from_the_recovery_point_on(tmp_path: Path) -> None:
     touched = {int(os.path.basename(path)[:20]) for path in files.opened if path.endswith((".index", ".log"))}
     assert not touched & closed
     assert log.producer_table.entries[1].last_sequence == 19
+
+
+def test_a_clean_stop_makes_one_file_for_a_small_log_and_none_for_one_that_is_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """To make a file takes a disk longer than to read a small log."""
+    files = Making()
+    manager = manager_on(tmp_path, files=files)
+    for index in range(5):
+        log = manager.create("topic", TOPIC_ID, index, LogConfig())
+        log.epoch_start(1)
+        append(log, batch_of(1), epoch=1)
+    files.made.clear()
+    manager.close()
+    assert Counter(name for name in files.made if "/topic-" in name) == {
+        f"{tmp_path}/data/topic-{index}/leader-epoch-checkpoint.tmp": 1 for index in range(5)
+    }
+    files = Making()
+    manager = manager_on(tmp_path, files=files)
+    for log in manager.logs.values():
+        log.epoch_start(2)  # as each start of a broker does
+    files.made.clear()
+    assert len(list(manager.closing())) == 1  # the log directory
+    manager.close()
+    assert not [name for name in files.made if "/topic-" in name]
+    log = manager_on(tmp_path).logs["topic", 0]
+    assert (log.log_end_offset, log.epochs.entries()) == (1, [(1, 0)])
+
+
+class Making(DiskFiles):
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        if create:
+            self.made.append(path)
+        return super().open(path, create=create)
 
 
 def test_snapshots_do_not_pile_up(tmp_path: Path) -> None:

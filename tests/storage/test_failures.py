@@ -2,6 +2,7 @@
 more."""
 
 import errno
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.storage.support import (
     TOPIC_ID,
     FaultyFiles,
     append,
+    append_short,
     batch_of,
     drain,
     kill,
@@ -386,3 +388,115 @@ def test_a_timestamp_past_all_time_is_refused_where_records_are_rebuilt(tmp_path
         log.append_records(batch, leader_epoch=0, now_ms=NOW)
     assert refusal.value.code is ErrorCode.invalid_record
     assert log.log_end_offset == 0
+
+
+# ---- no descriptor left ------------------------------------------------------------------------------------
+
+
+class Scarce(DiskFiles):
+    """A process that may open no further file while `is_short`."""
+
+    def __init__(self) -> None:
+        self.is_short = False
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        if self.is_short:
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return super().open(path, create=create)
+
+
+def test_a_roll_without_descriptors_may_be_tried_again(tmp_path: Path) -> None:
+    files, failures = Scarce(), []  # type: ignore[var-annotated]
+    manager = manager_on(tmp_path, config=SMALL, files=files, failures=failures)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    files.is_short = True
+    refused = 0
+    for sequence in range(40):
+        for _ in range(2):
+            try:
+                append(log, batch_of(2, producer=(1, 0, 2 * sequence)))
+                break
+            except KafkaError as error:
+                assert error.code is ErrorCode.kafka_storage_error
+                refused += 1
+                files.is_short = False
+        files.is_short = True
+    assert refused == len(log.segments) > 5  # the first append opens the file, each roll makes one
+    assert not failures and log.offline is None
+    assert [record.offset for record in records_of(log)] == list(range(80))
+    kill(manager)
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    assert again.log_end_offset == 80
+
+
+@pytest.mark.parametrize("close_files", [UnifiedLog.release_files, lambda log: log.release_idle()])
+def test_an_append_finds_its_file_open_or_is_refused_before_anything_is_staged(
+    tmp_path: Path, close_files: Any
+) -> None:
+    files, failures = Scarce(), []  # type: ignore[var-annotated]
+    log = manager_on(tmp_path, files=files, failures=failures).create("topic", TOPIC_ID, 0, LogConfig())
+    append_short(log, batch_of(1))
+    log.release_files()
+    log.flush_staged()  # what was staged keeps its file
+    for _ in range(2):
+        close_files(log)
+    files.is_short = True
+    for _ in range(2):
+        with pytest.raises(KafkaError):
+            append_short(log, batch_of(1))
+    assert not failures and log.log_end_offset == 1
+    files.is_short = False
+    append_short(log, batch_of(1))
+    log.flush_staged()
+    assert [record.offset for record in records_of(log)] == [0, 1]
+
+
+def test_a_checkpoint_and_a_sync_without_descriptors_are_made_up_for(tmp_path: Path) -> None:
+    files, failures = Scarce(), []  # type: ignore[var-annotated]
+    config = LogConfig(segment_bytes=400, index_interval_bytes=100, flush_ms=0)
+    intervals = Intervals(recovery_points_ms=0)
+    manager = manager_on(tmp_path, config=config, files=files, failures=failures, intervals=intervals)
+    log = fill(manager.create("topic", TOPIC_ID, 0, config))
+    log.release_files()
+    files.is_short = True
+    drain(manager.maintain(NOW + 1))
+    manager.checkpoint_high_watermarks()
+    assert not failures and log.offline is None
+    assert log.recovery_point == 0
+    files.is_short = False
+    drain(manager.maintain(NOW + 2))
+    manager.checkpoint_high_watermarks()
+    assert log.recovery_point == log.log_end_offset
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        assert (tmp_path / "data" / name).read_text().endswith("topic 0 24\n")
+
+
+def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = os.open, [0]
+
+    def bounded(*arguments: Any, **options: Any) -> int:
+        if not left[0]:
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(*arguments, **options)
+
+    files = DiskFiles()
+    monkeypatch.setattr(os, "open", bounded)
+    with pytest.raises(OSError, match="too many open files"):
+        files.open(f"{tmp_path}/a", create=True)
+    files.make_room = lambda: left.append(left.pop() + 1)
+    files.open(f"{tmp_path}/a", create=True).writev([b"x"])
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_errors_of_an_offline_log_keep_nothing_of_those_before(tmp_path: Path) -> None:
+    """One error raised again and again would carry the frames, and so the buffers, of every time."""
+    log = log_on(tmp_path)
+    append(log, batch_of(1))
+    log.take_offline("the disk is gone")
+    depths = []
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="the disk is gone") as caught:
+            log.read(0, 1000, bound=1, min_one=True)
+        assert caught.value.code is ErrorCode.kafka_storage_error
+        depths.append(len(caught.traceback))
+    assert len(set(depths)) == 1

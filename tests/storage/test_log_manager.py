@@ -81,6 +81,17 @@ def test_the_same_process_cannot_open_a_directory_twice(tmp_path: Path) -> None:
     kill(manager)
 
 
+def test_a_start_that_finds_a_directory_taken_leaves_the_others_as_they_were(tmp_path: Path) -> None:
+    manager_on(tmp_path, dirs=("one",)).close()
+    marker = (tmp_path / "one" / ".kafka_cleanshutdown").read_bytes()
+    other = manager_on(tmp_path, dirs=("two",))
+    with pytest.raises(LogDirLocked):
+        manager_on(tmp_path, dirs=("one", "two"))
+    assert (tmp_path / "one" / ".kafka_cleanshutdown").read_bytes() == marker
+    kill(other)
+    kill(manager_on(tmp_path, dirs=("one", "two")))
+
+
 def test_a_clean_stop_is_marked_and_the_next_start_reads_no_log(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     for partition in range(20):
@@ -219,6 +230,18 @@ def test_delete_sets_aside_and_removes_later(tmp_path: Path) -> None:
     fresh = manager.create("topic", UUID(int=5), 0, LogConfig())
     assert fresh.log_end_offset == 0
     assert not manager.offline_dirs
+
+
+def test_who_still_holds_a_deleted_log_holds_no_file(tmp_path: Path) -> None:
+    """A connection that produced to it does, for as long as it is open."""
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(3, producer_id=7, producer_epoch=0, base_sequence=0))
+    assert log.segments[-1].is_open
+    assert log.producer_table.entries
+    manager.delete("topic", 0)
+    assert not any(segment.is_open for segment in log.segments)
+    assert not log.producer_table.entries
 
 
 def test_set_aside_logs_are_removed_or_left_at_the_next_start(tmp_path: Path) -> None:
@@ -376,6 +399,18 @@ def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> No
     assert path.read_text().endswith("topic 0 4\n")
     log.truncate_to(2)
     assert path.read_text().endswith("topic 0 2\n")
+
+
+def test_a_cut_at_the_end_forgets_an_epoch_that_was_led_without_a_record(tmp_path: Path) -> None:
+    """Otherwise the replica that led it would be told for ever where its epochs part from the leader's."""
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1), epoch=3)
+    log.epoch_start(4)
+    log.save_epochs()
+    log.truncate_to(1)
+    assert (log.log_end_offset, log.epochs.entries()) == (1, [(3, 0)])
+    path = tmp_path / "data" / "topic-0" / "leader-epoch-checkpoint"
+    assert path.read_text() == "0\n1\n3 0\n"
 
 
 def test_flush_messages_syncs_inline_and_flush_ms_in_maintenance(tmp_path: Path) -> None:

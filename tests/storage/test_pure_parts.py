@@ -166,7 +166,7 @@ def test_a_snapshot_holds_all_that_is_remembered(steps: list[tuple[int, int, int
         assert table.check(header) is None
         table.appended(header, offset, offset + count - 1)
         offset += count
-    again = decode_producers(table.encode())
+    again = decode_producers(table.encode())[0]
     assert again.active() == table.active()
     assert again.ongoing == table.ongoing
     for producer, entry in table.entries.items():

@@ -4,20 +4,26 @@ time."""
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.records import end_txn_marker, iter_batches
+from storage.files import DiskFile, DiskFiles
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
 from storage.producers import decode_producers
+from storage.segment import SCAN_BYTES
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
     TOPIC_ID,
+    FaultyFiles,
+    Intervals,
     append,
     batch_of,
     directory_bytes,
+    drain,
     headers_of,
     kill,
     log_on,
@@ -215,6 +221,34 @@ def test_damage_in_the_middle_drops_every_later_segment(tmp_path: Path) -> None:
     assert_settled(tmp_path, log)
 
 
+class Steps(FaultyFiles):
+    """What was done to the disk, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, str]] = []
+
+    def step(self, operation: str, path: str) -> None:
+        self.done.append((operation, Path(path).name))
+
+
+def test_what_recovery_cuts_off_is_gone_for_good_before_anything_is_appended(tmp_path: Path) -> None:
+    """A power cut would bring it back, behind or in the place of what was appended since."""
+    directory = written(tmp_path)
+    cut, *dropped = (path.name for path in sorted(directory.glob("*.log"))[1:])
+    with (directory / cut).open("r+b") as file:
+        file.truncate((directory / cut).stat().st_size - 1)
+    files = Steps()
+    kill(manager_on(tmp_path, config=SMALL, files=files))
+    truncated = files.done.index(("truncate", cut))
+    assert files.done[truncated + 1] == ("fsync", cut)
+    unlinked = [
+        at for at, (operation, name) in enumerate(files.done) if operation == "unlink" and name in dropped
+    ]
+    assert len(unlinked) == len(dropped) > 0
+    assert ("fsync_dir", "topic-0") in files.done[unlinked[-1] :]
+
+
 def _good(damaged: bytearray) -> bytes:
     """The batches before the last one."""
     at = 0
@@ -325,7 +359,7 @@ def test_a_snapshot_survives_in_kafkas_format(tmp_path: Path) -> None:
     log.close()
     data = (Path(log.directory) / f"{7:020d}.snapshot").read_bytes()
     assert data[:2] == b"\0\1" and data[6:10] == b"\0\0\0\1"
-    entry = decode_producers(data).entries[5]
+    entry = decode_producers(data)[0].entries[5]
     assert [batch.first_sequence for batch in entry.batches] == [2, 3, 4, 5, 6]
     assert (entry.epoch, entry.next_sequence, entry.last_timestamp) == (1, 7, NOW)
 
@@ -340,3 +374,216 @@ def test_five_batches_are_remembered_through_a_clean_restart(tmp_path: Path) -> 
     for sequence in range(2, 7):
         appended = append(again, batch_of(1, producer=(5, 1, sequence)))
         assert (appended.duplicate, appended.first_offset) == (True, sequence)
+
+
+# ---- what lies before the recovery point -------------------------------------------------------------------
+
+
+class Counted(DiskFiles):
+    """Counts the bytes read of `.log` files."""
+
+    def __init__(self) -> None:
+        self.log_bytes = 0
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        file = super().open(path, create=create)
+        return CountedFile(self, file) if path.endswith(".log") else file
+
+
+class CountedFile:
+    def __init__(self, files: Counted, inner: DiskFile) -> None:
+        self._files = files
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        data = self._inner.pread(size, offset)
+        self._files.log_bytes += len(data)
+        return data
+
+
+ONE_SEGMENT = LogConfig(index_interval_bytes=500)
+LOOKED_AT = 3 * SCAN_BYTES
+"""To see that an index leads to the recovery point."""
+
+
+def grow(log: UnifiedLog, batches: int) -> None:
+    """Some of everything that indexes, producers and epochs keep of a log."""
+    for _ in range(batches):
+        at = log.log_end_offset
+        entry = log.producer_table.entries.get(1)
+        sequence = entry.next_sequence if entry else 0
+        append(
+            log, batch_of(2, producer=(1, 0, sequence), timestamp=NOW + at, value_bytes=200), epoch=at // 300
+        )
+        if at % 25 == 0:
+            open_txn = log.producer_table.entries.get(2)
+            sequence = open_txn.next_sequence if open_txn else 0
+            batch = batch_of(1, producer=(2, 0, sequence), transactional=True, timestamp=NOW - at)
+            append(log, batch, epoch=at // 300)
+            marker = end_txn_marker(
+                commit=False, producer_id=2, producer_epoch=0, coordinator_epoch=3, timestamp=NOW
+            )
+            log.append_records(marker, leader_epoch=at // 300, now_ms=NOW, origin="coordinator")
+
+
+def left_by_a_kill(root: Path, *, early: int = 300, late: int = 20) -> int:
+    """A clean stop in the middle of a segment, a start, `late` more batches, a kill: how many bytes those
+    are."""
+    manager = manager_on(root, config=ONE_SEGMENT)
+    grow(manager.create("topic", TOPIC_ID, 0, ONE_SEGMENT), early)
+    manager.close()
+    manager, log = reopen(root, ONE_SEGMENT)
+    before = log.size
+    grow(log, late)
+    kill(manager)
+    return log.size - before
+
+
+def everything(log: UnifiedLog) -> object:
+    """`facts`, and all that indexes answer."""
+    end = log.log_end_offset
+    moments = {NOW + step for step in range(-end, end + 2, 7)} | {0, NOW, NOW + end - 1, NOW + 10 * end}
+    return (
+        facts(log),
+        log.offset_of_max_timestamp(),
+        [log.offset_for_timestamp(moment, end) for moment in sorted(moments)],
+        [log.read(offset, 1, bound=end, min_one=True).read() for offset in range(0, end, 11)],  # type: ignore[union-attr]
+    )
+
+
+def recovered_whole(source: Path, root: Path) -> object:
+    """What a log says that is read from its first byte."""
+    target = root / "whole"
+    shutil.copytree(source / "data" / "topic-0", target / "data" / "topic-0")
+    for path in (target / "data" / "topic-0").glob("*.snapshot"):
+        path.unlink()
+    manager, log = reopen(target, ONE_SEGMENT)
+    found = everything(log)
+    kill(manager)
+    return found
+
+
+def test_what_lies_before_the_recovery_point_is_not_read_again(tmp_path: Path) -> None:
+    late = left_by_a_kill(tmp_path / "a")
+    expected = recovered_whole(tmp_path / "a", tmp_path)
+    files = Counted()
+    manager = manager_on(tmp_path / "a", config=ONE_SEGMENT, files=files)
+    log = manager.logs["topic", 0]
+    assert late <= files.log_bytes <= late + LOOKED_AT < log.size / 4
+    log.set_high_watermark(log.log_end_offset)
+    assert everything(log) == expected
+    kill(manager)
+    assert_settled(tmp_path / "a", log)
+
+
+def test_nothing_past_the_recovery_point_means_nothing_is_read_or_synced(tmp_path: Path) -> None:
+    left_by_a_kill(tmp_path, late=0)
+    files = Counted()
+    manager = manager_on(tmp_path, config=ONE_SEGMENT, files=files)
+    assert files.log_bytes <= LOOKED_AT
+    jobs = list(manager.closing())
+    assert len(jobs) == 1  # the log directory itself
+
+
+def test_small_logs_are_read_whole_and_synced_no_more_than_others(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    append(manager.create("topic", TOPIC_ID, 0, LogConfig()), batch_of(1), epoch=1)
+    manager.close()
+    kill(manager_on(tmp_path))
+    manager = manager_on(tmp_path)
+    assert manager.logs["topic", 0].epochs.entries() == [(1, 0)]
+    assert len(list(manager.closing())) == 1  # the log directory itself
+    kill(manager)
+
+
+def test_damage_past_the_recovery_point_is_still_found(tmp_path: Path) -> None:
+    left_by_a_kill(tmp_path)
+    path = last_segment(tmp_path / "data" / "topic-0")
+    whole = bytearray(path.read_bytes())
+    last_at, last = list(iter_batches(whole))[-1]
+    whole[last_at + 70] ^= 1
+    path.write_bytes(whole)
+    manager, log = reopen(tmp_path, ONE_SEGMENT)
+    assert log.log_end_offset == last.base_offset
+    kill(manager)
+    assert_settled(tmp_path, log)
+
+
+@pytest.mark.parametrize("damage", [remove, garbage, cut_short, "older"])
+@pytest.mark.parametrize("kind", [".index", ".timeindex", ".txnindex", ".snapshot"])
+def test_side_files_that_are_not_what_was_marked_are_rebuilt(
+    tmp_path: Path, kind: str, damage: Callable[[Path, str], None] | str
+) -> None:
+    """As a power cut may leave them: the recovery point vouches for the log alone."""
+    directory = tmp_path / "a" / "data" / "topic-0"
+    manager = manager_on(tmp_path / "a", config=ONE_SEGMENT)
+    grow(manager.create("topic", TOPIC_ID, 0, ONE_SEGMENT), 50)
+    manager.close()
+    older = {path.name: path.read_bytes() for path in directory.glob(f"*{kind}")}
+    left_by_a_kill(tmp_path / "a")
+    expected = recovered_whole(tmp_path / "a", tmp_path)
+    if callable(damage):
+        damage(directory, kind)
+    else:
+        remove(directory, kind)
+        for name, data in older.items():
+            (directory / name).write_bytes(data)
+    manager, log = reopen(tmp_path / "a", ONE_SEGMENT)
+    assert everything(log) == expected
+    kill(manager)
+    assert_settled(tmp_path / "a", log)
+
+
+def test_a_mark_of_another_log_is_not_believed(tmp_path: Path) -> None:
+    left_by_a_kill(tmp_path)
+    path = last_segment(tmp_path / "data" / "topic-0")
+    whole = path.read_bytes()
+    positions = [at for at, _ in iter_batches(whole)]
+    path.write_bytes(whole[: positions[100]])  # shorter than the mark says
+    manager, log = reopen(tmp_path, ONE_SEGMENT)
+    assert log.size == positions[100]
+    kill(manager)
+    assert_settled(tmp_path, log)
+
+
+def test_syncs_within_a_segment_are_marked_with_the_checkpoint(tmp_path: Path) -> None:
+    config = LogConfig(index_interval_bytes=500, flush_messages=1)
+    intervals = Intervals(recovery_points_ms=1000)
+    clock = [NOW]
+    manager = manager_on(tmp_path / "a", config=config, intervals=intervals, clock=lambda: clock[0])
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(5):
+        grow(log, 60)
+        clock[0] += 1000
+        drain(manager.maintain(clock[0]))
+    before = log.size
+    grow(log, 10)
+    kill(manager)
+    assert len(list(Path(log.directory).glob("*.snapshot"))) == 2
+    expected = recovered_whole(tmp_path / "a", tmp_path)
+    files = Counted()
+    again = manager_on(tmp_path / "a", config=config, files=files).logs["topic", 0]
+    assert files.log_bytes <= log.size - before + LOOKED_AT < log.size / 4
+    again.set_high_watermark(again.log_end_offset)
+    assert everything(again) == expected
+
+
+def test_a_mark_outlives_the_roll_of_its_segment(tmp_path: Path) -> None:
+    """Until closed segments are synced the recovery point stays where it was."""
+    config = LogConfig(index_interval_bytes=500, segment_bytes=135_000)
+    manager = manager_on(tmp_path, config=config)
+    grow(manager.create("topic", TOPIC_ID, 0, config), 250)
+    manager.close()
+    manager, log = reopen(tmp_path, config)
+    before = log.size
+    assert len(log.segments) == 1
+    grow(log, 60)
+    assert len(log.segments) == 2
+    kill(manager)
+    files = Counted()
+    again = manager_on(tmp_path, config=config, files=files).logs["topic", 0]
+    assert again.log_end_offset == log.log_end_offset
+    assert files.log_bytes <= log.size - before + LOOKED_AT

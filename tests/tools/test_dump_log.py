@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from protocol import formats, records
 from protocol.records import Codec
+from storage.producers import ProducerTable
+from storage.segment import SegmentMark
 from tools import dump_log
 from tools.console import Failure
 
@@ -263,6 +265,18 @@ def test_producer_snapshot(tmp_path: Path) -> None:
     for damaged in (data[:-1], data + b"\0", data[:20] + b"\1" + data[21:], b"", b"\0\2" + data[2:]):
         path.write_bytes(damaged)
         assert shown(path)[0] == 1
+
+
+def test_a_snapshot_with_a_mark_of_its_segment(tmp_path: Path) -> None:
+    path = tmp_path / f"{7:020d}.snapshot"
+    mark = SegmentMark(100_000, 8, 1, 24, 2, 34, 3)
+    path.write_bytes(ProducerTable().encode(mark.encode()))
+    code, rows = shown(path)
+    assert (code, rows[-1]["producers"]) == (0, 0)
+    told = {name: value for name, value in rows[0].items() if name not in ("file", "kind")}
+    assert (rows[0]["kind"], list(told.values())) == ("mark", list(mark))
+    path.write_bytes(ProducerTable().encode(mark.encode() + b"x"))
+    assert shown(path)[0] == 1
 
 
 # ---- small files -------------------------------------------------------------------------------------------

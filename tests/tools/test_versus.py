@@ -142,6 +142,23 @@ def test_numbered_requests_follow_one_another(monkeypatch: pytest.MonkeyPatch) -
     prebuilt, api, version = load._prebuild(wanted, "topic")
     rows_of = [fields_of(api, version, one).topic_data[0].partition_data[0] for one in prebuilt[:3]]
     assert [records.parse_header(row.records).base_sequence for row in rows_of] == [0, 2, 4]
+    assert all(records.check_produced(row.records, walk=True) for row in rows_of)
+
+
+def test_numbered_requests_of_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "NUMBERED_REQUESTS_MAX", 6)
+    wanted = load.Load(kind="produce", record_bytes=10, connections=3, idempotent=True)
+    prebuilt, api, version = load._prebuild(wanted, "topic")
+    rows_of = [fields_of(api, version, one).topic_data[0].partition_data[0] for one in prebuilt]
+    headers = [records.parse_header(row.records) for row in rows_of]
+    assert [(header.producer_id, header.base_sequence) for header in headers] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
 
 
 def test_a_prebuilt_fetch_asks_for_its_partition() -> None:

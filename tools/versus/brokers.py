@@ -127,15 +127,18 @@ class Tidewal(Broker):
         name: str = "Tidewal",
         tree: Path = ROOT,
         settings: Mapping[str, str] | None = None,
+        module: str = "tools.cli",
     ) -> None:
+        """`module` is what runs `tidewal`."""
         super().__init__(name, folder, cores)
         self._tree = tree
+        self._module = module
         self._settings = {**DELETE_DELAY, **(settings or {})}
 
     def command(self) -> list[str]:
         settings = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
         return [
-            *(sys.executable, "-m", "tools.cli", "broker", "--listen", f"127.0.0.1:{self.port}"),
+            *(sys.executable, "-m", self._module, "broker", "--listen", f"127.0.0.1:{self.port}"),
             *("--data", str(self.folder / "data"), *settings),
         ]
 

@@ -1,9 +1,8 @@
 """`make bench-features`: what our own features cost a produce request, this build against itself.
 
-Owns the variants and their table. Metrics are in all of them: nothing switches them off. Does not own the
-load.
-Invariant: the variants differ only in a stock configuration or in what the client sends, never by a switch
-that exists for this measurement.
+Owns the variants, their rows and their table. Does not own the load, nor how counters are left out.
+Invariant: the variants differ only in a stock configuration, in what the client sends, or in the module that
+starts the broker (tools.versus.uncounted), never by a switch in the broker that exists for this measurement.
 """
 
 import argparse
@@ -18,49 +17,65 @@ from pathlib import Path
 from tools.console import Failure, complain, emit
 from tools.versus import brokers, rows
 from tools.versus.caller import Caller
-from tools.versus.load import run
+from tools.versus.load import Load, run
 
 ROUNDS = 5
-SECONDS = 0.6
-ROWS = ("raw-1x1", "raw-1x100", "raw-1x500", "raw-8x2000", "raw-100x10000")
 NO_INDEX = {"log.index.interval.bytes": "2147483647"}
+LOADS = {
+    "1 MB, 5 in flight": Load(kind="produce", record_bytes=1_000_000, in_flight=5),
+    "16 KB, 20 in flight": Load(kind="produce", record_bytes=16 << 10, in_flight=20),
+    "1 KB, 1000 in flight": Load(kind="produce", record_bytes=1000, in_flight=1000),
+    "0.2 KB, 1000 in flight": Load(kind="produce", record_bytes=200, in_flight=1000),
+    "1 KB, 50 connections × 1 in flight": Load(kind="produce", record_bytes=1000, connections=50),
+    "1 KB, 1 connection × 1 in flight": Load(kind="produce", record_bytes=1000),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     name: str
-    has_index: bool
-    idempotent: bool
+    has_counters: bool = False
+    has_index: bool = False
+    idempotent: bool = False
 
 
 VARIANTS = (
-    Variant(name="neither", has_index=False, idempotent=False),
-    Variant(name="indexes", has_index=True, idempotent=False),
-    Variant(name="indexes, idempotent producer", has_index=True, idempotent=True),
+    Variant(name="none"),
+    Variant(name="counters", has_counters=True),
+    Variant(name="indexes", has_index=True),
+    Variant(name="idempotent producer", idempotent=True),
+    Variant(name="all", has_counters=True, has_index=True, idempotent=True),
 )
 
 
-def measure(folder: Path) -> dict[str, dict[str, float]]:
+def measure(folder: Path, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
     """The least CPU of several rounds, by row and variant: in µs a request."""
     core, client = brokers.two_cores()
     found: dict[str, dict[str, float]] = {}
     with contextlib.ExitStack() as stack:
-        with_index = stack.enter_context(brokers.Tidewal(folder / "index", {core})).start()
-        without = stack.enter_context(brokers.Tidewal(folder / "bare", {core}, settings=NO_INDEX)).start()
-        for number in range(ROUNDS):
-            for row in rows.select(ROWS):
-                for variant in VARIANTS:
-                    assert row.load is not None
-                    load = dataclasses.replace(row.load, seconds=SECONDS, idempotent=variant.idempotent)
-                    broker = with_index if variant.has_index else without
-                    topic = f"{row.name}-{number}-{variant.idempotent}"
+        started: dict[tuple[bool, bool], brokers.Broker] = {}
+        for kind in sorted({(variant.has_counters, variant.has_index) for variant in VARIANTS}):
+            has_counters, has_index = kind
+            process = brokers.Tidewal(
+                folder / str(len(started)),
+                {core},
+                settings=None if has_index else NO_INDEX,
+                module="tools.cli" if has_counters else "tools.versus.uncounted",
+            )
+            started[kind] = stack.enter_context(process).start()
+        for number in range(rounds):
+            for row, (title, load) in enumerate(LOADS.items()):
+                for variant in VARIANTS[:: -1 if number % 2 else 1]:
+                    broker = started[variant.has_counters, variant.has_index]
+                    wanted = dataclasses.replace(load, seconds=seconds, idempotent=variant.idempotent)
+                    topic = f"row-{row}-{number}-{variant.idempotent}"
                     with Caller(broker.port) as caller:
                         caller.create(topic)
-                        cost = rows.figures(run(load, broker, topic, client))["cpu_us"]
+                        cost = rows.figures(run(wanted, broker, topic, client))["cpu_us"]
                         caller.delete(topic)
-                    costs = found.setdefault(row.title, {})
+                    costs = found.setdefault(title, {})
                     costs[variant.name] = min(cost, costs.get(variant.name, cost))
-            complain(f"round {number + 1} of {ROUNDS} done")
+            complain(f"round {number + 1} of {rounds} done")
     return found
 
 
@@ -77,10 +92,12 @@ def markdown(found: Mapping[str, Mapping[str, float]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-features", description="What our own features cost.")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: 5")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each run (default: 0.4)")
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="tidewal-features-") as name:
-            table = markdown(measure(Path(name)))
+            table = markdown(measure(Path(name), options.rounds, options.seconds))
     except Failure as failure:
         complain(f"bench-features: {failure}")
         return 1

@@ -68,6 +68,7 @@ def _grown(folder: Path, count: int) -> Cells:
         broker.stop()
         stopped_s = time.perf_counter() - started_s
         broker.start()
+        start_cpu_s = brokers.cpu_s(broker.pid)
         _rest()
         cells = {
             "partitions": f"{count:,}",
@@ -77,6 +78,7 @@ def _grown(folder: Path, count: int) -> Cells:
             "open files": f"{files:,}",
             "clean stop": f"{stopped_s:.2f} s",
             "ready again": f"{broker.ready_s:.2f} s",
+            "CPU for that": f"{start_cpu_s:.2f} s",
             "memory at rest": f"{brokers.resident_mb(broker.pid):.0f} MB",
         }
     _tell(cells)
@@ -156,7 +158,7 @@ def _again(broker: brokers.Broker, end: Callable[[], None], title: str) -> Cells
     end()
     ended_s = time.perf_counter() - started_s
     broker.start()
-    at_ready = brokers.read_bytes(broker.pid)
+    at_ready, start_cpu_s = brokers.read_bytes(broker.pid), brokers.cpu_s(broker.pid)
     _rest()
     if _log_ends(broker) != ends:
         raise Failure(f"after {title} the log ends at {_log_ends(broker)}, not at {ends}")
@@ -164,6 +166,7 @@ def _again(broker: brokers.Broker, end: Callable[[], None], title: str) -> Cells
         "log": title,
         "end took": f"{ended_s:.2f} s",
         "ready again": f"{broker.ready_s:.2f} s",
+        "CPU for that": f"{start_cpu_s:.2f} s",
         "read until ready": f"{at_ready / 1e6:,.0f} MB",
         "read 5 s later": f"{brokers.read_bytes(broker.pid) / 1e6:,.0f} MB",
         "memory at rest": f"{brokers.resident_mb(broker.pid):.0f} MB",

@@ -13,12 +13,15 @@ import os
 import resource
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from crc32c import crc32c
 
 from protocol import messages, records
 from protocol.apis import Api
@@ -40,14 +43,17 @@ RECEIVE_BYTES = 4 << 20
 POLL_S_MAX = 30.0
 QUEUE_BYTES_MAX = 64 << 20
 CALL_RECORDS = 1000
-NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX = 40_000, 150_000_000
+CRC_AT, CRC_FROM, PRODUCER_AT = 17, 21, 43
+CRC, PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
+NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX = 150_000, 200_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What to send to a topic that exists.
 
-    `idempotent` numbers the batches of a raw produce to one partition, from sequence 0 of a new topic.
+    `idempotent` numbers the batches of a raw produce to one partition, from sequence 0 of a new topic: one
+    producer for each connection.
     `kind`: produce and fetch are raw; client-produce and client-consume go through the C client. A raw run
     ends after `seconds` or `bytes_max`, whichever comes first; a run of the C client after `records`.
     """
@@ -144,7 +150,8 @@ def _raw(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measure
         limit = min(limit, requests.count - 1)
     broker_s, client_s, started_s = brokers.cpu_s(pid), time.process_time(), time.perf_counter()
     if load.connections > 1:
-        answered, waits_ns = _spread(connections, requests, limit, started_s + load.seconds)
+        each = requests.count // load.connections if load.idempotent else limit
+        answered, waits_ns = _spread(connections, requests, limit, each, started_s + load.seconds)
     elif load.in_flight > 1:
         answered, waits_ns = _pipelined(first, requests, load.in_flight, limit, started_s + load.seconds)
     else:
@@ -189,13 +196,7 @@ def _prebuild(load: Load, topic: str) -> tuple[list[bytes], Api, int]:
     now_ms = time.time_ns() // 1_000_000  # noqa: TID251 (a client's clock, outside every seam)
     rows = [(None, payloads[at % len(payloads)], (), now_ms) for at in range(load.batch_records)]
     if load.idempotent:
-        batches = [
-            records.build_batch(
-                rows, producer_id=0, producer_epoch=0, base_sequence=number * load.batch_records
-            )
-            for number in range(numbered_requests(load))
-        ]
-        return [produce_request(topic, 0, batch) for batch in batches], Api.PRODUCE, PRODUCE_VERSION
+        return _numbered(load, topic, rows), Api.PRODUCE, PRODUCE_VERSION
     batch = records.build_batch(rows)
     return (
         [produce_request(topic, partition, batch) for partition in range(load.partitions)],
@@ -204,9 +205,22 @@ def _prebuild(load: Load, topic: str) -> tuple[list[bytes], Api, int]:
     )
 
 
-def numbered_requests(load: Load) -> int:
-    """Each sequence number is sent once, so all requests of the run are built before it."""
-    return max(load.in_flight + 1, min(NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX // load.batch_bytes))
+def _numbered(load: Load, topic: str, rows: list[Any]) -> list[bytes]:
+    """Each sequence number is sent once, so all requests of the run are built before it, the connections'
+    producers in turn: from one request, because 150,000 built one by one would take longer than their run.
+    """
+    batch = records.build_batch(rows, producer_id=0, producer_epoch=0, base_sequence=0)
+    request = bytearray(produce_request(topic, 0, batch))
+    batch_at = request.index(batch)
+    summed = memoryview(request)[batch_at + CRC_FROM : batch_at + len(batch)]
+    least = load.connections * (load.in_flight + 1)
+    requests = []
+    for number in range(max(least, min(NUMBERED_REQUESTS_MAX, NUMBERED_BYTES_MAX // load.batch_bytes))):
+        turn, producer_id = divmod(number, load.connections)
+        PRODUCER.pack_into(request, batch_at + PRODUCER_AT, producer_id, 0, turn * load.batch_records)
+        CRC.pack_into(request, batch_at + CRC_AT, crc32c(summed))
+        requests.append(bytes(request))
+    return requests
 
 
 def _learn_response(
@@ -272,17 +286,24 @@ def _ping_pong(connection: socket.socket, requests: _Requests, limit: int, deadl
     return answered, waits_ns.tolist()
 
 
-def _spread(connections: list[socket.socket], requests: _Requests, limit: int, deadline_s: float) -> Answered:
-    """One request in flight on each of many connections, by epoll."""
-    response_bytes, request, now = requests.response_bytes, bytes(requests.slice(0, 1)), time.perf_counter
-    read, write, answered = os.read, os.write, 0
+def _spread(
+    connections: list[socket.socket], requests: _Requests, limit: int, each: int, deadline_s: float
+) -> Answered:
+    """One request in flight on each of many connections, by epoll; no connection sends more than `each`.
+
+    They take turns in the requests, and the first one has sent its first already.
+    """
+    response_bytes, now = requests.response_bytes, time.perf_counter
+    read, write, answered, many = os.read, os.write, 0, len(connections)
     poll = select.epoll()
-    missing = {}
-    for connection in connections:
+    missing, ahead = {}, {}
+    for number, connection in enumerate(connections):
         poll.register(connection.fileno(), select.EPOLLIN)
         missing[connection.fileno()] = response_bytes
-        connection.sendall(request)
-    sent = len(connections)
+        first = number or many
+        connection.sendall(requests.slice(first, 1))
+        ahead[connection.fileno()] = iter(range(first + many, each * many, many))
+    sent = many
     while answered < sent:
         ready = poll.poll(POLL_S_MAX)
         if not ready:
@@ -292,8 +313,8 @@ def _spread(connections: list[socket.socket], requests: _Requests, limit: int, d
             size = len(read(file, RECEIVE_BYTES))
             if size == response_bytes or _is_whole(missing, file, size, response_bytes):
                 answered += 1
-                if going:
-                    write(file, request)
+                if going and (number := next(ahead[file], 0)):
+                    write(file, requests.slice(number, 1))
                     sent += 1
     poll.close()
     return answered, []
