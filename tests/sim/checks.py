@@ -72,12 +72,12 @@ def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
                 yield send, offset, value
 
 
-def taken_back(case: Case) -> Iterator[Send]:
-    """Acks that are not there any more, as far as they may be; one for each value."""
+def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
+    """Acks that are not there any more, as far as they may be: each value's send and offset."""
     for send, offset, _ in _missing(case.history):
         log = case.history.logs.get(send.tp)
         if (log is None or offset >= log.log_start_offset) and case.may_lose(send, offset):
-            yield send
+            yield send, offset
 
 
 def sync_is_kept(case: Case) -> Iterator[str]:

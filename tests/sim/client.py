@@ -39,7 +39,6 @@ BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
 METADATA_MAX_AGE_S = 10.0
-ELECT_LEADERS = 43
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.PRODUCE: (3, 8, 9, 12),
@@ -50,6 +49,7 @@ VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.CREATE_TOPICS: (7,),
     Api.DELETE_TOPICS: (6,),
     Api.DELETE_RECORDS: (2,),
+    Api.ELECT_LEADERS: (2,),
     Api.FIND_COORDINATOR: (3,),
     Api.JOIN_GROUP: (7,),
     Api.SYNC_GROUP: (5,),
@@ -408,7 +408,7 @@ class SimClient:
             try:
                 row = {"topic": tp[0], "partitions": [tp[1]]}
                 await self.ask(
-                    Api(ELECT_LEADERS), {"election_type": 1, "topic_partitions": [row], "timeout": 5000}
+                    Api.ELECT_LEADERS, {"election_type": 1, "topic_partitions": [row], "timeout": 5000}
                 )
             except Lost:
                 await self.pause(RETRY_S)

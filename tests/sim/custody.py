@@ -34,6 +34,12 @@ class Custody:
         self._crashes = sorted(history.crashes, key=lambda crash: crash.at)
         self._moments: dict[TopicPartition, list[Moment]] = defaultdict(list)
         self._times: dict[TopicPartition, list[float]] = defaultdict(list)
+        self._registered = [
+            (slot.at, broker.id)
+            for slot in history.slots
+            for broker in slot.brokers
+            if broker.epoch == slot.seq
+        ]
         for slot in history.slots:
             for state in slot.partitions:
                 known = self._moments[state.tp]
@@ -80,15 +86,31 @@ class Custody:
         `was_synced` when no power cut can be the reason."""
         if any(moment.is_unclean and moment.at > begin for moment in self.moments(tp)):
             return True
-        losses = [
-            crash
-            for crash in self._crashes
-            if crash.at >= begin and self._took(crash, tp, offset) and (crash.replaced or not was_synced)
-        ]
+        losses = self._losses(tp, offset, begin, was_synced=was_synced)
         if not losses:
             return False
         bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]
         return any(self._all_lost(tp, losses, begin, isr) for isr in sorted(set(bound)))
+
+    def each_lost(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
+        """Whether each one of them lost it. Otherwise, when all that were left in the ISR did, somebody who
+        had left it had a copy still: the last member standing took it away (KIP-966 tells of it)."""
+        losers = {crash.node for crash in self._losses(tp, offset, begin, was_synced=False)}
+        bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]
+        return any(losers >= set(isr) for isr in bound)
+
+    def _losses(self, tp: TopicPartition, offset: int, begin: float, *, was_synced: bool) -> list[Crash]:
+        """Crashes that took this record: those from `begin` on, and those whose node is not yet back."""
+        return [
+            crash
+            for crash in self._crashes
+            if self._took(crash, tp, offset)
+            and (crash.replaced or not was_synced)
+            and (crash.at >= begin or not self._is_back(crash, begin))
+        ]
+
+    def _is_back(self, crash: Crash, when: float) -> bool:
+        return any(node == crash.node and crash.at < at <= when for at, node in self._registered)
 
     def _all_lost(self, tp: TopicPartition, losses: list[Crash], begin: float, isr: tuple[int, ...]) -> bool:
         changes: list[tuple[float, int, Crash | PartitionState]] = [(crash.at, 0, crash) for crash in losses]

@@ -88,6 +88,8 @@ class Nemesis:
         others = [number for number in self._lossy if number != node.id]
         if others and len(others) >= max(1, (len(stage.nodes) - 1) // 2):
             return False
+        if len(stage.nodes) > 2 and self._holds_a_last_copy(node, of_at_least=2):
+            return False
         self._lossy[node.id] = node
         return True
 
@@ -99,10 +101,13 @@ class Nemesis:
             if number in partition.replicas
         )
 
-    def _holds_a_last_copy(self, node: Node) -> bool:
+    def _holds_a_last_copy(self, node: Node, *, of_at_least: int) -> bool:
+        """Whether it is the only living member of an ISR, of a partition with at least so many replicas."""
         ready = {other.id for other in self.stage.ready()} - {node.id}
         return any(
-            node.id in partition.isr and not ready & set(partition.isr)
+            node.id in partition.isr
+            and len(partition.replicas) >= of_at_least
+            and not ready & set(partition.isr)
             for topic in self.stage.truth.image.topics.values()
             for partition in topic.partitions
         )
@@ -128,7 +133,8 @@ class Nemesis:
             case "kill-while-starting":
                 await self._kill_while_starting(node, fault)
             case "new-disk":
-                if len(stage.nodes) > 2 and not self._holds_a_last_copy(node) and self._may_lose(node):
+                is_safe = len(stage.nodes) > 2 and not self._holds_a_last_copy(node, of_at_least=1)
+                if is_safe and self._may_lose(node):
                     node.replace_disk()
             case "restart":
                 if node.is_ready and not node.is_paused and not node.is_stopping:

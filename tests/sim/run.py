@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_many(first: int, count: int, brokers: int | None, *, keep_going: bool) -> int:
     failed: list[Outcome] = []
-    operations = lost_by_all = lost_with_leader = 0
+    operations = lost_by_all = lost_by_last = lost_with_leader = 0
     simulate(first, brokers=brokers)  # warms codecs, so that the time per seed is that of seeds
     gc.collect()
     gc.freeze()
@@ -45,6 +45,7 @@ def run_many(first: int, count: int, brokers: int | None, *, keep_going: bool) -
         done += 1
         operations += outcome.history.operations()
         lost_by_all += outcome.verdict.lost_by_all
+        lost_by_last += outcome.verdict.lost_by_last
         lost_with_leader += outcome.verdict.lost_with_leader
         say(outcome.line())
         if not outcome.passed:
@@ -57,8 +58,8 @@ def run_many(first: int, count: int, brokers: int | None, *, keep_going: bool) -
     spent = process_time() - begun
     say(
         f"{done} seeds, {len(failed)} failed, {operations} operations,"
-        f" {lost_by_all} acked values lost by all who had them, {lost_with_leader} of acks=1 lost with their"
-        f" leader, {spent / done:.3f} CPU seconds a seed"
+        f" {lost_by_all} acked values lost by all who had them, {lost_by_last} by the last in an ISR,"
+        f" {lost_with_leader} of acks=1 with their leader, {spent / done:.3f} CPU seconds a seed"
     )
     if failed:
         say("failed: " + " ".join(str(outcome.seed) for outcome in failed))

@@ -39,6 +39,7 @@ class Outcome:
     def line(self) -> str:
         counts = (
             ("lost-by-all", self.verdict.lost_by_all),
+            ("lost-by-last", self.verdict.lost_by_last),
             ("lost-with-leader", self.verdict.lost_with_leader),
         )
         lost = "".join(f" {name}={count}" for name, count in counts if count)

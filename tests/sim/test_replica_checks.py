@@ -392,3 +392,25 @@ def test_an_unclean_election_that_was_allowed_excuses_what_it_took() -> None:
     verdict = judge(history)
     assert not verdict.violations
     assert verdict.lost_by_all == 1
+
+
+def test_what_the_last_member_lost_while_another_had_it_is_counted_apart() -> None:
+    history = clean()
+    alone = slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),))
+    back = slot(12.5, 3, 3, brokers=(broker(3, 11),), partitions=(state(3, 3, 6, (3,)),))
+    history.slots = chain(*history.slots, alone, back)
+    history.crashes.append(Crash(node=3, life=1, at=12, power=True, kept_end={T: 6}))
+    end_before(history, B0, B1, B2)
+    verdict = judge(history)
+    assert not verdict.violations
+    assert (verdict.lost_by_all, verdict.lost_by_last) == (0, 1)
+
+
+def test_what_was_read_after_the_crash_of_a_member_that_was_not_back_may_go_with_it() -> None:
+    history = clean()
+    history.crashes.append(Crash(node=3, life=1, at=11.2, power=True, kept_end={T: 6}))
+    history.fetches.append(fetch(11.4, 6, B3, hw=7, epoch=2, node=1, client="e", seek=True))
+    alone = slot(12, 1, 4, elects=4, partitions=(state(3, 3, 5, (3,)),))
+    history.slots = chain(*history.slots, alone)
+    end_before(history, B0, B1, B2)
+    assert not judge(history).violations

@@ -6,12 +6,13 @@ Invariant: a broken promise is reported once for each place, under the rule that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tests.sim import checks, replica_checks
 from tests.sim.checks import Case
-from tests.sim.history import History
+from tests.sim.history import History, Send
 
 RULES: dict[str, Callable[[Case], Iterable[str]]] = {**checks.RULES, **replica_checks.RULES}
 
@@ -28,8 +29,11 @@ class Violation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     violations: tuple[Violation, ...] = ()
-    lost_by_all: int = 0  # acks=all: values that everybody bound to keep them lost to power cuts or new disks
-    lost_with_leader: int = 0  # acks=1, acks=0 is never acknowledged
+    lost_by_all: int = (
+        0  # acks=all: everybody bound to keep them lost them to power cuts, new disks, or unclean
+    )
+    lost_by_last: int = 0  # acks=all: the last in the ISR lost them, while somebody outside it had a copy
+    lost_with_leader: int = 0  # acks=1; acks=0 is never acknowledged
 
     @property
     def clean(self) -> bool:
@@ -41,10 +45,15 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     case = Case(history)
-    lost = [send.acks == checks.ALL for send in checks.taken_back(case)]
     violations = [Violation(rule=name, what=what) for name, rule in RULES.items() for what in rule(case)]
-    return Verdict(
-        violations=tuple(violations),
-        lost_by_all=lost.count(True),
-        lost_with_leader=lost.count(False),
-    )
+    lost = Counter(_how_lost(case, send, offset) for send, offset in checks.taken_back(case))
+    return Verdict(violations=tuple(violations), **lost)
+
+
+def _how_lost(case: Case, send: Send, offset: int) -> str:
+    if send.acks != checks.ALL:
+        return "lost_with_leader"
+    is_unclean = any(moment.is_unclean for moment in case.custody.moments(send.tp))
+    if is_unclean or case.custody.each_lost(send.tp, offset, send.since, send.done):
+        return "lost_by_all"
+    return "lost_by_last"
