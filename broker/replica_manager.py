@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, Final
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
@@ -317,7 +317,7 @@ class ReplicaManager:
         """Takes over the whole image, in slices: opens or creates every log this broker is a replica of."""
         self._image = image
         for topic in image.topics.values():
-            yield from self._follow_topic(topic, is_new=False)
+            yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
         for topic_name, index in sorted(self.logs.logs.keys() - self._partitions.keys()):
             log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
             self.logs.stray(topic_name, index)
@@ -349,7 +349,10 @@ class ReplicaManager:
         for name in (*delta.topics_created, *delta.topics_changed):
             topic = image.topics.get(name)
             if topic is not None:
-                yield from self._follow_topic(topic, is_new=True)
+                before = delta.topics_changed.get(name)
+                mine = () if before is None else before.partitions
+                held = {each.index for each in mine if self.node_id in each.replicas}
+                yield from self._follow_topic(topic, held_before=held)
         if delta.configs_changed:
             yield from self._reconfigure()
 
@@ -366,7 +369,8 @@ class ReplicaManager:
             if at % _REFRESHED_PER_SLICE == 0:
                 yield
 
-    def _follow_topic(self, topic: TopicImage, *, is_new: bool) -> Iterator[None]:
+    def _follow_topic(self, topic: TopicImage, *, held_before: Container[int]) -> Iterator[None]:
+        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see."""
         config: LogConfig | None = None
         for at, wanted in enumerate(topic.partitions):
             if at and at % _PARTITIONS_PER_SLICE == 0:
@@ -374,6 +378,7 @@ class ReplicaManager:
             key = (topic.name, wanted.index)
             known = self._partitions.get(key)
             if self.node_id not in wanted.replicas:
+                self._unopened.discard(key)
                 if known is not None:
                     self._drop(known)
                 continue
@@ -382,7 +387,7 @@ class ReplicaManager:
                 known = None
             if known is None:
                 config = config or self._log_config(topic.name)
-                known = self._open(topic, wanted, config, is_new=is_new)
+                known = self._open(topic, wanted, config, is_new=wanted.index not in held_before)
                 if known is None:
                     continue
             self._follow(known, wanted)

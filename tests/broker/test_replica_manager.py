@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker import network
+from broker.controller import CreatePartitions, MorePartitions
 from broker.network import Connection
 from broker.partition import Partition
 from protocol.apis import Api
@@ -174,3 +176,20 @@ async def test_a_bug_behind_one_write_leaves_no_other_unwritten(
     assert isinstance(second.log, UnifiedLog)
     assert not second.log._staged
     assert not second.dirty
+
+
+async def test_a_change_of_its_topic_makes_no_second_log_beside_one_on_a_lost_disk(
+    make_broker: "MakeBroker", tmp_path: Path
+) -> None:
+    both = f"{tmp_path}/one,{tmp_path}/two"
+    first = await make_broker(log_dirs=both)
+    await create_topic(first, "t", 4)
+    await first.stop()
+    shutil.move(tmp_path / "two", tmp_path / "aside")
+    (tmp_path / "two").write_bytes(b"not a directory any more")
+    broker = await make_broker(log_dirs=both)
+    replicas = broker.components.replicas
+    lost = [at for at in range(4) if replicas.find("t", at) is ErrorCode.kafka_storage_error]
+    assert lost
+    await broker.components.cluster.submit(CreatePartitions(topics=(MorePartitions(name="t", count=5),)))
+    assert [at for at in range(5) if replicas.find("t", at) is ErrorCode.kafka_storage_error] == lost
