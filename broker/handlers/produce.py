@@ -628,11 +628,14 @@ class _PartitionCommit:
 
 
 def leader_hint(cluster: Cluster, topic: str, index: int) -> Hint | None:
-    """Where a client should go instead, as far as the image knows."""
+    """Where a client should go instead, as far as the image knows.
+
+    Of several listeners only one is the client's: then it asks Metadata, as without a hint.
+    """
     image = cluster.image
     found = image.partition(topic, index)
     leader = None if found is None else image.brokers.get(found.leader)
-    if found is None or leader is None or not leader.endpoints:
+    if found is None or leader is None or len(leader.endpoints) != 1:
         return None
     endpoint = leader.endpoints[0]
     return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)
