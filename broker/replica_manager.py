@@ -160,16 +160,20 @@ class ReplicaManager:
         """One write for each touched partition, then their frontiers. Returns them, for `wake` after the
         answers.
         """
-        touched, self.touched = self.touched, []
-        for partition in touched:
-            # before the first write: a failing one answers waiters, whose connections may append here again
-            partition.dirty = False
+        touched = self.touched
         failed: list[tuple[Partition, KafkaError]] = []
-        for partition in touched:
-            try:
-                partition.log.flush_staged()
-            except KafkaError as error:
-                failed.append((partition, error))
+        try:
+            # A failing write answers waiters, whose connections may append here again, or flush: that one
+            # writes all of these as well.
+            for partition in touched:
+                partition.dirty = False
+                try:
+                    partition.log.flush_staged()
+                except KafkaError as error:
+                    failed.append((partition, error))
+        finally:
+            if self.touched is touched:
+                self.touched = []
         for partition, why in failed:
             self.partition_failed(partition, why)
         for partition in touched:
@@ -483,13 +487,18 @@ class ReplicaManager:
     def directory_failed(self, path: str, error: OSError) -> None:
         """A log directory is lost; its partitions answer 56 and the others live on."""
         log.error("log directory %s failed: %s", path, error)
-        for partition in list(self._partitions.values()):
-            if self.logs.offline_dirs and partition.log.offline is not None:
-                self._take_offline(partition)
+        lost = [p for p in self._partitions.values() if p.log.offline is not None and not p.offline]
+        for partition in lost:
+            # all of them before the first waiter hears of it, whose connection goes on
+            partition.offline = True
+        for partition in lost:
+            self._went_offline(partition)
 
     def _take_offline(self, partition: Partition) -> None:
-        if partition.offline:
-            return
+        if not partition.offline:
+            self._went_offline(partition)
+
+    def _went_offline(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.go_offline()
         self.generation += 1

@@ -518,7 +518,10 @@ class Produce:
                 result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
                 job.failed = True
             elif acks < 0 and partition.log.high_watermark < needed:
-                waiting.append((partition, result, needed))
+                if partition.is_leader:
+                    waiting.append((partition, result, needed))
+                else:  # it resigned since the append: nobody would end the wait
+                    result.error = ErrorCode.not_leader_or_follower.value
         if acks == 0:
             if job.failed:
                 raise Disconnect("a Produce with acks=0 failed")

@@ -17,10 +17,11 @@ from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_request
+from protocol.records import parse_header
 from storage.log import LogOffline, LogSlice
 from storage.unified_log import UnifiedLog
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
-from tests.broker.test_produce_paths import Sink
+from tests.broker.test_produce_paths import NOW_MS, Sink
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -193,3 +194,68 @@ async def test_a_change_of_its_topic_makes_no_second_log_beside_one_on_a_lost_di
     assert lost
     await broker.components.cluster.submit(CreatePartitions(topics=(MorePartitions(name="t", count=5),)))
     assert [at for at in range(5) if replicas.find("t", at) is ErrorCode.kafka_storage_error] == lost
+
+
+async def test_a_flush_within_a_flush_leaves_nothing_unwritten(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails answers waiters, and who goes on by that may end the open rounds of others."""
+    broker = await make_broker(log_flush_single_replica="true")
+    replicas = broker.components.replicas
+    for topic in ("p1", "p2"):
+        await create_topic(broker, topic)
+    failing, other = replicas.partition("p1", 0), replicas.partition("p2", 0)
+    for partition in (failing, other):
+        batch = memoryview(bytearray(batch_of(b"x")))
+        partition.log.append(
+            batch, parse_header(batch), 0, leader_epoch=partition.leader_epoch, now_ms=NOW_MS
+        )
+        replicas.touch(partition)
+    written = []
+
+    class Waiting:
+        needed = 1
+
+        def reached(self) -> None:
+            raise AssertionError("it was not written")
+
+        def failed(self, code: ErrorCode) -> None:
+            replicas.flush()
+            written.append(not other.log._staged)  # type: ignore[attr-defined]
+
+    real = UnifiedLog.flush_staged
+
+    def flush(log: UnifiedLog) -> None:
+        if log is not failing.log:
+            real(log)
+        elif not failing.offline:
+            failing.go_offline()
+            raise LogOffline("the disk failed")
+
+    failing.wait_committed(Waiting())
+    monkeypatch.setattr(UnifiedLog, "flush_staged", flush)
+    replicas.flush()
+    assert written == [True]
+
+
+async def test_a_disk_that_fails_takes_all_its_partitions_before_anybody_goes_on(broker: "Broker") -> None:
+    replicas = broker.components.replicas
+    for topic in ("p1", "p2"):
+        await create_topic(broker, topic)
+    partitions = [replicas.partition(topic, 0) for topic in ("p1", "p2")]
+    seen = []
+
+    class Waiting:
+        needed = 1
+
+        def reached(self) -> None:
+            raise AssertionError("it was not written")
+
+        def failed(self, code: ErrorCode) -> None:
+            seen.append([partition.offline for partition in partitions])
+
+    for partition in partitions:
+        partition.wait_committed(Waiting())
+    logs = broker.components.logs
+    logs._dir_failed(logs.dirs[0], IO_ERROR)
+    assert seen == [[True, True]] * 2
