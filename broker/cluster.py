@@ -454,6 +454,8 @@ class Cluster:
         while not self._stopping:
             if self.is_controller or self._leaving:
                 await asyncio.sleep(TICK_S)
+                if self.is_controller and self.ledger.unresolved_s >= STUCK_AFTER_S:
+                    await self._ask_a_peer()
                 continue
             controller = self.image.controller_id
             try:
@@ -507,19 +509,24 @@ class Cluster:
         await self._taken(deltas)
 
     async def _missed(self, controller: int, *, refused: bool) -> None:
-        """No answer: somebody else may know a newer controller, and a closed port ends the waiting."""
+        """No answer: a closed port ends the waiting, and a peer may know a newer controller."""
         if self._stopping or self.is_controller or controller != self.image.controller_id:
             return
         if refused:
             self._stand_soon(controller, refused=True)
-        peers = [broker.id for broker in self.others() if broker.id != controller]
-        if peers and not self.is_controller:
-            peer = peers[self._world.random.randrange(len(peers))]
-            try:
-                await self._take_slots(await self._beat(peer))
-            except PeerLost:
-                pass
+        await self._ask_a_peer(but=controller)
         await asyncio.sleep(RETRY_S)
+
+    async def _ask_a_peer(self, *, but: int = -1) -> None:
+        """Somebody else may know of slots that neither the store nor the controller tells."""
+        peers = [broker.id for broker in self.others() if broker.id != but]
+        if not peers:
+            return
+        peer = peers[self._world.random.randrange(len(peers))]
+        try:
+            await self._take_slots(await self._beat(peer))
+        except PeerLost:
+            pass
 
     async def _watch(self) -> None:
         """Who was silent too long: the controller, to a member; a member, to the controller."""
@@ -624,7 +631,7 @@ class Cluster:
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
         """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self._controller_to_ask(), "isr")
         return await channel.ask(PeerApi.ALTER_PARTITION, 3, fields, timeout_s=timeout_s)
 
     def _controller_to_ask(self) -> int:

@@ -196,8 +196,8 @@ class Call:
             return entity(api, version, answer.result(), "response")
         finally:
             del self._site.calls[self]
-            if answer is not None and not answer.done():
-                answer.cancel()
+            if answer is not None and not answer.cancel() and not answer.cancelled():
+                answer.exception()  # is nobody's concern any more
             if asked.done() and self._connection.waiter is not None:
                 self._connection.waiter.abandoned()
 

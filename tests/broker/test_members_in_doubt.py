@@ -162,6 +162,28 @@ def test_whom_the_controller_answers_while_its_store_hangs_is_not_silent(seed: i
     run(story, seed)
 
 
+def test_a_controller_without_its_store_is_replaced_and_stays() -> None:
+    """It hears of its successor from the others, and goes on as a member."""
+
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        site.no_store.add(1)
+        asked = asyncio.ensure_future(_try_create(members[0], "t"))
+        await until(lambda: members[1].is_controller or members[2].is_controller)
+        await until(lambda: not members[0].is_controller, within_s=5)
+        for _ in range(60):
+            await asyncio.sleep(0.5)
+            assert not any(broker.fenced for broker in members[1].image.brokers.values())
+        assert await create(members[0], "u") is ErrorCode.none
+        await until(lambda: "u" in members[0].image.topics)
+        site.no_store.clear()
+        await asked
+        assert controllers(site) in ([2], [3])
+
+    run(story)
+
+
 def test_a_slow_store_does_not_keep_the_controller_from_fencing() -> None:
     """Each of its slots takes seconds, which is no stall of its own."""
 
