@@ -69,6 +69,7 @@ FOLLOW_INTERVAL_S = 1.0
 FOLLOW_BOUNDARY_EVERY = 60
 TICK_S = 0.25
 HEARTBEAT_ANSWER_S = 3.0
+FORWARDS_AT_ONCE = 32
 ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
@@ -122,6 +123,9 @@ class Cluster:
         self._directories: list[Directory] = []
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listeners: list[DeltaListener] = []
+        self._lanes = list(range(FORWARDS_AT_ONCE))
+        """Answers on one connection come in order, and these may each wait for a slot."""
+        self._has_lane = asyncio.Semaphore(FORWARDS_AT_ONCE)
         self._publishing = asyncio.Lock()
         self._unpublished: deque[Delta] = deque()
         self._news: asyncio.Future[None] | None = None
@@ -640,28 +644,46 @@ class Cluster:
         return self.image.controller_id
 
     async def forward(self, frame: bytes, *, principal: bytes = b"", client_host: bytes = b"") -> memoryview:
-        """A client's request to the controller, and its answer back, both as they are.
+        """A client's request to the controller, and its answer back, both as they are, when this broker knows
+        what the answer tells of.
 
         It is sent again only while it certainly was not heard: whoever answered "not I", or nobody. Otherwise
         the client is told 7: it may have happened.
         """
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._has_lane.acquire()
+        except TimeoutError:
+            raise KafkaError(ErrorCode.request_timed_out, "too much is asked of the controller") from None
+        lane = self._lanes.pop()
+        try:
+            return await self._forward(frame, f"forward-{lane}", principal, client_host)
+        finally:
+            self._lanes.append(lane)
+            self._has_lane.release()
+
+    async def _forward(self, frame: bytes, lane: str, principal: bytes, client_host: bytes) -> memoryview:
         fields = {"request_data": frame, "request_principal": principal, "client_host_address": client_host}
         give_up_s = self.now_s() + ASK_S
         while True:
             try:
-                channel = self.channels.to(self._controller_to_ask(), "control")
+                channel = self.channels.to(self._controller_to_ask(), lane)
                 answer = await channel.ask(PeerApi.ENVELOPE, 0, fields, timeout_s=ASK_S)
             except PeerLost as lost:
                 if not lost.refused:
                     raise KafkaError(ErrorCode.request_timed_out, "the controller did not answer") from lost
             else:
                 if answer.error_code == ErrorCode.none:
+                    await self._reach(answer.metadata_offset)
                     return memoryview(answer.response_data)
                 if answer.error_code != ErrorCode.not_controller:
                     raise KafkaError(error_code(int(answer.error_code)))
             if self.now_s() > give_up_s:
                 raise not_controller()
             await asyncio.sleep(RETRY_S)
+
+    async def _reach(self, seq: int) -> None:
+        await self._news_until(lambda: self.image.seq >= seq, ASK_S)
 
     def log_config(self, topic: str) -> LogConfig:
         """The settings a topic's logs go by now."""
@@ -692,13 +714,14 @@ class Cluster:
             code = error_code(int(row.error_code))
             failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
             results.append(TopicResult(name=row.name, error=failed))
-            if failed is None:
-                await self._see(row.name, timeout_s)
+        made = {result.name for result in results if result.error is None}
+        await self._news_until(lambda: made <= self.image.topics.keys(), timeout_s)
         return results
 
-    async def _see(self, topic: str, timeout_s: float) -> None:
+    async def _news_until(self, is_known: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until this broker was told so, or the time is over."""
         give_up_s = self.now_s() + timeout_s
-        while topic not in self.image.topics and self.now_s() < give_up_s:
+        while not is_known() and self.now_s() < give_up_s:
             await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
