@@ -2,9 +2,9 @@
 controller.
 
 Owns: birth and registration, the roles of member and controller and the moves between them, publishing what
-was committed to the rest of the broker, the current view of configurations, this broker's producer ids. Does
-not own: the rules of a command (controller.py), the fold (image.py), the slots (ledger.py), who may be
-written off when (sessions.py).
+was committed to the rest of the broker, the current view of configurations, what this broker itself asks of
+the controller. Does not own: the rules of a command (controller.py), the fold (image.py), the slots
+(ledger.py), who may be written off when (sessions.py, roll_call.py), clients' requests (forwarding.py).
 
 Invariants: nothing is told to anyone before its slot is won. No clock decides what is true: timers only
 start elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
@@ -36,6 +36,7 @@ from broker.directories import (
     mark_directories,
     read_directories,
 )
+from broker.forwarding import Forwarding
 from broker.image import (
     BrokerImage,
     ClusterBorn,
@@ -69,7 +70,6 @@ FOLLOW_INTERVAL_S = 1.0
 FOLLOW_BOUNDARY_EVERY = 60
 TICK_S = 0.25
 HEARTBEAT_ANSWER_S = 3.0
-FORWARDS_AT_ONCE = 32
 ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
@@ -115,6 +115,7 @@ class Cluster:
             session_s=config.broker_session_timeout_ms / 1000,
             hold_s=config.broker_heartbeat_interval_ms / 1000,
         )
+        self.forwarding = Forwarding(self, answer_s=ASK_S)
         self.producer_ids = ProducerIds(
             self._next_block, timeout_s=config.request_timeout_ms / 1000, spawn=self.spawn
         )
@@ -123,9 +124,6 @@ class Cluster:
         self._directories: list[Directory] = []
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listeners: list[DeltaListener] = []
-        self._lanes = list(range(FORWARDS_AT_ONCE))
-        """Answers on one connection come in order, and these may each wait for a slot."""
-        self._has_lane = asyncio.Semaphore(FORWARDS_AT_ONCE)
         self._publishing = asyncio.Lock()
         self._unpublished: deque[Delta] = deque()
         self._news: asyncio.Future[None] | None = None
@@ -432,6 +430,8 @@ class Cluster:
 
     async def _tell(self, delta: Delta) -> None:
         self._take_configs(delta)
+        for node_id in delta.brokers_changed - self.image.brokers.keys():
+            self.channels.forget(node_id)
         for listener in self._listeners:
             for _ in listener(delta) or ():
                 await asyncio.sleep(0)
@@ -635,55 +635,13 @@ class Cluster:
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
         """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
-        channel = self.channels.to(self._controller_to_ask(), "isr")
+        channel = self.channels.to(self.controller_to_ask(), "isr")
         return await channel.ask(PeerApi.ALTER_PARTITION, 3, fields, timeout_s=timeout_s)
 
-    def _controller_to_ask(self) -> int:
+    def controller_to_ask(self) -> int:
         if self._stopping or self.image.controller_id < 0:
             raise not_controller()
         return self.image.controller_id
-
-    async def forward(self, frame: bytes, *, principal: bytes = b"", client_host: bytes = b"") -> memoryview:
-        """A client's request to the controller, and its answer back, both as they are, when this broker knows
-        what the answer tells of.
-
-        It is sent again only while it certainly was not heard: whoever answered "not I", or nobody. Otherwise
-        the client is told 7: it may have happened.
-        """
-        try:
-            async with asyncio.timeout(ASK_S):
-                await self._has_lane.acquire()
-        except TimeoutError:
-            raise KafkaError(ErrorCode.request_timed_out, "too much is asked of the controller") from None
-        lane = self._lanes.pop()
-        try:
-            return await self._forward(frame, f"forward-{lane}", principal, client_host)
-        finally:
-            self._lanes.append(lane)
-            self._has_lane.release()
-
-    async def _forward(self, frame: bytes, lane: str, principal: bytes, client_host: bytes) -> memoryview:
-        fields = {"request_data": frame, "request_principal": principal, "client_host_address": client_host}
-        give_up_s = self.now_s() + ASK_S
-        while True:
-            try:
-                channel = self.channels.to(self._controller_to_ask(), lane)
-                answer = await channel.ask(PeerApi.ENVELOPE, 0, fields, timeout_s=ASK_S)
-            except PeerLost as lost:
-                if not lost.refused:
-                    raise KafkaError(ErrorCode.request_timed_out, "the controller did not answer") from lost
-            else:
-                if answer.error_code == ErrorCode.none:
-                    await self._reach(answer.metadata_offset)
-                    return memoryview(answer.response_data)
-                if answer.error_code != ErrorCode.not_controller:
-                    raise KafkaError(error_code(int(answer.error_code)))
-            if self.now_s() > give_up_s:
-                raise not_controller()
-            await asyncio.sleep(RETRY_S)
-
-    async def _reach(self, seq: int) -> None:
-        await self._news_until(lambda: self.image.seq >= seq, ASK_S)
 
     def log_config(self, topic: str) -> LogConfig:
         """The settings a topic's logs go by now."""
@@ -703,7 +661,7 @@ class Cluster:
 
     async def _create_elsewhere(self, command: CreateTopics, timeout_s: float) -> list[TopicResult]:
         """By the controller; what it made is there when this returns, or the time is over."""
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self.controller_to_ask(), "control")
         fields = _creation_fields(command, int(timeout_s * 1000))
         try:
             answer = await channel.ask(Api.CREATE_TOPICS, 7, fields, timeout_s=timeout_s)
@@ -715,10 +673,10 @@ class Cluster:
             failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
             results.append(TopicResult(name=row.name, error=failed))
         made = {result.name for result in results if result.error is None}
-        await self._news_until(lambda: made <= self.image.topics.keys(), timeout_s)
+        await self.news_until(lambda: made <= self.image.topics.keys(), timeout_s)
         return results
 
-    async def _news_until(self, is_known: Callable[[], bool], timeout_s: float) -> None:
+    async def news_until(self, is_known: Callable[[], bool], timeout_s: float) -> None:
         """Wait until this broker was told so, or the time is over."""
         give_up_s = self.now_s() + timeout_s
         while not is_known() and self.now_s() < give_up_s:
@@ -744,7 +702,7 @@ class Cluster:
         if self.is_controller:
             command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
             return await self.submit(command)
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self.controller_to_ask(), "control")
         fields = {"broker_id": self.node_id, "broker_epoch": self.broker_epoch}
         answer = await channel.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, fields, timeout_s=ASK_S)
         if answer.error_code != ErrorCode.none:

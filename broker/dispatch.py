@@ -195,7 +195,7 @@ class Dispatcher:
         )
 
     async def _forward(self, frame: bytes) -> bytes:
-        answer = await self._components.cluster.forward(frame)
+        answer = await self._components.cluster.forwarding.ask(frame)
         return _SIZE.pack(len(answer)) + answer
 
     async def _envelope(self, outer: Context, request: Any) -> Fields:

@@ -159,6 +159,9 @@ class Wires:
             raise PeerLost(f"no broker {node_id} is registered")
         return Call(self._site, self._member.node_id, node_id)
 
+    def forget(self, node_id: int) -> None:
+        pass
+
     def close(self) -> None:
         for call in list(self._site.calls):
             if call.source == self._member.node_id:

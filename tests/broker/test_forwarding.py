@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.brokers import UnregisterBroker
 from broker.config import from_properties
 from broker.server import Broker, real_world
 from protocol.apis import Api, PeerApi
@@ -165,3 +166,13 @@ async def test_only_the_controller_opens_an_envelope_and_only_what_belongs_in_on
         for broken in (create[:20], b"\x00\x13"):
             answer = await client.call(PeerApi.ENVELOPE, 0, **envelope(broken))
             assert answer.error_code is ErrorCode.invalid_request
+
+
+async def test_who_is_no_member_any_more_has_no_channels(trio: list[Broker]) -> None:
+    cluster = trio[1].components.cluster
+    await cluster.roll_call.is_alive(3)
+    assert any(node_id == 3 for node_id, _purpose in cluster.channels._channels)
+    await trio[2].stop()
+    await trio[0].components.cluster.submit(UnregisterBroker(broker_id=3))
+    await until(lambda: 3 not in cluster.image.brokers)
+    await until(lambda: all(node_id != 3 for node_id, _purpose in cluster.channels._channels))
