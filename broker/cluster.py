@@ -412,9 +412,9 @@ class Cluster:
         if deltas:
             self._patience.sign(self.now_s())
         if not self._is_member():
-            is_known = self.node_id in self.image.brokers
-            runs = f"another process runs as node {self.node_id} of this cluster"
-            self._be_fenced(runs if is_known else f"node {self.node_id} was unregistered")
+            is_taken = self.node_id in self.image.brokers
+            what = "another process runs as node %d" if is_taken else "somebody unregistered node %d"
+            self._be_fenced(what % self.node_id + " of this cluster")
         elif self.is_controller and self.image.controller_id != self.node_id:
             self._step_down()
         await self._publish(*deltas)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker import cluster as cluster_module
 from broker import ledger as ledger_module
-from broker.brokers import election
+from broker.brokers import UnregisterBroker, election
 from broker.cluster import Cluster
 from broker.command_queue import QUEUE_MAX_COMMANDS, Beat, CommandQueue
 from broker.image import Delta, encode_record
@@ -510,3 +510,14 @@ async def _try_create(member: Cluster, name: str) -> None:
         await create(member, name)
     except KafkaError:
         pass
+
+
+def test_who_was_unregistered_is_told_so() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        await members[0].submit(UnregisterBroker(broker_id=3))
+        await until(lambda: site.fenced)
+        assert site.fenced == ["somebody unregistered node 3 of this cluster"]
+
+    run(story)
