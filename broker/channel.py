@@ -270,6 +270,11 @@ class Channels:
         )
         return channel
 
+    def forget(self, node_id: int) -> None:
+        """It is no member any more."""
+        for key in [key for key in self._channels if key[0] == node_id]:
+            self._channels.pop(key).close()
+
     def close(self) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():

@@ -2,9 +2,9 @@
 controller.
 
 Owns: birth and registration, the roles of member and controller and the moves between them, publishing what
-was committed to the rest of the broker, the current view of configurations, this broker's producer ids. Does
-not own: the rules of a command (controller.py), the fold (image.py), the slots (ledger.py), who may be
-written off when (sessions.py).
+was committed to the rest of the broker, the current view of configurations, what this broker itself asks of
+the controller. Does not own: the rules of a command (controller.py), the fold (image.py), the slots
+(ledger.py), who may be written off when (sessions.py, roll_call.py), clients' requests (forwarding.py).
 
 Invariants: nothing is told to anyone before its slot is won. No clock decides what is true: timers only
 start elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
@@ -16,6 +16,7 @@ learns. The same code runs a cluster of one.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
@@ -35,7 +36,17 @@ from broker.directories import (
     mark_directories,
     read_directories,
 )
-from broker.image import BrokerImage, ClusterBorn, Delta, Endpoint, Image, Record, TopicImage
+from broker.forwarding import Forwarding
+from broker.image import (
+    BrokerImage,
+    ClusterBorn,
+    ControllerElected,
+    Delta,
+    Endpoint,
+    Image,
+    Record,
+    TopicImage,
+)
 from broker.internal_topics import internal_topic
 from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
@@ -63,7 +74,8 @@ ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
 REGISTER_ANSWER_S = 3.0
-JOIN_PATIENCE_S = 60.0
+DUPLICATE_FOR_S = 60.0
+"""How long another process must hold this node's id before this one gives up."""
 LEAVE_WITHIN_S = 10.0
 
 _log = logging.getLogger("broker.cluster")
@@ -94,7 +106,7 @@ class Cluster:
             self.ledger,
             rules=self.rules,
             publish=self._publish,
-            on_lost=self._step_down,
+            on_lost=self._lost_slot,
             on_broken=self._be_fenced,
             spawn=self.spawn,
         )
@@ -103,6 +115,7 @@ class Cluster:
             session_s=config.broker_session_timeout_ms / 1000,
             hold_s=config.broker_heartbeat_interval_ms / 1000,
         )
+        self.forwarding = Forwarding(self, answer_s=ASK_S)
         self.producer_ids = ProducerIds(
             self._next_block, timeout_s=config.request_timeout_ms / 1000, spawn=self.spawn
         )
@@ -112,6 +125,7 @@ class Cluster:
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listeners: list[DeltaListener] = []
         self._publishing = asyncio.Lock()
+        self._unpublished: deque[Delta] = deque()
         self._news: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_group: asyncio.TaskGroup | None = None
@@ -119,7 +133,8 @@ class Cluster:
         self._looking: asyncio.Task[None] | None = None
         self._answered_s = -SILENT_AFTER_S
         """When the controller last said anything, be it that it cannot write."""
-        self._refusal = ""
+        self._refusals = 0
+        """How often this node was told that another process has its id."""
         self._electing = False
         self._leaving = False
         self._stopping = False
@@ -209,8 +224,6 @@ class Cluster:
     async def _register(self, clean: bool | None) -> None:
         """Through the controller; where there is none, by becoming it in the same slot."""
         self._patience.sign(self.now_s())
-        give_up_s = self.now_s() + JOIN_PATIENCE_S
-        self._refusal = f"no controller took node {self.node_id} into the cluster"
         while True:
             self._check_cluster(claimed_cluster(self._directories))
             registration = self._registration(clean)
@@ -219,8 +232,6 @@ class Cluster:
                     return
             elif await self._is_taken_in(registration):
                 return
-            if self.now_s() > give_up_s:
-                raise StartupError(self._refusal)
             if await self.ledger.catch_up():
                 self._patience.sign(self.now_s())
 
@@ -251,20 +262,18 @@ class Cluster:
     async def _stand(self, registration: RegisterBroker) -> bool:
         born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
         taken_in = registration.decide(self.image, self.rules()).records
-        records: list[Record] = [*born, election(self.image, self.node_id), *taken_in]
-        if await self.ledger.commit(records) is None:
+        bump = election(self.image, self.node_id)
+        records: list[Record] = [*born, bump, *taken_in]
+        if await self.ledger.commit(records, controller_epoch=bump.controller_epoch) is None:
             return False
-        self._lead()
-        return True
+        return self._lead(bump)
 
     async def _is_taken_in(self, registration: RegisterBroker) -> bool:
         controller = self.image.controller_id
         fields = _registration_fields(registration)
         try:
             channel = self.channels.to(controller, "control")
-            answer = await channel.ask(
-                PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S
-            )
+            answer = await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
         except PeerLost as lost:
             if lost.refused and self.image.controller_id == controller:
                 return await self._stand(registration)
@@ -279,8 +288,10 @@ class Cluster:
             return False
         if code == ErrorCode.duplicate_broker_registration:
             # The session of a life that ended without a word runs out; that of a living process does not.
-            self._refusal = f"another process runs as node {self.node_id} of this cluster"
             self._patience.sign(self.now_s())
+            self._refusals += 1
+            if self._refusals * FOLLOW_INTERVAL_S > DUPLICATE_FOR_S:
+                raise StartupError(f"another process runs as node {self.node_id} of this cluster")
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             return False
         if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
@@ -297,20 +308,27 @@ class Cluster:
 
     # --- roles ---
 
-    def _lead(self) -> None:
-        """Its bump is in the log: from here on this node decides."""
+    def _lead(self, bump: ControllerElected) -> bool:
+        """Its bump is in the log: from here on this node decides, unless a newer one is there already."""
+        if self._stopping or self.image.controller_epoch != bump.controller_epoch:
+            return False
         self.is_controller = True
-        self._queue.open()
+        self._queue.open(bump.controller_epoch)
         self._tell_news()
         self.roll_call.begin()
+        return True
 
-    async def _step_down(self) -> None:
-        """A slot was lost: someone else is the controller, or was. Follow."""
+    async def _lost_slot(self, controller_epoch: int) -> None:
+        """Someone else has it, and is the controller, or was. Follow."""
+        if controller_epoch == self.image.controller_epoch:
+            self._step_down()
+        await self._read_on()
+
+    def _step_down(self) -> None:
         self.is_controller = False
         self._queue.close()
         self._patience.sign(self.now_s())
         self._tell_news()
-        await self._read_on()
 
     def others(self) -> list[BrokerImage]:
         return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
@@ -344,13 +362,17 @@ class Cluster:
             await self._read_on()
             if self._stopping or self.image.controller_epoch != epoch or self.is_controller:
                 return
+            if not refused and not self._is_patience_over():
+                return
             _log.warning("node %d stands for election: controller %d is silent", self.node_id, dead)
             is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
-            delta = await self.ledger.commit(self._takeover(None if is_heard else dead))
+            bump = election(self.image, self.node_id)
+            records = self._takeover(bump, None if is_heard else dead)
+            delta = await self.ledger.commit(records, controller_epoch=bump.controller_epoch)
             if delta is None:
                 await self._read_on()
-            elif not self._stopping:
-                self._lead()
+            else:
+                self._lead(bump)
                 await self._publish(delta)
         except (BrokenLog, StoreError) as error:
             self._be_fenced(f"the metadata log cannot be written: {error}")
@@ -358,9 +380,9 @@ class Cluster:
             self._electing = False
             self._patience.sign(self.now_s())
 
-    def _takeover(self, dead: int | None) -> list[Record]:
+    def _takeover(self, bump: ControllerElected, dead: int | None) -> list[Record]:
         """The bump, and in the same slot the end of a controller that is gone, not merely without a store."""
-        records: list[Record] = [election(self.image, self.node_id)]
+        records: list[Record] = [bump]
         gone = self.image.brokers.get(-1 if dead is None else dead)
         if gone is not None and not gone.fenced and gone.id != self.node_id:
             command = FenceBrokers(brokers=((gone.id, gone.epoch),))
@@ -389,18 +411,30 @@ class Cluster:
     async def _taken(self, deltas: Sequence[Delta]) -> None:
         if deltas:
             self._patience.sign(self.now_s())
-        for delta in deltas:
-            await self._publish(delta)
         if not self._is_member():
-            self._be_fenced(f"another process runs as node {self.node_id} of this cluster")
+            is_taken = self.node_id in self.image.brokers
+            what = "another process runs as node %d" if is_taken else "somebody unregistered node %d"
+            self._be_fenced(what % self.node_id + " of this cluster")
+        elif self.is_controller and self.image.controller_id != self.node_id:
+            self._step_down()
+        await self._publish(*deltas)
 
-    async def _publish(self, delta: Delta) -> None:
+    async def _publish(self, *deltas: Delta) -> None:
+        """Returns when everybody heard of them. To be called before anything else can be applied: the order
+        is that of the calls."""
+        self._unpublished.extend(deltas)
+        self._tell_news()
         async with self._publishing:
-            self._tell_news()
-            self._take_configs(delta)
-            for listener in self._listeners:
-                for _ in listener(delta) or ():
-                    await asyncio.sleep(0)
+            while self._unpublished:
+                await self._tell(self._unpublished.popleft())
+
+    async def _tell(self, delta: Delta) -> None:
+        self._take_configs(delta)
+        for node_id in delta.brokers_changed - self.image.brokers.keys():
+            self.channels.forget(node_id)
+        for listener in self._listeners:
+            for _ in listener(delta) or ():
+                await asyncio.sleep(0)
         if self.is_controller:
             self._keep_house()
             if delta.configs_changed:
@@ -424,6 +458,8 @@ class Cluster:
         while not self._stopping:
             if self.is_controller or self._leaving:
                 await asyncio.sleep(TICK_S)
+                if self.is_controller and self.ledger.unresolved_s >= STUCK_AFTER_S:
+                    await self._ask_a_peer()
                 continue
             controller = self.image.controller_id
             try:
@@ -454,6 +490,7 @@ class Cluster:
                 self._patience.sign(self.now_s())
             if not answer.is_caught_up:
                 self._look_soon()
+                await asyncio.sleep(RETRY_S)
             return
         if code != ErrorCode.not_controller or asked == self.image.controller_id:
             # It hangs at the store, knows another epoch of this node, or has just lost its office.
@@ -465,27 +502,35 @@ class Cluster:
             self._looking = self.spawn(self._read_on())
 
     async def _take_slots(self, answer: Any) -> None:
-        try:
-            deltas = self.ledger.take(parse_slot(bytes(data)) for data in answer.slots)
-        except BrokenLog as error:
-            _log.warning("slots that a peer sent are left to the store: %s", error)
-            return
+        deltas = []
+        for data in answer.slots:
+            try:
+                deltas += self.ledger.take([parse_slot(bytes(data))])
+            except BrokenLog as error:
+                _log.warning("slots that a peer sent are left to the store: %s", error)
+                self._look_soon()
+                break
         await self._taken(deltas)
 
     async def _missed(self, controller: int, *, refused: bool) -> None:
-        """No answer: somebody else may know a newer controller, and a closed port ends the waiting."""
+        """No answer: a closed port ends the waiting, and a peer may know a newer controller."""
         if self._stopping or self.is_controller or controller != self.image.controller_id:
             return
         if refused:
             self._stand_soon(controller, refused=True)
-        peers = [broker.id for broker in self.others() if broker.id != controller]
-        if peers and not self.is_controller:
-            peer = peers[self._world.random.randrange(len(peers))]
-            try:
-                await self._take_slots(await self._beat(peer))
-            except PeerLost:
-                pass
+        await self._ask_a_peer(but=controller)
         await asyncio.sleep(RETRY_S)
+
+    async def _ask_a_peer(self, *, but: int = -1) -> None:
+        """Somebody else may know of slots that neither the store nor the controller tells."""
+        peers = [broker.id for broker in self.others() if broker.id != but]
+        if not peers:
+            return
+        peer = peers[self._world.random.randrange(len(peers))]
+        try:
+            await self._take_slots(await self._beat(peer))
+        except PeerLost:
+            pass
 
     async def _watch(self) -> None:
         """Who was silent too long: the controller, to a member; a member, to the controller."""
@@ -493,12 +538,15 @@ class Cluster:
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
             if self.is_controller:
-                await self.roll_call.tick(now_s, wants_to_stay=not self._leaving)
+                self.roll_call.tick(now_s, wants_to_stay=not self._leaving)
                 continue
             self._patience.tick(now_s)
-            me = self.image.brokers.get(self.node_id)
-            if me is not None and self._patience.is_over(now_s, fenced=me.fenced):
+            if self._is_patience_over():
                 self._stand_soon(self.image.controller_id, refused=False)
+
+    def _is_patience_over(self) -> bool:
+        me = self.image.brokers.get(self.node_id)
+        return me is not None and self._patience.is_over(self.now_s(), fenced=me.fenced)
 
     async def _rebalance(self) -> None:
         while not self._stopping:
@@ -571,7 +619,7 @@ class Cluster:
         try:
             await self._log.write_snapshot(image, last_hash=last_hash, at_ms=now_ms)
             removed = await self._log.trim(now_ms)
-        except StoreError as error:
+        except (BrokenLog, StoreError) as error:
             _log.error("the metadata log could not be trimmed: %s", error)
             return
         _log.info("snapshot of metadata slot %d written, %d old objects deleted", image.seq, removed)
@@ -587,37 +635,13 @@ class Cluster:
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
         """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self.controller_to_ask(), "isr")
         return await channel.ask(PeerApi.ALTER_PARTITION, 3, fields, timeout_s=timeout_s)
 
-    def _controller_to_ask(self) -> int:
+    def controller_to_ask(self) -> int:
         if self._stopping or self.image.controller_id < 0:
             raise not_controller()
         return self.image.controller_id
-
-    async def forward(self, frame: bytes, *, principal: bytes = b"", client_host: bytes = b"") -> memoryview:
-        """A client's request to the controller, and its answer back, both as they are.
-
-        It is sent again only while it certainly was not heard: whoever answered "not I", or nobody. Otherwise
-        the client is told 7: it may have happened.
-        """
-        fields = {"request_data": frame, "request_principal": principal, "client_host_address": client_host}
-        give_up_s = self.now_s() + ASK_S
-        while True:
-            try:
-                channel = self.channels.to(self._controller_to_ask(), "control")
-                answer = await channel.ask(PeerApi.ENVELOPE, 0, fields, timeout_s=ASK_S)
-            except PeerLost as lost:
-                if not lost.refused:
-                    raise KafkaError(ErrorCode.request_timed_out, "the controller did not answer") from lost
-            else:
-                if answer.error_code == ErrorCode.none:
-                    return memoryview(answer.response_data)
-                if answer.error_code != ErrorCode.not_controller:
-                    raise KafkaError(error_code(int(answer.error_code)))
-            if self.now_s() > give_up_s:
-                raise not_controller()
-            await asyncio.sleep(RETRY_S)
 
     def log_config(self, topic: str) -> LogConfig:
         """The settings a topic's logs go by now."""
@@ -628,16 +652,16 @@ class Cluster:
         return found
 
     async def create_topics(
-        self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
+        self, topics: Iterable[NewTopic], *, timeout_ms: int | None = None
     ) -> list[TopicResult]:
-        command = CreateTopics(topics=tuple(topics), validate_only=validate_only)
+        command = CreateTopics(topics=tuple(topics))
         if self.is_controller:
             return await self.submit(command, timeout_ms=timeout_ms)
         return await self._create_elsewhere(command, ASK_S if timeout_ms is None else timeout_ms / 1000)
 
     async def _create_elsewhere(self, command: CreateTopics, timeout_s: float) -> list[TopicResult]:
         """By the controller; what it made is there when this returns, or the time is over."""
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self.controller_to_ask(), "control")
         fields = _creation_fields(command, int(timeout_s * 1000))
         try:
             answer = await channel.ask(Api.CREATE_TOPICS, 7, fields, timeout_s=timeout_s)
@@ -648,13 +672,14 @@ class Cluster:
             code = error_code(int(row.error_code))
             failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
             results.append(TopicResult(name=row.name, error=failed))
-            if failed is None:
-                await self._see(row.name, timeout_s)
+        made = {result.name for result in results if result.error is None}
+        await self.news_until(lambda: made <= self.image.topics.keys(), timeout_s)
         return results
 
-    async def _see(self, topic: str, timeout_s: float) -> None:
+    async def news_until(self, is_known: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until this broker was told so, or the time is over."""
         give_up_s = self.now_s() + timeout_s
-        while topic not in self.image.topics and self.now_s() < give_up_s:
+        while not is_known() and self.now_s() < give_up_s:
             await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
@@ -677,7 +702,7 @@ class Cluster:
         if self.is_controller:
             command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
             return await self.submit(command)
-        channel = self.channels.to(self._controller_to_ask(), "control")
+        channel = self.channels.to(self.controller_to_ask(), "control")
         fields = {"broker_id": self.node_id, "broker_epoch": self.broker_epoch}
         answer = await channel.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, fields, timeout_s=ASK_S)
         if answer.error_code != ErrorCode.none:
@@ -762,5 +787,5 @@ def _creation_fields(command: CreateTopics, timeout_ms: int) -> Fields:
             for topic in command.topics
         ],
         "timeout": timeout_ms,
-        "validate_only": command.validate_only,
+        "validate_only": False,
     }

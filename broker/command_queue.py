@@ -4,7 +4,8 @@ Owns: the bounded queue, deciding several commands for one slot, answering each 
 own: the rules of a command (controller.py), winning a slot (ledger.py), who is the controller (cluster.py).
 
 Invariants: nothing is answered before its slot is won. Commands of one slot are decided in order, each seeing
-what those before it will do. Whoever loses a slot writes no more, and answers nothing it did not commit.
+what those before it will do. Whoever loses a slot writes no more in that controller epoch, and answers
+nothing it did not commit.
 """
 
 import asyncio
@@ -40,11 +41,12 @@ class CommandQueue:
         *,
         rules: Callable[[], Rules],
         publish: Callable[[Delta], Awaitable[None]],
-        on_lost: Callable[[], Awaitable[None]],
+        on_lost: Callable[[int], Awaitable[None]],
         on_broken: Callable[[str], None],
         spawn: "Callable[[Any], asyncio.Task[None]]",
     ) -> None:
-        self.is_open = False
+        self.controller_epoch: int | None = None
+        """In which this node writes; none while it is not the controller."""
         self._ledger = ledger
         self._rules = rules
         self._publish = publish
@@ -57,12 +59,16 @@ class CommandQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def open(self) -> None:
-        self.is_open = True
+    @property
+    def is_open(self) -> bool:
+        return self.controller_epoch is not None
+
+    def open(self, controller_epoch: int) -> None:
+        self.controller_epoch = controller_epoch
 
     def close(self) -> None:
         """Nobody waits any more for what this node will not commit."""
-        self.is_open = False
+        self.controller_epoch = None
         waiting = [future for _, future in self._queue]
         self._queue.clear()
         _fail(waiting)
@@ -89,14 +95,17 @@ class CommandQueue:
         """Commands that wait while a slot is being won share the next one."""
         answers: list[tuple[asyncio.Future[Any], _Decided]] = []
         try:
-            while self._queue and self.is_open:
+            while self._queue and self.controller_epoch is not None:
                 records, answers, is_wanted = self._decide_slot()
                 if is_wanted:
-                    delta = await self._ledger.commit(records)
+                    epoch = self.controller_epoch
+                    delta = await self._ledger.commit(records, controller_epoch=epoch)
                     if delta is None:
-                        self.close()
-                        await self._on_lost()
-                        return
+                        if self.controller_epoch == epoch:
+                            self.close()
+                        await self._on_lost(epoch)
+                        _fail(future for future, _ in answers)
+                        continue
                     await self._publish(delta)
                 for future, decided in answers:
                     _answer(future, decided)

@@ -195,15 +195,23 @@ class Dispatcher:
         )
 
     async def _forward(self, frame: bytes) -> bytes:
-        answer = await self._components.cluster.forward(frame)
+        answer = await self._components.cluster.forwarding.ask(frame)
         return _SIZE.pack(len(answer)) + answer
 
     async def _envelope(self, outer: Context, request: Any) -> Fields:
         """A client's request that another broker passes on: answered as if it had come here."""
-        if not self._components.cluster.is_controller:
+        cluster = self._components.cluster
+        if not cluster.is_controller:
             return {"response_data": None, "error_code": ErrorCode.not_controller}
-        data = await self._answer_embedded(outer.connection, request.request_data)
-        return {"response_data": data, "error_code": ErrorCode.none}
+        try:
+            data = await self._answer_embedded(outer.connection, request.request_data)
+        except (MalformedRequest, StructError) as error:
+            raise KafkaError(ErrorCode.invalid_request, str(error)) from None
+        return {
+            "response_data": data,
+            "error_code": ErrorCode.none,
+            "metadata_offset": cluster.image.seq,
+        }
 
     async def _answer_embedded(self, connection: Connection, frame: bytes) -> bytes:
         head = parse_head(frame)

@@ -86,16 +86,19 @@ class Ledger:
         """How long the store has owed an answer to the slot that is being written."""
         return 0.0 if self._put_since_s is None else self._now_s() - self._put_since_s
 
-    async def commit(self, records: Sequence[Record]) -> Delta | None:
-        """Win the next slot for these records and apply them; None when another writer has it."""
+    async def commit(self, records: Sequence[Record], *, controller_epoch: int) -> Delta | None:
+        """Win the next slot for these records and apply them; None when another writer has it.
+
+        `controller_epoch` is the writer's own: after a newer bump what it wrote would be void.
+        """
+        if controller_epoch < self.image.controller_epoch:
+            return None
         seq = self.image.seq + 1
-        ahead = self.image.copy()
-        ahead.apply_slot(seq, records)
         self._put_since_s = self._now_s()
         try:
             data = await self._log.win(
                 seq,
-                controller_epoch=ahead.controller_epoch,
+                controller_epoch=controller_epoch,
                 previous_hash=self.last_hash,
                 records=map(encode_record, records),
             )
@@ -103,13 +106,10 @@ class Ledger:
             self._put_since_s = None
         if data is None:
             return None
-        won = slot_hash(data)
-        if self.image.seq == seq and self.last_hash == won:
+        if self.image.seq >= seq:
             # A peer had read it and sent it back before the store answered us.
-            return Delta(seq=seq)
-        if self.image.seq != seq - 1:
-            return None
-        self._keep(seq, data, won)
+            return Delta(seq=seq) if (seq, data) in self._recent else None
+        self._keep(seq, data, slot_hash(data))
         return self.image.apply_slot(seq, records)
 
     def _apply(self, slot: ReadSlot) -> Delta:

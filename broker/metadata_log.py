@@ -103,7 +103,7 @@ class MetadataLog:
         found: list[ReadSlot] = []
         while True:
             first = after + len(found) + 1
-            ahead = 1 if not found else READ_AHEAD_SLOTS
+            ahead = min(max(len(found), 1), READ_AHEAD_SLOTS)
             batch = await asyncio.gather(*(self.read(seq) for seq in range(first, first + ahead)))
             for slot in batch:
                 if slot is None:

@@ -10,7 +10,7 @@ then this controller may be the one that is cut off, and waits for one of them t
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from broker.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
@@ -30,6 +30,7 @@ BEAT_EVERY_S = 2.0
 BEAT_FOR_FENCED_S = 8.0
 STUCK_AFTER_S = 3.0
 LOOK_S = 1.0
+ANSWER_WITHIN_MS = 2_000
 PUSH_MAX_BYTES = 1 << 20
 REGISTER_WITHIN_MS = 3_000
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -46,6 +47,7 @@ class RollCall:
         self._beaten_s = 0.0
         self._attached: dict[int, _Attached] = {}
         """By broker: the heartbeat under way, told from its later ones."""
+        self._deciding: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"RollCall({self._sessions!r}, attached {sorted(self._attached)})"
@@ -55,6 +57,7 @@ class RollCall:
         closed.
         """
         others = self._cluster.others()
+        self._attached.clear()
         self._sessions.begin((broker.id for broker in others), self._cluster.now_s())
         for broker in others:
             self._cluster.spawn(self._look_after(broker.id, broker.epoch))
@@ -63,21 +66,25 @@ class RollCall:
 
     async def heartbeat(self, request: Any, connection: Any) -> Fields:
         """Answered at once with slots the broker lacks, or with what is wrong; else held for a second."""
+        cluster, broker_id, epoch = self._cluster, request.broker_id, request.broker_epoch
         error = self._error(request)
+        if error in (ErrorCode.none, ErrorCode.request_timed_out):
+            self._sessions.heard(broker_id, cluster.now_s())
         if error is not ErrorCode.none:
             return self._answer(request, error)
-        cluster, broker_id, epoch = self._cluster, request.broker_id, request.broker_epoch
-        self._sessions.heard(broker_id, cluster.now_s())
         token = self._attached[broker_id] = _Attached(lambda: self._detached(broker_id, epoch, token))
         connection.waiter = token
         try:
             if request.want_shut_down:
-                may_go = await cluster.submit(ControlledShutdown(broker_id=broker_id, broker_epoch=epoch))
+                stop = ControlledShutdown(broker_id=broker_id, broker_epoch=epoch)
+                may_go = await cluster.submit(stop, timeout_ms=ANSWER_WITHIN_MS)
                 if may_go:
-                    self._forget(broker_id)
+                    # Its next life may come at once; if none does, the end of its session fences it.
+                    self._attached.pop(broker_id, None)
                 return self._answer(request, ErrorCode.none, should_shut_down=may_go)
             if cluster.image.brokers[broker_id].fenced and not request.want_fence:
-                await cluster.submit(UnfenceBroker(broker_id=broker_id, broker_epoch=epoch))
+                back = UnfenceBroker(broker_id=broker_id, broker_epoch=epoch)
+                await cluster.submit(back, timeout_ms=ANSWER_WITHIN_MS)
             elif cluster.image.seq <= request.current_metadata_offset:
                 await asyncio.wait({cluster.next_news()}, timeout=self._hold_s)
         except KafkaError as refused:
@@ -87,11 +94,11 @@ class RollCall:
     def _error(self, request: Any) -> ErrorCode:
         if not self._cluster.is_controller:
             return ErrorCode.not_controller
-        if self._cluster.ledger.unresolved_s >= STUCK_AFTER_S:
-            return ErrorCode.request_timed_out
         broker = self._cluster.image.brokers.get(request.broker_id)
         if broker is None or broker.epoch != request.broker_epoch:
             return ErrorCode.stale_broker_epoch
+        if self._cluster.ledger.unresolved_s >= STUCK_AFTER_S:
+            return ErrorCode.request_timed_out
         return ErrorCode.none
 
     def _answer(self, request: Any, error: ErrorCode, *, should_shut_down: bool = False) -> Fields:
@@ -157,22 +164,27 @@ class RollCall:
 
     # --- silence ---
 
-    async def tick(self, now_s: float, *, wants_to_stay: bool) -> None:
-        """To be called every fraction of a second while this node is the controller."""
+    def tick(self, now_s: float, *, wants_to_stay: bool) -> None:
+        """To be called every fraction of a second while this node is the controller.
+
+        What it decides is committed beside it: a slow store must not look like a stall of this process.
+        """
         cluster, sessions = self._cluster, self._sessions
-        if sessions.tick(now_s) or cluster.ledger.unresolved_s:
+        others = cluster.others()
+        live = [broker.id for broker in others]
+        sessions.expect(live, now_s)
+        if sessions.tick(now_s) or cluster.ledger.unresolved_s or self._is_deciding():
             return
         me = cluster.image.brokers[cluster.node_id]
         if me.fenced and wants_to_stay:
-            await self._try(UnfenceBroker(broker_id=me.id, broker_epoch=me.epoch))
-        others = cluster.others()
-        live = [broker.id for broker in others]
+            self._decide(self._try(UnfenceBroker(broker_id=me.id, broker_epoch=me.epoch)))
+            return
         if sessions.are_all_silent(live, now_s):
             return
         expired = sessions.expired(now_s)
         gone = [broker for broker in others if broker.id in expired]
         if gone:
-            await self._fence(gone)
+            self._decide(self._fence(gone))
             return
         fenced = [broker.id for broker in cluster.image.brokers.values() if broker.fenced]
         if sessions.is_anyone_silent(live, now_s):
@@ -183,14 +195,22 @@ class RollCall:
             return
         if now_s - self._beaten_s >= every_s:
             self._beaten_s = now_s
-            await self._try(Beat())
+            self._decide(self._try(Beat()))
+
+    def _is_deciding(self) -> bool:
+        return self._deciding is not None and not self._deciding.done()
+
+    def _decide(self, work: Coroutine[Any, Any, None]) -> None:
+        self._deciding = self._cluster.spawn(work)
 
     async def _fence(self, brokers: Iterable[BrokerImage]) -> None:
         gone = list(brokers)
         _log.warning("fencing %s: nothing is heard", ", ".join(str(broker.id) for broker in gone))
         await self._try(FenceBrokers(brokers=tuple((broker.id, broker.epoch) for broker in gone)))
         for broker in gone:
-            self._forget(broker.id)
+            now = self._cluster.image.brokers.get(broker.id)
+            if now is None or (now.fenced and now.epoch == broker.epoch):
+                self._forget(broker.id)
 
     def _forget(self, broker_id: int) -> None:
         self._sessions.end(broker_id)

@@ -40,6 +40,11 @@ class Sessions:
     def heard(self, broker_id: int, now_s: float) -> None:
         self._heard_s[broker_id] = now_s
 
+    def expect(self, broker_ids: Iterable[int], now_s: float) -> None:
+        """Whoever of these has no session gets one, with its whole time: nobody is live without."""
+        for broker_id in broker_ids:
+            self._heard_s.setdefault(broker_id, now_s)
+
     def end(self, broker_id: int) -> None:
         self._heard_s.pop(broker_id, None)
 

@@ -600,6 +600,8 @@ def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int)
 
 
 _REPLICA_STATE: Final = Struct(">iq")
+
+
 class FetchShape:
     """A Fetch as its client sends it again and again: only the correlation id, the session's epoch and the
     numbers of its partitions (epochs, offset, size) change.

@@ -29,7 +29,19 @@ class BrokerHeartbeatResponse:
     slots: tuple[bytes, ...] = field(metadata={"kafka_type": "bytes", "tag": OUR_TAGS_FROM}, default=())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvelopeResponse:
+    """`metadata_offset`: how far the controller knew the metadata log when it answered."""
+
+    __flexible__: ClassVar[bool] = True
+    __version__: ClassVar[int] = 0
+    response_data: bytes | None = field(metadata={"kafka_type": "bytes"}, default=None)
+    error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
+    metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": OUR_TAGS_FROM}, default=-1)
+
+
 EXTENDED: Mapping[tuple[int, int, str], Any] = {
     (int(PeerApi.BROKER_HEARTBEAT), 1, "response"): BrokerHeartbeatResponse,
+    (int(PeerApi.ENVELOPE), 0, "response"): EnvelopeResponse,
 }
 """By API, version and kind: the schema in place of Kafka's."""

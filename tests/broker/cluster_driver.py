@@ -159,6 +159,9 @@ class Wires:
             raise PeerLost(f"no broker {node_id} is registered")
         return Call(self._site, self._member.node_id, node_id)
 
+    def forget(self, node_id: int) -> None:
+        pass
+
     def close(self) -> None:
         for call in list(self._site.calls):
             if call.source == self._member.node_id:
@@ -196,8 +199,8 @@ class Call:
             return entity(api, version, answer.result(), "response")
         finally:
             del self._site.calls[self]
-            if answer is not None and not answer.done():
-                answer.cancel()
+            if answer is not None and not answer.cancel() and not answer.cancelled():
+                answer.exception()  # is nobody's concern any more
             if asked.done() and self._connection.waiter is not None:
                 self._connection.waiter.abandoned()
 

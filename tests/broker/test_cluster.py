@@ -375,7 +375,7 @@ def test_refusals_cost_no_slot() -> None:
     async def story() -> None:
         member = await site.started()
         assert await create(member, "no way") == [ErrorCode.invalid_topic_exception]
-        tried = await member.create_topics([NewTopic(name="t")], validate_only=True)
+        tried = await member.submit(CreateTopics(topics=(NewTopic(name="t"),), validate_only=True))
         assert tried[0].error is None
         assert site.slots() == [1]
 
@@ -731,7 +731,7 @@ def test_without_a_controller_producers_are_told_to_try_again() -> None:
     async def story() -> None:
         member = await site.started()
         site.isolate(1)
-        await member._step_down()
+        member._step_down()
         with pytest.raises(KafkaError) as caught:
             await member.producer_ids.next()
         assert caught.value.code is ErrorCode.coordinator_load_in_progress
