@@ -95,12 +95,16 @@ class Site:
         return World(
             files=self.files(),
             network=cast(Network, None),
-            store=store or SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process),
+            store=store or self._line(node_id, rng, process),
+            rival_store=self._line(node_id, random.Random(f"{self.seed}/{life}/rival"), process),
             now_ms=self.now_ms,
             random=random.Random(f"{self.seed}/{life}"),
             offload=start,
             host_name="this-host",
         )
+
+    def _line(self, node_id: int, rng: random.Random, process: Process) -> SimStore:
+        return SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process)
 
     async def started(self, **kwargs: Any) -> Cluster:
         start = {name: kwargs.pop(name) for name in ("ports", "clean") if name in kwargs}

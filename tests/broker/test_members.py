@@ -13,7 +13,9 @@ from broker.controller import CreateTopics, NewTopic
 from broker.directories import StartupError
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
+from remote.object_store import PutResult
 from tests.broker.cluster_driver import Site
+from tests.sim.store import Bucket
 
 
 async def until(what: Callable[[], object], *, within_s: float = 60.0) -> float:
@@ -128,6 +130,23 @@ def test_a_node_that_vanished_in_silence_comes_back_when_its_session_is_over() -
         begun = site.loop.time()
         await site.started(node_id="2", dirs="/data/2")
         assert site.loop.time() - begun < 9
+
+    run(story)
+
+
+def test_a_store_that_ignores_conditions_takes_no_second_node() -> None:
+    class Careless(Bucket):
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            await self.put(key, data)
+            return PutResult.WON
+
+    async def story(site: Site) -> None:
+        await site.started(node_id="1", dirs="/data/1")
+        careless = Careless()
+        careless.objects.update(site.bucket.objects)
+        site.bucket = careless
+        with pytest.raises(StartupError, match="does not keep to conditions"):
+            await site.started(node_id="2", dirs="/data/2")
 
     run(story)
 
