@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from broker.membership import State
 from protocol.apis import KNOWN
 from protocol.errors import error_code
+from remote.metered import LATENCY_BOUNDS_S
+from remote.object_store import Operation
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -50,6 +52,7 @@ def collect(components: Components) -> Iterator[Metric]:
     yield from _groups(components)
     yield from _controller(components)
     yield from _process()
+    yield from _store(components)
 
 
 def _requests(components: Components) -> Iterator[Metric]:
@@ -278,3 +281,40 @@ def _process() -> Iterator[Metric]:
         "Blocks of memory that Python's allocator has given out and not got back.",
         value=sys.getallocatedblocks(),
     )
+
+
+_STORE_COUNTERS: Final = (
+    ("bytes_read", "Bytes of objects read."),
+    ("bytes_written", "Bytes of objects written."),
+    ("retries", "Requests that were sent again after a failure."),
+    ("hedges", "Reads that were asked a second time because the first was slow."),
+    ("hedges_won", "Second reads that answered before the first."),
+)
+
+
+def _store(components: Components) -> Iterator[Metric]:
+    """Kafka has no such thing; the names are ours."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    stats, name = components.world.store_stats, "tidewal_object_store"
+    requests = CounterMetricFamily(f"{name}_requests", "Requests by operation.", labels=["operation"])
+    latency = HistogramMetricFamily(f"{name}_request_seconds", "Time to an answer.", labels=["operation"])
+    for operation in Operation:
+        requests.add_metric([operation], stats.requests[operation])
+        buckets, below = [], 0
+        for bound, count in zip(
+            (*map(str, LATENCY_BOUNDS_S), "+Inf"), stats.latency_counts[operation], strict=True
+        ):
+            below += count
+            buckets.append((bound, below))
+        latency.add_metric([operation], buckets, stats.latency_sums_s[operation])
+    yield requests
+    yield latency
+    errors = CounterMetricFamily(
+        f"{name}_errors", "Requests without an answer, by what went wrong.", labels=["operation", "error"]
+    )
+    for (operation, fault), count in stats.errors.items():
+        errors.add_metric([operation, fault], count)
+    yield errors
+    for attribute, text in _STORE_COUNTERS:
+        yield CounterMetricFamily(f"{name}_{attribute}", text, value=getattr(stats, attribute))

@@ -8,9 +8,10 @@ Invariant: nothing else in the broker reads the outside world, so one seed decid
 import random
 from asyncio import BaseProtocol, Transport
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from remote.metered import StoreStats
 from remote.object_store import ObjectStore
 from storage.files import Files
 
@@ -54,3 +55,5 @@ class World:
     offload: Offload
     host_name: str = "localhost"
     """What a wildcard listener advertises."""
+    store_stats: StoreStats = field(default_factory=StoreStats)
+    """What `store` counts, if it does."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from broker.cluster import Cluster
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
@@ -50,7 +49,10 @@ from broker.replica_selector import ReplicaSelector
 from broker.throttle import Throttle
 from protocol.apis import SERVED
 from protocol.messages import load
-from remote.object_store import LocalStore
+from remote.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
+from remote.metered import StoreStats
+from remote.object_store import ObjectStore
+from remote.stores import open_store
 from storage.files import DiskFiles
 from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
 
@@ -535,49 +537,68 @@ async def _serve(
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
     loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
-    if not await broker.start():
-        log.info("node %d stopped before it was ready", config.node_id)
-        sys.stdout.flush()
-        # all is closed; a store that does not answer may hold a thread, which Python would wait for
-        os._exit(0)
-    gc.freeze()
-    first = next(iter(broker.listeners.values()))
-    host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
-    print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
-    await broker.run_until_stopped()
+    try:
+        if not await broker.start():
+            log.info("node %d stopped before it was ready", config.node_id)
+            sys.stdout.flush()
+            # all is closed; a store that does not answer may hold a thread, which Python would wait for
+            os._exit(0)
+        gc.freeze()
+        first = next(iter(broker.listeners.values()))
+        host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+        print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+        await broker.run_until_stopped()
+    finally:
+        await world.store.close()
     log.info("node %d stopped", config.node_id)
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:
-    files = DiskFiles()
-    root = _store_root(config, store_url)
-    files.makedirs(root)
+    files, stats = DiskFiles(), StoreStats()
+    location = _store_location(config, store_url)
     return World(
         files=files,
         network=TcpNetwork(),
-        store=LocalStore(root, files=files, offload=offload),
-        now_ms=lambda: time.time_ns() // 1_000_000,  # noqa: TID251
+        store=store_at(location, stats),
+        now_ms=wall_clock_ms,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),
+        store_stats=stats,
     )
+
+
+def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
+    return open_store(
+        location,
+        files=DiskFiles(),
+        offload=offload,
+        now_ms=wall_clock_ms,
+        rng=random.Random(),
+        environ=os.environ,
+        stats=stats,
+    )
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000  # noqa: TID251
 
 
 async def offload(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-def _store_root(config: BrokerConfig, store_url: str | None) -> str:
+def _store_location(config: BrokerConfig, store_url: str | None) -> StoreLocation:
     if store_url is None:
-        return os.path.join(config.log_dirs[0], "store")
-    parts = urlsplit(store_url)
-    if parts.scheme != "file" or not parts.path or parts.netloc:
-        raise ConfigError(f"--store {store_url}: give a directory as file:///DIR")
-    return parts.path
+        return FileLocation(os.path.join(config.log_dirs[0], "store"))
+    try:
+        return parse_store_url(store_url, os.environ)
+    except BadStoreUrl as error:
+        raise ConfigError(f"--store {error}") from None
 
 
 def _store_name(config: BrokerConfig, store_url: str | None) -> str:
-    return store_url or "file://" + os.path.abspath(_store_root(config, None))
+    return store_url or f"file://{os.path.abspath(config.log_dirs[0])}/store"
 
 
 def _address(text: str) -> tuple[str, int]:

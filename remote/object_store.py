@@ -12,7 +12,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Protocol, TypeVar
 
 from storage.files import Files
@@ -35,12 +35,36 @@ class PutResult(Enum):
     UNKNOWN = "unknown"
 
 
+class Operation(StrEnum):
+    GET = "get"
+    GET_RANGE = "get_range"
+    PUT = "put"
+    PUT_IF_ABSENT = "put_if_absent"
+    LIST = "list"
+    DELETE = "delete"
+
+
+class Fault(StrEnum):
+    """Why a store did not do what it was asked."""
+
+    CONNECTION = "connection"
+    TIMEOUT = "timeout"
+    THROTTLED = "throttled"
+    SERVER = "server"
+    CONFLICT = "conflict"
+    DENIED = "denied"
+    REFUSED = "refused"
+    CORRUPT = "corrupt"
+    DISK = "disk"
+
+
 class StoreError(Exception):
     """The store could not be asked, or did not answer. Trying again may help, unless it is `permanent`."""
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    def __init__(self, message: str, *, permanent: bool = False, fault: Fault = Fault.SERVER) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.fault = fault
 
 
 class NoSuchObject(Exception):
@@ -74,10 +98,19 @@ class ObjectStore(Protocol):
         """Gone when it returns; a missing object is fine."""
         ...
 
+    async def close(self) -> None:
+        """Lets go of its connections; nothing may be asked afterwards."""
+        ...
+
+
+def is_key(text: str) -> bool:
+    """A key is a path of plain names, and no name starts with a dot."""
+    return len(text) <= KEY_MAX_CHARS and _KEY.fullmatch(text) is not None
+
 
 def check_key(key: str) -> str:
-    """The key, or ValueError: a key is a path of plain names, and no name starts with a dot."""
-    if len(key) > KEY_MAX_CHARS or _KEY.fullmatch(key) is None:
+    """The key, or ValueError."""
+    if not is_key(key):
         raise ValueError(f"not an object key: {key!r}")
     return key
 
@@ -86,6 +119,11 @@ def check_prefix(prefix: str) -> str:
     if len(prefix) > KEY_MAX_CHARS or _PREFIX.fullmatch(prefix) is None:
         raise ValueError(f"not a key prefix: {prefix!r}")
     return prefix
+
+
+def check_range(start: int, end: int) -> None:
+    if not 0 <= start <= end:
+        raise ValueError(f"not a byte range: [{start}, {end})")
 
 
 class MemoryStore:
@@ -105,7 +143,7 @@ class MemoryStore:
             raise NoSuchObject(key) from None
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        _check_range(start, end)
+        check_range(start, end)
         return (await self.get(key))[start:end]
 
     async def put(self, key: str, data: bytes) -> None:
@@ -130,6 +168,9 @@ class MemoryStore:
     async def delete(self, key: str) -> None:
         if self.objects.pop(check_key(key), None) is not None:
             del self._keys[bisect_left(self._keys, key)]
+
+    async def close(self) -> None:
+        pass
 
 
 class LocalStore:
@@ -168,7 +209,7 @@ class LocalStore:
         return await self._read(path, key, lambda: self._files.read(path))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        _check_range(start, end)
+        check_range(start, end)
         path = self._path(key)
 
         def read() -> bytes:
@@ -233,6 +274,9 @@ class LocalStore:
 
         await self._ask(key, remove)
 
+    async def close(self) -> None:
+        pass
+
     async def _read(self, path: str, key: str, work: Callable[[], bytes]) -> bytes:
         """An object that is read is there for good: a put whose outcome was unknown is judged by it."""
 
@@ -263,7 +307,9 @@ class LocalStore:
         except OSError as error:
             self._directories.clear()
             raise StoreError(
-                f"{self.root}/{key}: {error.strerror or error}", permanent=error.errno in _HOPELESS
+                f"{self.root}/{key}: {error.strerror or error}",
+                permanent=error.errno in _HOPELESS,
+                fault=Fault.DISK,
             ) from error
 
     def _path(self, key: str) -> str:
@@ -325,8 +371,3 @@ class LocalStore:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0] or "/"
-
-
-def _check_range(start: int, end: int) -> None:
-    if not 0 <= start <= end:
-        raise ValueError(f"not a byte range: [{start}, {end})")

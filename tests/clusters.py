@@ -193,6 +193,8 @@ class ClusterProcesses:
                         2,
                         topics=[{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}],
                     )
+                    if answer.error_code or not answer.topics:
+                        continue
                     row = answer.topics[0].partitions[0]
                     if row.error_code == 0 and row.leader_id not in (-1, *other_than):
                         return [int(row.leader_id)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.minio import MinioServer
 from tests.processes import BrokerProcess
 
 if TYPE_CHECKING:
@@ -124,6 +125,21 @@ def minio() -> Path:
     if not executable.exists():
         pytest.skip("MinIO is not here: make minio")
     return executable
+
+
+@pytest.fixture(scope="session")
+def minio_server(minio: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinioServer]:
+    """One running MinIO for all tests of this process."""
+    server = MinioServer(minio, tmp_path_factory.mktemp("minio"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def bucket(minio_server: MinioServer) -> str:
+    """A bucket of `minio_server`; each test takes a prefix of its own."""
+    minio_server.make_bucket("tidewal")
+    return "tidewal"
 
 
 # --- generated sequences of requests ------------------------------------------------------------------------

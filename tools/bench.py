@@ -6,7 +6,6 @@ run.
 """
 
 import contextlib
-import json
 import math
 import queue
 import random
@@ -16,14 +15,13 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tools.console import Failure, emit, emit_json
+from tools.console import Failure, emit
 
 Progress = Callable[[int], None]
 Result = dict[str, object]
@@ -439,13 +437,3 @@ def emit_result(result: Result) -> None:
             emit(
                 f"  {name.removesuffix('_ms')} ms: " + "  ".join(f"{key} {ms:g}" for key, ms in value.items())
             )
-
-
-def write_json(result: Result, file: str) -> None:
-    if file == "-":
-        emit_json(result)
-        return
-    try:
-        Path(file).write_text(json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise Failure(f"--json {file}: {error.strerror}") from None

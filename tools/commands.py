@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tools.broker_command import LISTEN, BrokerOptions, run_broker
-from tools.console import Failure, check_address, read_pairs
+from tools.console import Failure, check_address, check_writable, read_pairs, write_json
 
 if TYPE_CHECKING:
     from tools.bench import Load
@@ -33,8 +33,10 @@ topics_app = typer.Typer(help="Create, delete, list, describe and alter topics."
 bench_app = typer.Typer(
     help="Measure any Kafka-compatible broker with confluent-kafka.", no_args_is_help=True
 )
+store_app = typer.Typer(help="Look at an object store.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
 app.add_typer(bench_app, name="bench")
+app.add_typer(store_app, name="store")
 
 Bootstrap = Annotated[
     str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,…]", help="Brokers to ask first.")
@@ -87,7 +89,8 @@ def broker(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The object store, as file:///DIR.  [default: a folder under --data]",
+            help="The object store: file:///DIR or s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with "
+            "credentials from the usual AWS_* variables.  [default: a folder under --data]",
             show_default=False,
         ),
     ] = None,
@@ -474,20 +477,38 @@ def _measure(
 ) -> None:
     from tools import bench
 
-    if json_file not in (None, "-"):
-        _check_writable(Path(str(json_file)))
+    check_writable(json_file)
     with bench.progress_bar(total, quiet=quiet) as progress, bench.refusals():
         result = measure(progress)
     if json_file != "-":
         bench.emit_result(result)
     if json_file is not None:
-        bench.write_json(result, json_file)
+        write_json(result, json_file)
 
 
-def _check_writable(path: Path) -> None:
-    """Before the run, not after it."""
-    if not path.parent.is_dir():
-        raise Failure(f"--json {path}: no such directory")
+# ---- store -------------------------------------------------------------------------------------------------
+
+
+@store_app.command("probe")
+def store_probe(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="file:///DIR or s3://BUCKET/PREFIX?endpoint=URL&region=NAME, as for tidewal broker --store.",
+            show_default=False,
+        ),
+    ],
+    json_file: JsonFile = None,
+) -> None:
+    """Find out whether a store may hold a cluster, and how fast it is.
+
+    Two connections race for keys by conditional puts, then every other promise is tried. What is written
+    lies under PREFIX/probe/ and is deleted at the end. The exit code is 1 when a promise is not kept.
+    """
+    from tools import store_probe
+
+    store_probe.run(url, json_file)
 
 
 # ---- dump-log ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ Invariant: what goes to stdout is the answer and nothing else, so that it may be
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -27,6 +28,23 @@ def emit_json(value: object) -> None:
     emit(json.dumps(value, ensure_ascii=not (sys.stdout.encoding or "utf-8").lower().startswith("utf")))
 
 
+def write_json(value: object, file: str) -> None:
+    """To a file, or to stdout for `-`."""
+    if file == "-":
+        emit_json(value)
+        return
+    try:
+        Path(file).write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise Failure(f"--json {file}: {error.strerror}") from None
+
+
+def check_writable(file: str | None) -> None:
+    """Before the run, not after it."""
+    if file not in (None, "-") and not Path(str(file)).parent.is_dir():
+        raise Failure(f"--json {file}: no such directory")
+
+
 def complain(line: str) -> None:
     sys.stderr.write(line + "\n")
 
@@ -37,7 +55,8 @@ def emit_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Non
     heads = [column.replace("_", " ").upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     numeric = [
-        bool(rows) and all(isinstance(row.get(column), int | None) for row in rows) for column in columns
+        bool(rows) and all(isinstance(row.get(column), int | float | None) for row in rows)
+        for column in columns
     ]
     for line in (heads, *cells):
         padded = (

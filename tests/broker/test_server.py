@@ -1,8 +1,10 @@
 """A broker's life: start, restart, refusal, and an end that is never silent."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
+import random
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ from broker.directories import StartupError
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
+from remote.faulty import FaultProfile, FaultyStore
+from remote.object_store import MemoryStore
 from storage.log_manager import LogDirLocked, LogManager
 from storage.policy import LogConfig
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
@@ -181,15 +185,41 @@ async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
         "kafka_server_replicamanager_leadercount 2.0",
         "kafka_server_replicamanager_underreplicatedpartitions 0.0",
         "kafka_controller_kafkacontroller_activecontrollercount 1.0",
+        'tidewal_object_store_requests_total{operation="put_if_absent"} 2.0',
+        'tidewal_object_store_request_seconds_count{operation="put_if_absent"} 2.0',
+        'tidewal_object_store_request_seconds_bucket{le="+Inf",operation="put_if_absent"} 2.0',
+        "tidewal_object_store_hedges_total 0.0",
     ):
         assert line in lines
+    written = next(line for line in lines if line.startswith("tidewal_object_store_bytes_written_total "))
+    assert float(written.split()[1]) > 0
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "file://host/dir", "nonsense", "file:"])
+@pytest.mark.parametrize("url", ["s3://b", "file://host/dir", "nonsense", "file:"])
 def test_store_urls_that_cannot_be(url: str, tmp_path: Path) -> None:
     parsed = from_properties({"node.id": "1", "log.dirs": str(tmp_path)}, standalone=True)
     with pytest.raises(ConfigError, match="--store"):
         server.real_world(parsed, url)
+
+
+async def test_a_stop_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> None:
+    parsed = from_properties(
+        {"node.id": "1", "log.dirs": str(tmp_path / "data"), "listeners": "PLAINTEXT://127.0.0.1:0"},
+        standalone=True,
+    )
+    profile = FaultProfile(down=True)
+    store = FaultyStore(MemoryStore(), profile, random.Random(1))
+    broker = server.Broker(parsed, dataclasses.replace(server.real_world(parsed, None), store=store))
+    starting = asyncio.create_task(broker.start())
+    async with asyncio.timeout(10):
+        while not broker.listeners:  # noqa: ASYNC110 - the last thing before the store is asked
+            await asyncio.sleep(0.01)
+    await broker.stop()
+    assert not await starting
+    profile.heal()
+    again = server.Broker(parsed, dataclasses.replace(server.real_world(parsed, None), store=store))
+    await again.start()
+    await again.stop()
 
 
 @pytest.mark.parametrize("address", ["nope", "host:", "host:99999", ":x"])

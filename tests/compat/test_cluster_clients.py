@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.clusters import SETTLE_S, ClusterProcesses
 from tests.compat.peers import Java, unique, until
-from tests.compat.samples import samples
+from tests.compat.samples import FIRST_MS, Sample, samples
 from tests.compat.test_confluent import as_sample, consumer, produce, take
 from tests.compat.test_java import CONFIGS, CONSOLE_CONSUMER, GROUPS, TOOLS, TOPICS, table
 
@@ -84,7 +84,8 @@ def test_configs_change_through_any_of_them(cluster: ClusterProcesses, follower:
 
     def seen_by(node_id: int) -> bool:
         asked = ConfigResource(ResourceType.TOPIC, topic)
-        found = AdminClient({"bootstrap.servers": cluster.address(node_id)}).describe_configs([asked])[asked]
+        asking = AdminClient({"bootstrap.servers": cluster.address(node_id)})
+        found = asking.describe_configs([asked])[asked]
         return bool(found.result(timeout=20)["retention.ms"].value == "123456")
 
     for node_id in cluster.node_ids:
@@ -133,7 +134,7 @@ def test_kafka_python_across_them(cluster: ClusterProcesses, follower: str) -> N
     try:
         reader.assign([PythonPartition(topic, partition) for partition in range(3)])
         reader.seek_to_beginning()
-        got = [record for record, _ in zip(reader, range(300), strict=False)]
+        got = [next(reader) for _ in range(300)]
     finally:
         reader.close()
     for partition in range(3):
@@ -254,7 +255,7 @@ def test_java_is_told_of_quorum_brokers_and_log_dirs(
 def test_java_groups_across_brokers(java: Java, tool: Tool, cluster: ClusterProcesses) -> None:
     topic, groups = cluster.make_topic(3), [unique("group") for _ in range(4)]
     for partition in range(3):
-        produce(cluster.bootstrap, topic, samples(20), partition=partition)
+        produce(cluster.bootstrap, topic, [Sample(key=None, value=b"text", timestamp_ms=FIRST_MS)] * 20, partition=partition)
     for group in groups:
         tool(
             CONSOLE_CONSUMER,

@@ -1,7 +1,9 @@
 """What every object store must be seen to do, asked of each of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import multiprocessing
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remote.faulty import FaultProfile, FaultyStore
+from remote.location import FileLocation, StoreLocation, parse_store_url
+from remote.metered import MeteredStore, StoreStats
 from remote.object_store import (
     KEY_MAX_CHARS,
     LocalStore,
@@ -19,7 +24,12 @@ from remote.object_store import (
     check_key,
     check_prefix,
 )
+from remote.stores import harden, open_store
+from remote.wrapper import StoreWrapper
 from storage.files import DiskFiles
+from tests.compat.peers import unique
+from tests.minio import MinioServer
+from tests.remote.bare import bare_s3, wall_ms
 
 T = TypeVar("T")
 
@@ -28,18 +38,60 @@ async def in_a_thread(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-def memory(path: Path) -> ObjectStore:
-    return MemoryStore()
+# --- the stores ---------------------------------------------------------------------------------------------
 
 
-def local(path: Path) -> ObjectStore:
-    return LocalStore(str(path / "store"), files=DiskFiles(), offload=in_a_thread)
+def opened(location: StoreLocation, environ: dict[str, str]) -> ObjectStore:
+    return open_store(
+        location,
+        files=DiskFiles(),
+        offload=in_a_thread,
+        now_ms=wall_ms,
+        rng=random.Random(1),
+        environ=environ,
+    )
 
 
-@pytest.fixture(params=[memory, local])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    made: Callable[[Path], ObjectStore] = request.param
-    return made(tmp_path)
+WRAPPERS: dict[str, Callable[[ObjectStore], ObjectStore]] = {
+    "bare": lambda store: store,
+    "passing": StoreWrapper,
+    "metered": lambda store: MeteredStore(store, StoreStats()),
+    "hardened": lambda store: harden(store, stats=StoreStats(), rng=random.Random(1)),
+    "calm": lambda store: FaultyStore(store, FaultProfile(), random.Random(1)),
+    "slow": lambda store: FaultyStore(store, FaultProfile(latency_max_s=0.002), random.Random(1)),
+}
+KINDS = [
+    *(f"{wrapper} {kind}" for kind in ("memory", "local") for wrapper in WRAPPERS),
+    *(pytest.param(f"{wrapper} s3", marks=pytest.mark.minio) for wrapper in ("bare", "hardened", "calm")),
+    "opened local",
+    pytest.param("opened s3", marks=pytest.mark.minio),
+]
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    wrapper, kind = request.param.split()
+    made: ObjectStore
+    if kind == "s3":
+        server: MinioServer = request.getfixturevalue("minio_server")
+        url = server.url(request.getfixturevalue("bucket"), unique("contract"))
+        made = (
+            opened(parse_store_url(url, {}), server.environ) if wrapper == "opened" else bare_s3(server, url)
+        )
+    elif kind == "local":
+        root = str(tmp_path / "store")
+        made = (
+            opened(FileLocation(root), {})
+            if wrapper == "opened"
+            else LocalStore(root, files=DiskFiles(), offload=in_a_thread)
+        )
+    else:
+        made = MemoryStore()
+    yield WRAPPERS.get(wrapper, WRAPPERS["bare"])(made)
+    await made.close()
+
+
+# --- what they all do ---------------------------------------------------------------------------------------
 
 
 async def test_what_was_put_is_what_is_read(store: ObjectStore) -> None:
@@ -118,6 +170,46 @@ async def test_lists_are_sorted_and_bounded_below(store: ObjectStore) -> None:
     assert await store.list("nothing/") == []
 
 
+async def test_lists_are_whole_and_start_anywhere(store: ObjectStore) -> None:
+    keys = [f"p/{n:03d}" for n in range(1, 30)]
+    await asyncio.gather(*(store.put(key, b"") for key in keys))
+    assert await store.list("p/", after="a") == keys
+    assert await store.list("p/", after="p") == keys
+    assert await store.list("p/", after="p/") == keys
+    assert await store.list("p/", after="p/014x") == keys[14:]
+    assert await store.list("p/", after="q") == []
+    assert await store.list("", after="p/028") == keys[28:]
+
+
+async def test_a_large_object_is_whole(store: ObjectStore) -> None:
+    data = random.Random(1).randbytes(8 << 20)
+    assert await store.put_if_absent("large", data) is PutResult.WON
+    assert await store.get("large") == data
+    assert await store.get_range("large", 5_000_000, 7_000_000) == data[5_000_000:7_000_000]
+    await store.put("large", data[::-1])
+    assert await store.get("large") == data[::-1]
+
+
+async def test_every_character_of_a_key_is_kept(store: ObjectStore) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_=-."
+    key = f"={letters}/-/_./{'long' * 50}"
+    await store.put(key, b"x")
+    assert await store.get(key) == b"x"
+    assert await store.list("=a") == [key]
+    await store.delete(key)
+    assert await store.list("") == []
+
+
+async def test_reads_and_writes_do_not_wait_for_each_other(store: ObjectStore) -> None:
+    """More of them at once than there are connections."""
+    keys = [f"k/{n}" for n in range(100)]
+    await asyncio.gather(*(store.put(key, key.encode()) for key in keys))
+    assert await asyncio.gather(*(store.get(key) for key in keys)) == [key.encode() for key in keys]
+    assert await asyncio.gather(*(store.get_range(key, 2, 99) for key in keys)) == [
+        key[2:].encode() for key in keys
+    ]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -179,3 +271,59 @@ def test_keys_are_plain_paths(text: str) -> None:
     parts = key.split("/")
     assert all(part and part[0] != "." for part in parts)
     assert check_prefix(key) == key
+
+
+# --- several processes and connections ----------------------------------------------------------------------
+
+RIVALS = 3
+SLOTS = 40
+
+
+def _race(url: str, environ: dict[str, str], rival: int, wins: "multiprocessing.Queue[list[int]]") -> None:
+    async def run() -> list[int]:
+        store = opened(parse_store_url(url, {}), environ)
+        try:
+            results = [await store.put_if_absent(f"race/{slot}", b"%d" % rival) for slot in range(SLOTS)]
+        finally:
+            await store.close()
+        return [slot for slot, result in enumerate(results) if result is PutResult.WON]
+
+    wins.put(asyncio.run(run()))
+
+
+@pytest.mark.parametrize("kind", ["local", pytest.param("s3", marks=pytest.mark.minio)])
+def test_processes_race_to_one_winner_each(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    if kind == "s3":
+        server: MinioServer = request.getfixturevalue("minio_server")
+        url, environ = server.url(request.getfixturevalue("bucket"), unique("race")), server.environ
+    else:
+        url = f"file://{tmp_path}/store"
+    context = multiprocessing.get_context("spawn")
+    wins: multiprocessing.Queue[list[int]] = context.Queue()
+    rivals = [context.Process(target=_race, args=(url, environ, n, wins)) for n in range(RIVALS)]
+    for rival in rivals:
+        rival.start()
+    won = [slot for _ in rivals for slot in wins.get(timeout=120)]
+    for rival in rivals:
+        rival.join()
+    assert sorted(won) == list(range(SLOTS))
+
+
+@pytest.mark.minio
+async def test_connections_race_to_one_winner_each(minio_server: MinioServer, bucket: str) -> None:
+    url = minio_server.url(bucket, unique("race"))
+    rivals = [bare_s3(minio_server, url) for _ in range(4)]
+    try:
+        for slot in range(25):
+            key = f"race/{slot}"
+            results = await asyncio.gather(
+                *(rival.put_if_absent(key, b"%d" % n) for n, rival in enumerate(rivals))
+            )
+            assert results.count(PutResult.WON) == 1
+            assert results.count(PutResult.LOST) == len(rivals) - 1
+            winner = b"%d" % results.index(PutResult.WON)
+            assert [await rival.get(key) for rival in rivals] == [winner] * len(rivals)
+    finally:
+        for rival in rivals:
+            await rival.close()

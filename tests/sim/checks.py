@@ -1,7 +1,8 @@
 """Owns the verdict: each rule is a pure function from a history to the ways in which it was broken.
 
-The rules carry the numbers of the project's list of invariants. Those that speak of several replicas, tiers
-and transactions join with the parts they speak of. Does not own how a history came to be.
+The rules carry the numbers of the project's list of invariants. Here are those that a client could state;
+what replicas and the metadata log owe each other is in replica_checks.py. Those that speak of tiers and
+transactions join with the parts they speak of. Does not own how a history came to be.
 
 Invariant: a rule looks only at values; the same history gives the same verdict, and each broken promise has
 one rule that names it.
@@ -11,53 +12,53 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.sim.history import Fetch, History, Send, TopicPartition
+from tests.sim.custody import Custody
+from tests.sim.history import Fetch, FinalLog, History, ReplicaLog, Send, TopicPartition
 
 ALL = -1
+OFFSETS_TOPIC = ("__consumer_offsets", 0)
+LATEST = 1 << 62  # where a record went whose offset its client is not told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    rule: str
-    what: str
+class Case:
+    """A history, and what follows from it that several rules ask for."""
 
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.what}"
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.custody = Custody(history)
 
+    def is_forgotten(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
+        """Whether what was committed at this offset, seen between the two, was lost by all who had it."""
+        return self.custody.is_lost(tp, offset, begin, end, was_synced=self._is_synced_first(tp))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    violations: tuple[Violation, ...]
-    lost_to_power: int  # acked values that power cuts took beyond the last sync, as configured
+    def _is_synced_first(self, tp: TopicPartition) -> bool:
+        return self.history.single_replica_flush and len(self.custody.replicas(tp)) == 1
 
-    @property
-    def clean(self) -> bool:
-        return not self.violations
-
-    def rules(self) -> set[str]:
-        return {violation.rule for violation in self.violations}
-
-
-def judge(history: History) -> Verdict:
-    violations = [Violation(rule=name, what=what) for name, rule in RULES.items() for what in rule(history)]
-    return Verdict(violations=tuple(violations), lost_to_power=sum(1 for _ in _lost_to_power(history)))
+    def may_lose(self, send: Send, offset: int) -> bool:
+        """Whether this ack may have been taken back: for acks=all when everybody bound to it lost it, for
+        acks=1 also when its leader did not stay the leader."""
+        custody = self.custody
+        if send.acks != ALL and not custody.led_on(send.tp, send.node, send.done):
+            return True
+        was_synced = send.acks == ALL and self._is_synced_first(send.tp)
+        return custody.is_lost(send.tp, offset, send.since, send.done, was_synced=was_synced)
 
 
 # 1 ----------------------------------------------------------------------------------------------------------
 
 
-def acked_is_kept(history: History) -> Iterator[str]:
+def acked_is_kept(case: Case) -> Iterator[str]:
     """1 No acked loss: an acked value is at its offset in the final log, unless deletion was asked for."""
+    history = case.history
     deletable = _deletable(history)
     for send, offset, value in _missing(history):
         log = history.logs.get(send.tp)
         if log is not None and offset < log.log_start_offset <= deletable.get(send.tp, 0):
             continue
-        if not _may_lose(history, send, offset):
-            yield f"{send.tp} {value} acked at {offset} (acks={send.acks}, life {send.life}) is not there"
+        if not case.may_lose(send, offset):
+            yield f"{send.tp} {value} acked at {offset} (acks={send.acks}, node {send.node}) is not there"
 
 
 def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
@@ -71,35 +72,30 @@ def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
                 yield send, offset, value
 
 
-def _may_lose(history: History, send: Send, offset: int) -> bool:
-    """Only a power cut may take an ack back, only beyond what was synced, and never where a sync came before
-    the ack."""
-    for crash in history.crashes:
-        if not crash.power or crash.life < send.life or offset < crash.kept_end.get(send.tp, 0):
-            continue
-        guaranteed = history.single_replica_flush and send.acks == ALL
-        if not guaranteed and offset >= crash.synced_end.get(send.tp, 0):
-            return True
-    return False
+def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
+    """Acks that are not there any more, as far as they may be: each value's send and offset."""
+    for send, offset, _ in _missing(case.history):
+        log = case.history.logs.get(send.tp)
+        if (log is None or offset >= log.log_start_offset) and case.may_lose(send, offset):
+            yield send, offset
 
 
-def _lost_to_power(history: History) -> Iterator[int]:
-    for send, offset, value in _missing(history):
-        if _may_lose(history, send, offset):
-            yield value
-
-
-def sync_is_kept(history: History) -> Iterator[str]:
+def sync_is_kept(case: Case) -> Iterator[str]:
     """1 (disk) What recovery can read after a crash reaches at least as far as the last sync."""
+    history = case.history
     deletable = _deletable(history)
     for crash in history.crashes:
+        if crash.replaced:
+            continue
         for tp, end in crash.synced_end.items():
             if crash.kept_end.get(tp, 0) < end and end > deletable.get(tp, 0):
-                yield f"{tp} life {crash.life}: synced to {end}, readable to {crash.kept_end.get(tp, 0)}"
+                kept = crash.kept_end.get(tp, 0)
+                yield f"{tp} node {crash.node} life {crash.life}: synced to {end}, readable to {kept}"
 
 
-def no_holes(history: History) -> Iterator[str]:
+def no_holes(case: Case) -> Iterator[str]:
     """1 (suffix) Whatever a crash takes, it takes from the end: the final offsets follow each other."""
+    history = case.history
     for tp, log in history.logs.items():
         for before, after in pairwise(log.batches):
             if after.base_offset != before.next_offset:
@@ -110,9 +106,10 @@ def no_holes(history: History) -> Iterator[str]:
 # 2 ----------------------------------------------------------------------------------------------------------
 
 
-def batches_are_whole(history: History) -> Iterator[str]:
+def batches_are_whole(case: Case) -> Iterator[str]:
     """2 Unknown is consistent: of one send, all records are there, in one row, or none."""
-    offsets = _offsets_of_values(history)
+    history = case.history
+    offsets = _offsets_of_values(case)
     for send in history.sends:
         places = [sorted(offsets.get((send.tp, value), ())) for value in send.values]
         present = [place[0] for place in places if place]
@@ -129,10 +126,10 @@ def batches_are_whole(history: History) -> Iterator[str]:
 # 3 ----------------------------------------------------------------------------------------------------------
 
 
-def one_value_per_offset(history: History) -> Iterator[str]:
+def one_value_per_offset(case: Case) -> Iterator[str]:
     """3 Whoever saw an offset saw the same value there."""
     seen: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
-    for tp, offset, value in _observations(history):
+    for tp, offset, value in _observations(case):
         seen[tp, offset].add(value)
     for (tp, offset), values in seen.items():
         if len(values) > 1:
@@ -142,9 +139,9 @@ def one_value_per_offset(history: History) -> Iterator[str]:
 # 4 ----------------------------------------------------------------------------------------------------------
 
 
-def no_duplicates(history: History) -> Iterator[str]:
+def no_duplicates(case: Case) -> Iterator[str]:
     """4 A value has at most one offset: raw clients send once, retrying clients are idempotent."""
-    for (tp, value), offsets in _offsets_of_values(history).items():
+    for (tp, value), offsets in _offsets_of_values(case).items():
         if len(offsets) > 1:
             yield f"{tp} {value} is at {sorted(offsets)}"
 
@@ -152,8 +149,9 @@ def no_duplicates(history: History) -> Iterator[str]:
 # 5 ----------------------------------------------------------------------------------------------------------
 
 
-def no_phantoms(history: History) -> Iterator[str]:
+def no_phantoms(case: Case) -> Iterator[str]:
     """5 Every value was sent there, and not refused for certain."""
+    history = case.history
     results: dict[tuple[TopicPartition, int], str] = {}
     for send in history.sends:
         for value in send.values:
@@ -169,9 +167,10 @@ def no_phantoms(history: History) -> Iterator[str]:
 # 6 ----------------------------------------------------------------------------------------------------------
 
 
-def order_is_kept(history: History) -> Iterator[str]:
+def order_is_kept(case: Case) -> Iterator[str]:
     """6 Send order is offset order: on one connection, for one producer epoch, and in real time after an
     ack."""
+    history = case.history
     final = {
         (tp, value): offset
         for tp, log in history.logs.items()
@@ -199,8 +198,9 @@ def order_is_kept(history: History) -> Iterator[str]:
 # 7 ----------------------------------------------------------------------------------------------------------
 
 
-def fetches_are_contiguous(history: History) -> Iterator[str]:
+def fetches_are_contiguous(case: Case) -> Iterator[str]:
     """7 A consumer gets the record it asked for, then the next, and never goes back without a seek."""
+    history = case.history
     expected: dict[tuple[str, TopicPartition], int] = {}
     for fetch in history.fetches:
         if fetch.result != "ok":
@@ -220,14 +220,15 @@ def fetches_are_contiguous(history: History) -> Iterator[str]:
 # 8 ----------------------------------------------------------------------------------------------------------
 
 
-def read_stays_read(history: History) -> Iterator[str]:
+def read_stays_read(case: Case) -> Iterator[str]:
     """8 What a consumer was given is in the final log, and no further than the log's end."""
+    history = case.history
     for fetch in history.fetches:
         log = history.logs.get(fetch.tp)
         end = log.log_end_offset if log is not None else 0
         for batch in fetch.batches:
-            if batch.next_offset > end and not history.is_forgotten(
-                fetch.tp, batch.next_offset - 1, fetch.life
+            if batch.next_offset > end and not case.is_forgotten(
+                fetch.tp, batch.next_offset - 1, fetch.invoked, fetch.done
             ):
                 yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
 
@@ -235,13 +236,14 @@ def read_stays_read(history: History) -> Iterator[str]:
 # 9 ----------------------------------------------------------------------------------------------------------
 
 
-def watermarks_are_ordered(history: History) -> Iterator[str]:
+def watermarks_are_ordered(case: Case) -> Iterator[str]:
     """9 log start <= LSO <= HW <= LEO at every sample, and none goes back within a leader epoch."""
+    history = case.history
     for tp, log in history.logs.items():
         marks = (log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset)
         if list(marks) != sorted(marks):
             yield f"{tp} ends with log start, LSO, HW, LEO = {marks}"
-    by_epoch: dict[tuple[TopicPartition, int], list[Fetch]] = defaultdict(list)
+    by_epoch: dict[tuple[TopicPartition, int, int], list[Fetch]] = defaultdict(list)
     for fetch in history.fetches:
         if fetch.result != "ok":
             continue
@@ -252,8 +254,8 @@ def watermarks_are_ordered(history: History) -> Iterator[str]:
             )
         if fetch.batches and fetch.batches[-1].next_offset > fetch.high_watermark:
             yield f"{fetch.tp} served up to {fetch.batches[-1].next_offset}, past HW {fetch.high_watermark}"
-        by_epoch[fetch.tp, fetch.leader_epoch].append(fetch)
-    for (tp, epoch), fetches in by_epoch.items():
+        by_epoch[fetch.tp, fetch.leader_epoch, fetch.node].append(fetch)
+    for (tp, epoch, _), fetches in by_epoch.items():
         yield from _never_back(tp, epoch, fetches)
 
 
@@ -278,22 +280,24 @@ def _marks(fetch: Fetch) -> tuple[int, int, int]:
 # 11 ---------------------------------------------------------------------------------------------------------
 
 
-def bytes_are_equal(history: History) -> Iterator[str]:
+def bytes_are_equal(case: Case) -> Iterator[str]:
     """11 A batch has the same bytes wherever it is seen."""
+    history = case.history
     stored = {(tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.batches}
     for fetch in history.fetches:
         for batch in fetch.batches:
             final = stored.get((fetch.tp, batch.base_offset))
             if final is None or final.values != batch.values:
                 continue  # another rule's matter
-            if final.digest != batch.digest and not history.is_forgotten(
-                fetch.tp, batch.base_offset, fetch.life
+            if final.digest != batch.digest and not case.is_forgotten(
+                fetch.tp, batch.base_offset, fetch.invoked, fetch.done
             ):
                 yield f"{fetch.tp} the batch at {batch.base_offset} was read with other bytes than are stored"
 
 
-def served_is_stored(history: History) -> Iterator[str]:
+def served_is_stored(case: Case) -> Iterator[str]:
     """11 (serving) What the healed broker serves is what its files hold."""
+    history = case.history
     for tp, log in history.logs.items():
         stored = tuple(
             pair for batch in log.batches for pair in batch.pairs() if pair[0] >= log.log_start_offset
@@ -306,24 +310,25 @@ def served_is_stored(history: History) -> Iterator[str]:
 # 12 ---------------------------------------------------------------------------------------------------------
 
 
-def epochs_only_grow(history: History) -> Iterator[str]:
+def epochs_only_grow(case: Case) -> Iterator[str]:
     """12 Leader epochs never fall along the log, the cache says where each began, and no epoch outlives a
     crash."""
+    history = case.history
     for tp, log in history.logs.items():
         epoch = -1
         for batch in log.batches:
             if batch.leader_epoch < epoch:
                 yield f"{tp} epoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}"
             epoch = max(epoch, batch.leader_epoch)
-        yield from _epoch_cache_matches(history, tp)
-    yield from _one_life_per_epoch(history)
+        yield from wrong_epoch_starts(log, str(tp))
+    yield from _one_leader_per_epoch(history)
 
 
-def _epoch_cache_matches(history: History, tp: TopicPartition) -> Iterator[str]:
-    log = history.logs[tp]
+def wrong_epoch_starts(log: FinalLog | ReplicaLog, where: str) -> Iterator[str]:
+    """Where the epoch cache and the batches differ."""
     cache = dict(log.epochs)
     if list(log.epochs) != sorted(log.epochs) or len({start for _, start in log.epochs}) != len(log.epochs):
-        yield f"{tp} epoch cache is not strictly increasing: {log.epochs}"
+        yield f"{where}: the epoch cache is not strictly increasing: {log.epochs}"
     starts: dict[int, int] = {}
     for batch in log.batches:
         if batch.next_offset <= log.log_start_offset:
@@ -333,45 +338,50 @@ def _epoch_cache_matches(history: History, tp: TopicPartition) -> Iterator[str]:
         if cache.get(epoch) != start and not (
             start == log.log_start_offset and cache.get(epoch, start) <= start
         ):
-            yield f"{tp} epoch {epoch} begins at {start}, the cache says {cache.get(epoch)}"
+            yield f"{where}: epoch {epoch} begins at {start}, the cache says {cache.get(epoch)}"
 
 
-def _one_life_per_epoch(history: History) -> Iterator[str]:
+def _one_leader_per_epoch(history: History) -> Iterator[str]:
+    """After a clean stop nothing can be written a second time, so the node's next life may go on in the same
+    epoch."""
     epoch_of = {
         (tp, value): batch.leader_epoch
         for tp, log in history.logs.items()
         for batch in log.batches
         for value in batch.values
     }
-    lives: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
+    lives: dict[tuple[TopicPartition, int], set[tuple[int, int]]] = defaultdict(set)
     for send in history.sends:
         if send.result == "ok" and send.attempts == 1 and (send.tp, send.values[0]) in epoch_of:
-            lives[send.tp, epoch_of[send.tp, send.values[0]]].add(send.life)
-    crashed = {crash.life for crash in history.crashes}
+            lives[send.tp, epoch_of[send.tp, send.values[0]]].add((send.node, send.life))
+    crashed = {(crash.node, crash.life) for crash in history.crashes}
     for (tp, epoch), who in lives.items():
-        # After a clean stop nothing can be written a second time, so the next life may go on in the same
-        # epoch.
-        if crashed & set(range(min(who), max(who))):
-            yield f"{tp} epoch {epoch} was appended to in lives {sorted(who)}, with a crash between"
+        (node, first), (other, last) = min(who), max(who)
+        if node != other:
+            yield f"{tp} epoch {epoch} was appended to by nodes {sorted({node for node, _ in who})}"
+        elif crashed & {(node, life) for life in range(first, last)}:
+            yield f"{tp} epoch {epoch} was appended to in lives {first} to {last}, with a crash between"
 
 
 # 16 ---------------------------------------------------------------------------------------------------------
 
 
-def one_owner(history: History) -> Iterator[str]:
+def one_owner(case: Case) -> Iterator[str]:
     """16 In one generation a partition has at most one owner."""
+    history = case.history
     owners: dict[tuple[str, int, TopicPartition], set[str]] = defaultdict(set)
     for sync in history.syncs:
         for tp in sync.assignment:
             owners[sync.group, sync.generation, tp].add(sync.member)
     for (group, generation, tp), members in owners.items():
-        if len(members) > 1 and not _group_was_forgotten(history):
+        if len(members) > 1 and not _group_was_forgotten(case):
             yield f"{group} generation {generation}: {tp} is owned by {sorted(members)}"
 
 
-def stale_is_rejected(history: History) -> Iterator[str]:
+def stale_is_rejected(case: Case) -> Iterator[str]:
     """16 After a newer generation was handed out, nothing of an older one is accepted."""
-    if _group_was_forgotten(history):
+    history = case.history
+    if _group_was_forgotten(case):
         return
     for group in sorted({sync.group for sync in history.syncs}):
         handed_out = sorted((sync.done, sync.generation) for sync in history.syncs if sync.group == group)
@@ -391,8 +401,9 @@ def stale_is_rejected(history: History) -> Iterator[str]:
                 yield f"{group}: {what} of generation {generation} was accepted after {newest} was handed out"
 
 
-def commits_move_offsets(history: History) -> Iterator[str]:
+def commits_move_offsets(case: Case) -> Iterator[str]:
     """16 A committed offset is that of the last accepted commit, or of one whose fate was open."""
+    history = case.history
     commits = {commit.tag: commit for commit in history.commits}
     for read in history.commit_reads:
         earlier = [
@@ -401,7 +412,7 @@ def commits_move_offsets(history: History) -> Iterator[str]:
             if (commit.group, commit.tp) == (read.group, read.tp)
             and commit.result == "ok"
             and commit.done < read.invoked
-            and not _commit_may_be_forgotten(history, commit.life)
+            and not case.is_forgotten(OFFSETS_TOPIC, LATEST, commit.invoked, commit.done)
         ]
         seen = commits.get(read.tag) if read.tag else None
         if seen is None:
@@ -418,29 +429,27 @@ def commits_move_offsets(history: History) -> Iterator[str]:
             yield f"{read.group} {read.tp}: read {seen.tag}, which a later accepted commit had replaced"
 
 
-def _group_was_forgotten(history: History) -> bool:
-    return any(crash.power and not history.single_replica_flush for crash in history.crashes)
-
-
-def _commit_may_be_forgotten(history: History, life: int) -> bool:
-    return not history.single_replica_flush and any(
-        crash.power and crash.life >= life for crash in history.crashes
+def _group_was_forgotten(case: Case) -> bool:
+    return any(
+        case.is_forgotten(OFFSETS_TOPIC, LATEST, sync.invoked, sync.done) for sync in case.history.syncs
     )
 
 
 # 18, 19 -----------------------------------------------------------------------------------------------------
 
 
-def recovery_is_exact(history: History) -> Iterator[str]:
+def recovery_is_exact(case: Case) -> Iterator[str]:
     """18 Indexes, producer state and epochs equal those recomputed from the log; a second restart changes
     nothing."""
+    history = case.history
     for recovery in history.recoveries:
         yield from recovery.differences
 
 
-def topics_stay(history: History) -> Iterator[str]:
+def topics_stay(case: Case) -> Iterator[str]:
     """19 (one part) An acknowledged creation or deletion of a topic holds until somebody asks for the
     opposite."""
+    history = case.history
     for create in history.creates:
         if create.result != "ok" or create.topic in history.topics:
             continue
@@ -459,7 +468,7 @@ def topics_stay(history: History) -> Iterator[str]:
             yield f"{delete.topic} was deleted and is still there"
 
 
-RULES: dict[str, Callable[[History], Iterable[str]]] = {
+RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "1 acked is kept": acked_is_kept,
     "1 sync is kept": sync_is_kept,
     "1 no holes": no_holes,
@@ -504,8 +513,9 @@ def _read(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
                 yield fetch.tp, offset, value
 
 
-def _observations(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Everything that claims a value for an offset and that no power cut took back."""
+def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
+    """Everything that claims a value for an offset and that could not be taken back."""
+    history = case.history
     for tp, log in history.logs.items():
         for batch in log.batches:
             for offset, value in batch.pairs():
@@ -515,18 +525,18 @@ def _observations(history: History) -> Iterator[tuple[TopicPartition, int, int]]
     for fetch in history.fetches:
         for batch in fetch.batches:
             for offset, value in batch.pairs():
-                if not history.is_forgotten(fetch.tp, offset, fetch.life):
+                if not case.is_forgotten(fetch.tp, offset, fetch.invoked, fetch.done):
                     yield fetch.tp, offset, value
     for send in history.sends:
         if send.result == "ok" and send.acks != 0:
             for offset, value in enumerate(send.values, send.base_offset):
-                if not history.is_forgotten(send.tp, offset, send.life):
+                if not case.may_lose(send, offset):
                     yield send.tp, offset, value
 
 
-def _offsets_of_values(history: History) -> dict[tuple[TopicPartition, int], set[int]]:
+def _offsets_of_values(case: Case) -> dict[tuple[TopicPartition, int], set[int]]:
     found: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
-    for tp, offset, value in _observations(history):
+    for tp, offset, value in _observations(case):
         found[tp, value].add(offset)
     return found
 

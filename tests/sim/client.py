@@ -1,9 +1,8 @@
-"""Owns the raw clients of a simulation: no hidden retries, every operation recorded once with what the
-client knows.
+"""Owns a raw client of a simulation: its lines to the brokers, what it knows of the cluster, and the single
+operations; no hidden retries, every operation recorded once with what the client knows.
 
-Producers send each value once, or retry it idempotently; consumers are assigned; group members join, own,
-commit, leave and crash. Does not own verdicts, and never looks into the broker: only the broker's life
-number is taken from the connection, because a client's view is judged against the life that answered.
+Does not own what clients do all day (workload.py) nor verdicts, and never looks into a broker: only the node
+and the life that answer are taken from the connection, because a client's view is judged against them.
 
 Invariant: an answer is believed only as far as the protocol lets a client believe it (see history.classify).
 """
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protocol import messages, records, wire
@@ -21,29 +20,25 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.sim.history import (
     Batch,
-    Commit,
-    CommitRead,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
     Fetch,
-    Heartbeat,
     History,
     Result,
-    Send,
-    Sync,
     TopicPartition,
     classify,
     digest,
-    payload,
     value_of,
 )
 from tests.sim.loop import Process, SimLoop
 from tests.sim.net import Fabric, SimNetwork, SimTransport
+from tests.sim.node import node_of
 
 BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
+METADATA_MAX_AGE_S = 10.0
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.PRODUCE: (3, 8, 9, 12),
@@ -54,6 +49,7 @@ VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.CREATE_TOPICS: (7,),
     Api.DELETE_TOPICS: (6,),
     Api.DELETE_RECORDS: (2,),
+    Api.ELECT_LEADERS: (2,),
     Api.FIND_COORDINATOR: (3,),
     Api.JOIN_GROUP: (7,),
     Api.SYNC_GROUP: (5,),
@@ -68,15 +64,21 @@ class Lost(Exception):
     """No answer: refused, reset, closed or too late. What was asked may have happened."""
 
 
+Address = tuple[str, int]
+
+
 @dataclass(slots=True)
 class Env:
-    """What all clients of one run share."""
+    """What all clients of one run share. `hosts` are the brokers anyone may begin with; `ends` looks at the
+    log end of every living replica, for the record of an ack, not for the client."""
 
     loop: SimLoop
     fabric: Fabric
     history: History
-    broker_host: str
-    now_ms: Any
+    hosts: Sequence[str]
+    now_ms: Callable[[], int]
+    ends: Callable[[TopicPartition], tuple[tuple[int, int], ...]] = lambda _: ()
+    patience_s: tuple[float, ...] = (2.0,)
     stopping: bool = False
 
     @property
@@ -93,12 +95,14 @@ class Line(asyncio.Protocol):
         self._transport: SimTransport | None = None
         self.is_lost = False
         self.number = 0
+        self.node = 0
         self.life = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, SimTransport)
         self._transport = transport
         self.number = transport.connection.number
+        self.node = node_of(transport.peer.process.name)
         self.life = transport.peer.process.life
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +144,8 @@ class Line(asyncio.Protocol):
 
 
 class SimClient:
-    """A client process: one line at a time, reopened on need."""
+    """A client process: one line to each broker it needs, reopened on need; what it knows of the cluster is
+    what brokers told it."""
 
     def __init__(self, env: Env, name: str, rng: random.Random) -> None:
         self.env = env
@@ -148,8 +153,14 @@ class SimClient:
         self.rng = rng
         self.process = Process(env.loop, name)
         self.network: SimNetwork = env.fabric.endpoint(name, self.process)
-        self.line: Line | None = None
-        self.leader_epochs: dict[TopicPartition, int] = {}
+        self.lines: dict[Address, Line] = {}
+        self.home: Address = (rng.choice(env.hosts), BROKER_PORT)
+        self.addresses: dict[int, Address] = {}
+        self.leaders: dict[TopicPartition, tuple[int, int]] = {}  # node and leader epoch
+        self.learned: dict[TopicPartition, float] = {}  # when that was
+        self.nearer: dict[TopicPartition, int] = {}  # the follower a leader told us to read from
+        self.coordinators: dict[str, Address] = {}
+        self.rack = ""
         self.versions = {api: rng.choice(versions) for api, versions in VERSIONS.items()}
 
     @property
@@ -159,35 +170,107 @@ class SimClient:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self.process.spawn(work, name=self.name)
 
-    async def connected(self) -> Line:
-        """The open line, or a new one; keeps trying until the broker is there."""
-        while self.line is None or self.line.is_lost:
-            line = Line(self.name)
-            try:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    await self.network.connect(self.env.broker_host, BROKER_PORT, lambda line=line: line)
-                self.line = line
-            except OSError:
-                await self.pause(RETRY_S)
-        return self.line
+    # lines --------------------------------------------------------------------------------------------------
 
-    def hang_up(self) -> None:
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+    async def connected(self) -> Line:
+        """A line to any broker; keeps trying one after the other until one is there."""
+        while True:
+            try:
+                return await self.line_at(self.home)
+            except Lost:
+                self.home = (self.rng.choice(self.env.hosts), BROKER_PORT)
+                await self.pause(RETRY_S)
+
+    async def line_at(self, address: Address) -> Line:
+        """The open line to this address, or a new one; Lost when it cannot be had."""
+        line = self.lines.get(address)
+        if line is not None and not line.is_lost:
+            return line
+        line = Line(self.name)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self.network.connect(*address, lambda: line)
+        except OSError as error:
+            raise Lost(str(error)) from error
+        self.lines[address] = line
+        return line
+
+    async def line_to(self, tp: TopicPartition) -> Line:
+        """A line to the leader as far as it is known; keeps asking until there is one."""
+        while True:
+            try:
+                if self.now > self.learned.get(tp, 0.0) + METADATA_MAX_AGE_S:
+                    # A leader that was replaced and cannot know it is found out only by asking others.
+                    self.home = (self.rng.choice(self.env.hosts), BROKER_PORT)
+                    self.forget(tp)
+                if tp not in self.leaders:
+                    await self.refresh([tp[0]])
+                address = self.address_of_leader(tp)
+                if address is not None:
+                    return await self.line_at(address)
+            except Lost:
+                pass
+            self.forget(tp)
+            await self.pause(RETRY_S)
+
+    def address_of_leader(self, tp: TopicPartition) -> Address | None:
+        """None when nobody leads, or a line to the leader was lost since we learned who it is."""
+        node, _ = self.leaders.get(tp, (-1, -1))
+        address = self.addresses.get(node)
+        if address is not None and address in self.lines and self.lines[address].is_lost:
+            del self.lines[address]
+            return None
+        return address
+
+    async def line_to_coordinator(self, group: str) -> Line:
+        while True:
+            try:
+                if group not in self.coordinators:
+                    await self.find_coordinator(group)
+                if group in self.coordinators:
+                    return await self.line_at(self.coordinators[group])
+            except Lost:
+                self.coordinators.pop(group, None)
+            await self.pause(RETRY_S)
+
+    def hang_up(self, line: Line) -> None:
+        """Whoever does not answer may not lead or coordinate any more either."""
+        line.close()
+        line.is_lost = True
+        gone = [address for address, known in self.lines.items() if known is line]
+        for address in gone:
+            del self.lines[address]
+            self.leaders = {
+                tp: led for tp, led in self.leaders.items() if self.addresses.get(led[0]) != address
+            }
+            self.coordinators = {
+                group: known for group, known in self.coordinators.items() if known != address
+            }
+        if self.home in gone:
+            self.home = (self.rng.choice(self.env.hosts), BROKER_PORT)
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * (0.5 + self.rng.random()))
 
-    async def ask(self, api: Api, fields: Mapping[str, Any], *, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
-        line = await self.connected()
-        return await self.answer(line.ask(api, self.versions[api], fields), timeout_s=timeout_s)
+    async def ask(
+        self,
+        api: Api,
+        fields: Mapping[str, Any],
+        *,
+        line: Line | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Any:
+        """Ask over this line, or any."""
+        line = line or await self.connected()
+        return await self.answer(line, line.ask(api, self.versions[api], fields), timeout_s=timeout_s)
 
-    async def answer(self, future: asyncio.Future[Any], *, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
+    async def answer(
+        self, line: Line, future: asyncio.Future[Any], *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> Any:
         if not future.done():
             await asyncio.wait([future], timeout=timeout_s)
         if not future.done():
-            self.hang_up()
+            self.hang_up(line)
             raise Lost("timeout")
         return future.result()
 
@@ -203,23 +286,47 @@ class SimClient:
                 "include_topic_authorized_operations": False,
             },
         )
+        for broker in answer.brokers:
+            self.addresses[broker.node_id] = (broker.host, broker.port)
         for topic in answer.topics:
             for row in topic.partitions:
-                self.leader_epochs[topic.name, row.partition_index] = row.leader_epoch
+                tp = (topic.name, row.partition_index)
+                if row.leader_epoch >= self.leaders.get(tp, (-1, -1))[1]:
+                    self.leaders[tp] = (row.leader_id, row.leader_epoch)
+                    self.learned[tp] = self.now
         return answer
+
+    def forget(self, tp: TopicPartition) -> None:
+        self.leaders.pop(tp, None)
+        self.nearer.pop(tp, None)
+
+    def take_hint(self, tp: TopicPartition, answer: Any, row: Any) -> None:
+        """An error may come with the new leader; otherwise metadata has to be asked for."""
+        self.forget(tp)
+        hint = messages.get(row, "current_leader")
+        for endpoint in messages.get(answer, "node_endpoints", ()):
+            self.addresses[endpoint.node_id] = (endpoint.host, endpoint.port)
+        if hint is not None and hint.leader_id >= 0 and hint.leader_id in self.addresses:
+            self.leaders[tp] = (hint.leader_id, hint.leader_epoch)
 
     async def list_offset(self, tp: TopicPartition, timestamp: int) -> int | None:
         row = {"partition_index": tp[1], "current_leader_epoch": -1, "timestamp": timestamp}
         answer = await self.ask(
             Api.LIST_OFFSETS,
             {"replica_id": -1, "isolation_level": 0, "topics": [{"name": tp[0], "partitions": [row]}]},
+            line=await self.line_to(tp),
         )
         found = answer.topics[0].partitions[0]
-        return int(found.offset) if found.error_code == ErrorCode.none else None
+        if found.error_code == ErrorCode.none:
+            return int(found.offset)
+        self.forget(tp)
+        return None
 
     # admin --------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> Result:
+    async def create_topic(
+        self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1
+    ) -> Result:
         invoked, result = self.now, "unknown"
         try:
             answer = await self.ask(
@@ -229,7 +336,7 @@ class SimClient:
                         {
                             "name": topic,
                             "num_partitions": partitions,
-                            "replication_factor": 1,
+                            "replication_factor": replicas,
                             "assignments": [],
                             "configs": [{"name": name, "value": value} for name, value in configs.items()],
                         }
@@ -247,8 +354,10 @@ class SimClient:
         )
         return result
 
-    async def create_topic_surely(self, topic: str, partitions: int, configs: Mapping[str, str]) -> None:
-        while await self.create_topic(topic, partitions, configs) != "ok":
+    async def create_topic_surely(
+        self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1
+    ) -> None:
+        while await self.create_topic(topic, partitions, configs, replicas=replicas) != "ok":
             await self.pause(RETRY_S)
 
     async def delete_topic(self, topic: str) -> None:
@@ -269,9 +378,13 @@ class SimClient:
         try:
             row = {"partition_index": tp[1], "offset": before}
             answer = await self.ask(
-                Api.DELETE_RECORDS, {"topics": [{"name": tp[0], "partitions": [row]}], "timeout": 2000}
+                Api.DELETE_RECORDS,
+                {"topics": [{"name": tp[0], "partitions": [row]}], "timeout": 2000},
+                line=await self.line_to(tp),
             )
             found = answer.topics[0].partitions[0]
+            if found.error_code in STALE_METADATA:
+                self.forget(tp)
             result, low = classify(found.error_code), int(found.low_watermark)
         except Lost:
             pass
@@ -282,8 +395,23 @@ class SimClient:
         )
 
     async def find_coordinator(self, group: str) -> None:
-        """Asking is what creates the offsets topic; with one broker the answer is known."""
-        await self.ask(Api.FIND_COORDINATOR, {"key": group, "key_type": 0})
+        """Asking is also what creates the offsets topic."""
+        self.coordinators.pop(group, None)
+        answer = await self.ask(Api.FIND_COORDINATOR, {"key": group, "key_type": 0})
+        if answer.error_code == ErrorCode.none:
+            self.coordinators[group] = (answer.host, answer.port)
+
+    async def elect_unclean(self, tps: Sequence[TopicPartition]) -> None:
+        """What an operator does when every in-sync replica is gone for good."""
+        for tp in tps:
+            self.env.history.unclean_topics.add(tp[0])
+            try:
+                row = {"topic": tp[0], "partitions": [tp[1]]}
+                await self.ask(
+                    Api.ELECT_LEADERS, {"election_type": 1, "topic_partitions": [row], "timeout": 5000}
+                )
+            except Lost:
+                await self.pause(RETRY_S)
 
     # fetch --------------------------------------------------------------------------------------------------
 
@@ -291,10 +419,7 @@ class SimClient:
         self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int, seek: bool
     ) -> Fetch:
         """One fetch of one partition, recorded when it was answered well; Lost when it was not answered."""
-        if tp not in self.leader_epochs:
-            await self.refresh([tp[0]])
-        epoch = self.leader_epochs.get(tp, -1)
-        line = await self.connected()
+        line, epoch = await self._line_for_reading(tp)
         invoked = self.now
         row = {
             "partition": tp[1],
@@ -303,6 +428,7 @@ class SimClient:
             "partition_max_bytes": max_bytes,
         }
         answer = await self.answer(
+            line,
             line.ask(
                 Api.FETCH,
                 self.versions[Api.FETCH],
@@ -316,7 +442,7 @@ class SimClient:
                     "session_epoch": -1,
                     "topics": [{"topic": tp[0], "partitions": [row]}],
                     "forgotten_topics_data": [],
-                    "rack_id": "",
+                    "rack_id": self.rack,
                 },
             ),
             timeout_s=REQUEST_TIMEOUT_S + max_wait_ms / 1000,
@@ -339,14 +465,33 @@ class SimClient:
             high_watermark=found.high_watermark if found is not None else -1,
             last_stable_offset=found.last_stable_offset if found is not None else -1,
             log_start_offset=messages.get(found, "log_start_offset", -1),
+            node=line.node,
             life=line.life,
         )
+        nearer = messages.get(found, "preferred_read_replica", -1)
+        if fetch.result == "ok" and nearer >= 0:
+            self.nearer[tp] = nearer
+            return replace(fetch, result="unknown", error="read nearer")
         if fetch.result == "ok":
             self.env.history.fetches.append(fetch)
             self.env.loop.trace("fetched", self.name, tp, offset, len(fetch.batches), fetch.high_watermark)
         elif code in STALE_METADATA:
-            self.leader_epochs.pop(tp, None)
+            self.take_hint(tp, answer, found)
+        else:
+            self.nearer.pop(tp, None)
         return fetch
+
+    async def _line_for_reading(self, tp: TopicPartition) -> tuple[Line, int]:
+        """To the leader, or to the follower it named; with the leader epoch we believe in."""
+        line = await self.line_to(tp)
+        _, epoch = self.leaders[tp]
+        address = self.addresses.get(self.nearer.get(tp, -1))
+        if address is not None:
+            try:
+                line = await self.line_at(address)
+            except Lost:
+                del self.nearer[tp]
+        return line, epoch
 
     async def first_offset(self, tp: TopicPartition) -> int:
         while True:
@@ -365,6 +510,8 @@ STALE_METADATA = frozenset(
         ErrorCode.unknown_leader_epoch,
         ErrorCode.not_leader_or_follower,
         ErrorCode.unknown_topic_or_partition,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.leader_not_available,
     }
 )
 
@@ -392,531 +539,3 @@ def read_batch(view: memoryview, at: int, header: records.BatchHeader) -> Batch:
         digest=digest(view[at : at + header.size]),
         values=tuple(value_of(record.value) for record in records.iter_records(view, at, header)),
     )
-
-
-# producers --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Pending:
-    """One batch on its way."""
-
-    tp: TopicPartition
-    values: tuple[int, ...]
-    data: bytes
-    invoked: float
-    sequence: int = -1
-    attempts: int = 0
-    was_unknown: bool = False
-    line: Line | None = None
-    future: asyncio.Future[Any] | None = None
-    result: Result = "unknown"
-    error: str = ""
-    base_offset: int = -1
-
-
-@dataclass(slots=True)
-class Producer:
-    """Sends some batches with up to `window` in flight: each value once, or idempotently, with retries."""
-
-    client: SimClient
-    number: int
-    partitions: Sequence[TopicPartition]
-    batches: int
-    acks: int
-    window: int
-    is_idempotent: bool
-    pause_s: float
-    codec: int = 0
-    next_value: int = 0
-    producer: tuple[int, int] | None = None
-    next_sequence: dict[TopicPartition, int] = field(default_factory=dict)
-    in_flight: list[Pending] = field(default_factory=list)
-    unsettled: list[Pending] = field(default_factory=list)
-    sent: int = 0
-
-    def __post_init__(self) -> None:
-        self.client.process.on_death.append(self._died)
-
-    def _died(self, power: bool) -> None:
-        """Nobody will learn what became of these."""
-        for pending in list(self.unsettled):
-            pending.result = "unknown"
-            self._record(pending)
-
-    async def run(self) -> None:
-        while self.sent < self.batches:
-            if self.is_idempotent and self.producer is None:
-                await self._init_producer()
-            line = await self.client.connected()
-            pending = self._next_batch()
-            self.unsettled.append(pending)
-            self._put(pending, line)
-            self.in_flight.append(pending)
-            self.sent += 1
-            if len(self.in_flight) >= self.window:
-                await self._settle_some()
-            if self.pause_s:
-                await self.client.pause(self.pause_s)
-        while self.in_flight:
-            await self._settle_some()
-
-    def _next_batch(self) -> Pending:
-        rng = self.client.rng
-        tp = rng.choice(self.partitions)
-        count = rng.choice((1, 1, 2, 3))
-        values = tuple((self.number << 40) | (self.next_value + index) for index in range(count))
-        self.next_value += count
-        sequence = -1
-        if self.producer is not None:
-            sequence = self.next_sequence.get(tp, 0)
-            self.next_sequence[tp] = sequence + count
-        now_ms = self.client.env.now_ms()
-        data = records.build_batch(
-            [(None, payload(value), (), now_ms) for value in values],
-            codec=self.codec,
-            producer_id=self.producer[0] if self.producer is not None else -1,
-            producer_epoch=self.producer[1] if self.producer is not None else -1,
-            base_sequence=sequence,
-        )
-        return Pending(tp=tp, values=values, data=bytes(data), invoked=self.client.now, sequence=sequence)
-
-    def _put(self, pending: Pending, line: Line) -> None:
-        pending.attempts += 1
-        pending.line = line
-        pending.future = line.ask(
-            Api.PRODUCE,
-            self.client.versions[Api.PRODUCE],
-            {
-                "transactional_id": None,
-                "acks": self.acks,
-                "timeout": 2000,
-                "topic_data": [
-                    {
-                        "name": pending.tp[0],
-                        "partition_data": [{"index": pending.tp[1], "records": pending.data}],
-                    }
-                ],
-            },
-        )
-
-    async def _settle_some(self) -> None:
-        """Learn the fate of the oldest batch; a retrying producer that met a problem settles all it has
-        under way."""
-        oldest = self.in_flight.pop(0)
-        await self._learn(oldest)
-        if oldest.result == "ok" or not self.is_idempotent:
-            self._record(oldest)
-            return
-        failed = [oldest]
-        while self.in_flight:
-            pending = self.in_flight.pop(0)
-            await self._learn(pending)
-            if pending.result == "ok":
-                self._record(pending)
-            else:
-                failed.append(pending)
-        await self._retry(failed)
-
-    async def _learn(self, pending: Pending) -> None:
-        assert pending.future is not None
-        try:
-            answer = await self.client.answer(pending.future)
-        except Lost as lost:
-            pending.result, pending.error = "unknown", str(lost)
-        else:
-            if answer is None:  # acks=0: nobody will ever say
-                pending.result = "unknown"
-                return
-            found = answer.responses[0].partition_responses[0]
-            pending.result = classify(found.error_code)
-            pending.error = "" if pending.result == "ok" else found.error_code.name
-            pending.base_offset = int(found.base_offset) if pending.result == "ok" else -1
-        pending.was_unknown |= pending.result == "unknown"
-
-    async def _retry(self, failed: list[Pending]) -> None:
-        """In order, one at a time; when one is hopeless, give up all that follow it and begin anew."""
-        while failed:
-            first = failed[0]
-            await self.client.pause(RETRY_S)
-            self._put(first, await self.client.connected())
-            await self._learn(first)
-            if first.result == "ok":
-                self._record(failed.pop(0))
-            elif first.attempts >= 12 or first.result == "fail":
-                break
-        for pending in failed:
-            if pending.was_unknown:
-                pending.result = "unknown"
-            self._record(pending)
-        if failed:
-            self.producer = None
-            self.next_sequence.clear()
-
-    async def _init_producer(self) -> None:
-        while self.producer is None:
-            try:
-                answer = await self.client.ask(
-                    Api.INIT_PRODUCER_ID,
-                    {
-                        "transactional_id": None,
-                        "transaction_timeout": 60_000,
-                        "producer_id": -1,
-                        "producer_epoch": -1,
-                    },
-                )
-                if answer.error_code == ErrorCode.none:
-                    self.producer = (int(answer.producer_id), int(answer.producer_epoch))
-                    return
-            except Lost:
-                pass
-            await self.client.pause(RETRY_S)
-
-    def _record(self, pending: Pending) -> None:
-        assert pending.line is not None
-        self.unsettled.remove(pending)
-        env = self.client.env
-        env.loop.trace(
-            "sent", self.client.name, pending.tp, pending.values, pending.result, pending.base_offset
-        )
-        env.history.sends.append(
-            Send(
-                client=self.client.name,
-                connection=pending.line.number,
-                tp=pending.tp,
-                values=pending.values,
-                acks=self.acks,
-                invoked=pending.invoked,
-                done=self.client.now,
-                result=pending.result,
-                error=pending.error,
-                base_offset=pending.base_offset,
-                life=pending.line.life,
-                producer=self.producer,
-                sequence=pending.sequence,
-                attempts=pending.attempts,
-            )
-        )
-
-
-# consumers --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Consumer:
-    """Reads its partitions in turn until told to stop; now and then it seeks back."""
-
-    client: SimClient
-    partitions: Sequence[TopicPartition]
-    pause_s: float
-    seek_chance: float = 0.05
-    positions: dict[TopicPartition, int] = field(default_factory=dict)
-    seeks: set[TopicPartition] = field(default_factory=set)
-
-    async def run(self) -> None:
-        while not self.client.env.stopping:
-            for tp in self.partitions:
-                await self._poll(tp)
-            await self.client.pause(self.pause_s)
-
-    async def _poll(self, tp: TopicPartition) -> None:
-        client = self.client
-        if tp not in self.positions:
-            self.positions[tp] = await client.first_offset(tp)
-            self.seeks.add(tp)
-        elif client.rng.random() < self.seek_chance:
-            self.positions[tp] = max(0, self.positions[tp] - client.rng.randrange(4))
-            self.seeks.add(tp)
-        try:
-            fetch = await client.fetch(
-                tp,
-                self.positions[tp],
-                max_bytes=client.rng.choice((1, 200, 1 << 20)),
-                max_wait_ms=client.rng.choice((0, 100, 400)),
-                seek=tp in self.seeks,
-            )
-        except Lost:
-            await client.pause(RETRY_S)
-            return
-        if fetch.result == "ok":
-            self.seeks.discard(tp)
-            if fetch.batches:
-                self.positions[tp] = fetch.batches[-1].next_offset
-        elif fetch.error == ErrorCode.offset_out_of_range.name:
-            del self.positions[tp]
-        else:
-            await client.pause(RETRY_S)
-
-
-# group members ----------------------------------------------------------------------------------------------
-
-SESSION_TIMEOUT_MS = 6000
-REBALANCE_TIMEOUT_MS = 3000
-PROTOCOL_TYPE = "consumer"
-PROTOCOL_NAME = "range"
-
-
-@dataclass(slots=True)
-class Member:
-    """One member of a group: joins, owns, moves offsets on, and leaves or vanishes."""
-
-    client: SimClient
-    group: str
-    partitions: Sequence[TopicPartition]
-    rounds: int
-    leave_chance: float = 0.2
-    vanish_chance: float = 0.1
-    member_id: str = ""
-    generation: int = -1
-    commits: int = 0
-    unsettled: Commit | None = None
-
-    def __post_init__(self) -> None:
-        self.client.process.on_death.append(self._died)
-
-    def _died(self, power: bool) -> None:
-        """Nobody will learn what became of this commit."""
-        if self.unsettled is not None:
-            self.client.env.history.commits.append(self.unsettled)
-
-    async def run(self) -> None:
-        for _ in range(self.rounds):
-            if self.client.env.stopping:
-                break
-            try:
-                owned = await self._join()
-                if owned is not None:
-                    await self._work(owned)
-            except Lost:
-                await self.client.pause(RETRY_S)
-
-    async def _join(self) -> tuple[TopicPartition, ...] | None:
-        client = self.client
-        answer = await client.ask(
-            Api.JOIN_GROUP,
-            {
-                "group_id": self.group,
-                "session_timeout": SESSION_TIMEOUT_MS,
-                "rebalance_timeout": REBALANCE_TIMEOUT_MS,
-                "member_id": self.member_id,
-                "group_instance_id": None,
-                "protocol_type": PROTOCOL_TYPE,
-                "protocols": [{"name": PROTOCOL_NAME, "metadata": b"\0\1\0\0\0\0\xff\xff\xff\xff"}],
-                "reason": None,
-            },
-            timeout_s=REQUEST_TIMEOUT_S + REBALANCE_TIMEOUT_MS / 1000,
-        )
-        if answer.error_code == ErrorCode.member_id_required:
-            self.member_id = answer.member_id
-            return await self._join()
-        if answer.error_code != ErrorCode.none:
-            await self._refused(answer.error_code)
-            return None
-        self.member_id, self.generation = answer.member_id, answer.generation_id
-        assignments = []
-        if answer.leader == self.member_id:
-            members = sorted(member.member_id for member in answer.members)
-            assignments = [
-                {"member_id": member, "assignment": encode_owned(self.partitions[index :: len(members)])}
-                for index, member in enumerate(members)
-            ]
-        return await self._sync(assignments)
-
-    async def _sync(self, assignments: list[dict[str, Any]]) -> tuple[TopicPartition, ...] | None:
-        client, invoked = self.client, self.client.now
-        line = await client.connected()
-        answer = await client.ask(
-            Api.SYNC_GROUP,
-            {
-                "group_id": self.group,
-                "generation_id": self.generation,
-                "member_id": self.member_id,
-                "group_instance_id": None,
-                "protocol_type": PROTOCOL_TYPE,
-                "protocol_name": PROTOCOL_NAME,
-                "assignments": assignments,
-            },
-            timeout_s=REQUEST_TIMEOUT_S + REBALANCE_TIMEOUT_MS / 1000,
-        )
-        if answer.error_code != ErrorCode.none:
-            await self._refused(answer.error_code)
-            return None
-        owned = decode_owned(bytes(answer.assignment))
-        client.env.loop.trace("owns", self.group, self.generation, len(owned))
-        client.env.history.syncs.append(
-            Sync(
-                group=self.group,
-                member=self.member_id,
-                generation=self.generation,
-                assignment=owned,
-                invoked=invoked,
-                done=client.now,
-                life=line.life,
-            )
-        )
-        return owned
-
-    async def _work(self, owned: tuple[TopicPartition, ...]) -> None:
-        client = self.client
-        for _ in range(client.rng.randrange(1, 5)):
-            if client.env.stopping or not await self._heartbeat():
-                return
-            for tp in owned:
-                at = await self._committed(tp)
-                if at is None or not await self._commit(tp, at + client.rng.randrange(1, 4)):
-                    return
-            await client.pause(0.3)
-        if client.rng.random() < self.leave_chance:
-            await self._leave()
-        elif client.rng.random() < self.vanish_chance:
-            client.hang_up()
-            self.member_id = ""
-
-    async def _heartbeat(self) -> bool:
-        client, invoked = self.client, self.client.now
-        line = await client.connected()
-        answer = await client.ask(
-            Api.HEARTBEAT,
-            {
-                "group_id": self.group,
-                "generation_id": self.generation,
-                "member_id": self.member_id,
-                "group_instance_id": None,
-            },
-        )
-        client.env.history.heartbeats.append(
-            Heartbeat(
-                group=self.group,
-                member=self.member_id,
-                generation=self.generation,
-                invoked=invoked,
-                done=client.now,
-                result=classify(answer.error_code),
-                life=line.life,
-            )
-        )
-        if answer.error_code != ErrorCode.none:
-            await self._refused(answer.error_code)
-        return bool(answer.error_code == ErrorCode.none)
-
-    async def _committed(self, tp: TopicPartition) -> int | None:
-        read = await read_commit(self.client, self.group, tp)
-        return None if read is None else max(0, read.offset)
-
-    async def _commit(self, tp: TopicPartition, offset: int) -> bool:
-        client = self.client
-        line = await client.connected()
-        self.commits += 1
-        commit = self.unsettled = Commit(
-            group=self.group,
-            member=self.member_id,
-            generation=self.generation,
-            tp=tp,
-            offset=offset,
-            tag=f"{client.name}-{self.commits}",
-            invoked=client.now,
-            done=float("inf"),
-            result="unknown",
-            life=line.life,
-        )
-        code = ErrorCode.network_exception
-        try:
-            code = await self._ask_commit(line, commit)
-        finally:
-            self.unsettled = None
-            result = classify_commit(code)
-            client.env.loop.trace("committed", self.group, tp, offset, result)
-            client.env.history.commits.append(
-                replace(commit, done=client.now, result=result, error=code.name)
-            )
-        if result != "ok":
-            await self._refused(code)
-        return result == "ok"
-
-    async def _ask_commit(self, line: Line, commit: Commit) -> ErrorCode:
-        row = {
-            "partition_index": commit.tp[1],
-            "committed_offset": commit.offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": commit.tag,
-        }
-        fields = {
-            "group_id": self.group,
-            "generation_id_or_member_epoch": self.generation,
-            "member_id": self.member_id,
-            "group_instance_id": None,
-            "topics": [{"name": commit.tp[0], "partitions": [row]}],
-        }
-        version = self.client.versions[Api.OFFSET_COMMIT]
-        answer = await self.client.answer(line.ask(Api.OFFSET_COMMIT, version, fields))
-        code: ErrorCode = answer.topics[0].partitions[0].error_code
-        return code
-
-    async def _leave(self) -> None:
-        await self.client.ask(
-            Api.LEAVE_GROUP,
-            {
-                "group_id": self.group,
-                "members": [{"member_id": self.member_id, "group_instance_id": None, "reason": None}],
-            },
-        )
-        self.member_id = ""
-
-    async def _refused(self, code: ErrorCode) -> None:
-        if code in NO_COORDINATOR:
-            await self.client.find_coordinator(self.group)
-        if code in (ErrorCode.unknown_member_id, ErrorCode.fenced_instance_id):
-            self.member_id = ""
-        await self.client.pause(RETRY_S)
-
-
-# A coordinator that is not available may also have been lost between the append and the answer.
-NO_COORDINATOR = frozenset({ErrorCode.coordinator_not_available, ErrorCode.not_coordinator})
-
-
-def classify_commit(code: ErrorCode) -> Result:
-    return "unknown" if code in NO_COORDINATOR else classify(code)
-
-
-async def read_commit(client: SimClient, group: str, tp: TopicPartition) -> CommitRead | None:
-    """What the coordinator says is committed; None when it cannot say now."""
-    line = await client.connected()
-    invoked = client.now
-    answer = await client.ask(
-        Api.OFFSET_FETCH,
-        {
-            "group_id": group,
-            "topics": [{"name": tp[0], "partition_indexes": [tp[1]]}],
-            "require_stable": True,
-        },
-    )
-    if answer.error_code != ErrorCode.none:
-        if answer.error_code in NO_COORDINATOR:
-            await client.find_coordinator(group)
-        await client.pause(RETRY_S)
-        return None
-    row = answer.topics[0].partitions[0]
-    if row.error_code != ErrorCode.none:
-        await client.pause(RETRY_S)
-        return None
-    read = CommitRead(
-        group=group,
-        tp=tp,
-        offset=int(row.committed_offset),
-        tag=row.metadata or "",
-        invoked=invoked,
-        done=client.now,
-        life=line.life,
-    )
-    client.env.loop.trace("committed-is", group, tp, read.offset, read.tag)
-    client.env.history.commit_reads.append(read)
-    return read
-
-
-def encode_owned(partitions: Sequence[TopicPartition]) -> bytes:
-    return ";".join(f"{topic}:{index}" for topic, index in partitions).encode()
-
-
-def decode_owned(data: bytes) -> tuple[TopicPartition, ...]:
-    rows = [row.rsplit(":", 1) for row in data.decode().split(";") if row]
-    return tuple((topic, int(index)) for topic, index in rows)

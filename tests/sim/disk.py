@@ -219,16 +219,24 @@ class Disk:
         return found
 
     def durable_snapshot(self) -> dict[str, bytes]:
-        """Every file's bytes that no power cut can take."""
+        """Every file's bytes that no power cut can take: not those that a cut, an unlink or a rename under
+        way may take with it."""
         found: dict[str, bytes] = {}
+        going = {
+            (id(directory), name)
+            for change in self.name_changes
+            for directory, name, node in change.sets
+            if node is None
+        }
         stack = [("", self.root)]
         while stack:
             path, directory = stack.pop()
             for name, node in sorted(directory.durable.items()):
                 if isinstance(node, Directory):
                     stack.append((f"{path}/{name}", node))
-                else:
-                    found[f"{path}/{name}"] = bytes(node.synced)
+                elif (id(directory), name) not in going:
+                    cuts = [size for size, data in node.pending if data is None]
+                    found[f"{path}/{name}"] = bytes(node.synced[: min(cuts, default=None)])
         return found
 
     def clone(self) -> Disk:

@@ -1,4 +1,5 @@
-"""Owns what a run leaves behind: every client operation, every crash, and the final state, as plain values.
+"""Owns what a run leaves behind: every client operation, every crash, the metadata log as the bucket saw it,
+and the final state of every replica, as plain values.
 
 Results are classified the only way that is safe: ok (answered well), fail (answered with an error that is
 decided before anything is appended), unknown (everything else: time-outs, lost connections, and errors that
@@ -26,6 +27,7 @@ UNKNOWN_CODES = frozenset(
         ErrorCode.not_enough_replicas_after_append,
         ErrorCode.kafka_storage_error,
         ErrorCode.not_leader_or_follower,
+        ErrorCode.not_controller,
         ErrorCode.network_exception,
         ErrorCode.unknown_server_error,
     }
@@ -60,7 +62,9 @@ def value_of(data: bytes | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """One batch of one producer; `life` is the broker's life that answered."""
+    """One batch of one producer; `node` and `life` are those of the broker that answered the attempt which
+    was begun at `asked`. `ends` is where each replica ended when an acks=all ack arrived, on its
+    broker or left on its disk."""
 
     client: str
     connection: int
@@ -72,10 +76,18 @@ class Send:
     result: Result
     error: str = ""
     base_offset: int = -1
+    node: int = 1
     life: int = 0
+    asked: float | None = None
     producer: tuple[int, int] | None = None
     sequence: int = -1
     attempts: int = 1
+    ends: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def since(self) -> float:
+        """Nothing that happened before this can have anything to do with the answer."""
+        return self.invoked if self.asked is None else self.asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,7 @@ class Fetch:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    node: int = 1
     life: int = 0
 
 
@@ -147,7 +160,6 @@ class Sync:
     assignment: tuple[TopicPartition, ...]
     invoked: float
     done: float
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +170,6 @@ class Heartbeat:
     invoked: float
     done: float
     result: Result
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +186,6 @@ class Commit:
     done: float
     result: Result
     error: str = ""
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,23 +196,25 @@ class CommitRead:
     tag: str
     invoked: float
     done: float
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A life of the broker that ended without a clean stop, and what the disk kept of each log."""
+    """A life of a broker that ended without a clean stop, and what the disk kept of each log; `replaced`
+    when the next life begins on an empty disk."""
 
     life: int
     at: float
     power: bool
+    node: int = 1
+    replaced: bool = False
     synced_end: Mapping[TopicPartition, int] = field(default_factory=dict)
     kept_end: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalLog:
-    """One partition after healing: read from the files, and as the broker served it."""
+    """One partition after healing: read from its leader's files, and as the leader served it."""
 
     log_start_offset: int
     last_stable_offset: int
@@ -211,6 +223,90 @@ class FinalLog:
     batches: tuple[Batch, ...]
     served: tuple[tuple[int, int], ...]
     epochs: tuple[tuple[int, int], ...] = ()
+    node: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLog:
+    """One replica's log: from its files, but for the high watermark, which is what the broker knows."""
+
+    node: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    batches: tuple[Batch, ...]
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Replicas of one partition, looked at in one moment; at the end, when nothing may differ any more."""
+
+    at: float
+    tp: TopicPartition
+    logs: tuple[ReplicaLog, ...]
+    is_final: bool = False
+
+
+# The metadata log, as the bucket saw it ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreChange:
+    """One put that took effect, or one delete, below `meta/`, and who had sent it."""
+
+    at: float
+    node: int
+    life: int
+    kind: str
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    tp: TopicPartition
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    id: int
+    epoch: int
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaSlot:
+    """One slot, who put it there and when, and what it changed. `elects` is a controller epoch it claims."""
+
+    seq: int
+    at: float
+    node: int
+    life: int
+    controller_epoch: int
+    hash: str
+    previous_hash: str
+    elects: int | None = None
+    is_void: bool = False
+    partitions: tuple[PartitionState, ...] = ()
+    brokers: tuple[BrokerState, ...] = ()
+    deleted: tuple[str, ...] = ()
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSeen:
+    """What a broker took the cluster to be, having applied slots up to `seq`."""
+
+    node: int
+    life: int
+    seq: int
+    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +318,12 @@ class Recovery:
 
 @dataclass(slots=True)
 class History:
-    """One run. `single_replica_flush` is the broker's log.flush.single.replica."""
+    """One run. `single_replica_flush` is the broker's log.flush.single.replica; `unclean_topics` are those in
+    which a replica from outside the ISR may be made leader, because the configuration or an operator says so.
+    Partitions of which `slots` say nothing have one replica, on node 1."""
 
     single_replica_flush: bool = False
+    unclean_topics: set[str] = field(default_factory=set)
     sends: list[Send] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     deletes: list[DeleteRecords] = field(default_factory=list)
@@ -237,7 +336,11 @@ class History:
     crashes: list[Crash] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
     logs: dict[TopicPartition, FinalLog] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     topics: frozenset[str] = frozenset()
+    slots: tuple[MetaSlot, ...] = ()
+    collected_early: tuple[str, ...] = ()
+    images: list[ImageSeen] = field(default_factory=list)
 
     def operations(self) -> int:
         return (
@@ -250,11 +353,4 @@ class History:
             + len(self.heartbeats)
             + len(self.commits)
             + len(self.commit_reads)
-        )
-
-    def is_forgotten(self, tp: TopicPartition, offset: int, life: int) -> bool:
-        """Whether a power cut took this offset, seen in that life, away."""
-        return any(
-            crash.power and crash.life >= life and offset >= crash.kept_end.get(tp, 0)
-            for crash in self.crashes
         )

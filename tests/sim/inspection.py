@@ -23,7 +23,6 @@ from tests.sim.client import read_batch
 from tests.sim.disk import Disk
 from tests.sim.history import Batch, Recovery, TopicPartition
 
-OFFSETS_TOPIC = ("__consumer_offsets", 0)
 REMEMBERED_BATCHES = 5
 
 
@@ -111,6 +110,15 @@ def _contents(log: UnifiedLog) -> FoundLog:
     return FoundLog(
         log_end_offset=log.log_end_offset, batches=tuple(batches), epochs=tuple(log.epochs.entries())
     )
+
+
+def batches_of(parts: Sequence[tuple[str, int, bytes]]) -> list[Batch]:
+    """Every whole batch of a log's segments, while its broker lives."""
+    return [
+        read_batch(memoryview(data), at, header)
+        for _, _, data in parts
+        for at, header in records.iter_batches(data)
+    ]
 
 
 def _check_log(log: UnifiedLog) -> list[str]:

@@ -3,7 +3,8 @@
 When nothing is ready the loop jumps to the next timer, so hours pass in milliseconds and one seed gives one
 run. Work belongs to a `Process` (one life of a node or client) through a context variable that every task,
 timer and callback inherits; a dead process is never run again, not even its `finally` blocks, which is what
-SIGKILL means. Does not own the network, the disk or the store.
+SIGKILL means, and a paused one runs nothing until it is resumed. Does not own the network, the disk or the
+store.
 
 Invariant: the order of everything that runs is a function of the seed alone. Tasks and futures hash by
 serial number, because asyncio keeps them in sets; nothing in the trace comes from `hash()`, `id()` or the
@@ -48,6 +49,8 @@ class Process:
         self.steps = 0
         self.die_at_step: int | None = None
         self.power_at_step = False
+        self.paused = False
+        self.parked: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.on_death: list[Callable[[bool], None]] = []
         self.context = contextvars.Context()
@@ -65,9 +68,24 @@ class Process:
             return
         self.alive = False
         self.power_lost = power
+        self.parked.clear()
         self.loop.trace("die", self.name, power)
         for hook in self.on_death:
             hook(power)
+
+    def pause(self) -> None:
+        """As by SIGSTOP: nothing of it runs, its timers fire late, its sockets stay open and fill."""
+        if self.alive and not self.paused:
+            self.paused = True
+            self.loop.trace("pause", self.name)
+
+    def resume(self) -> None:
+        """Everything that became due meanwhile is due now, in the order in which it became so."""
+        if self.paused:
+            self.paused = False
+            self.loop.trace("resume", self.name)
+            parked, self.parked = self.parked, []
+            self.loop.ready_again(parked)
 
     def check_alive(self) -> None:
         if not self.alive:
@@ -183,6 +201,9 @@ class SimLoop(base_events.BaseEventLoop):
         if process is not None:
             if not process.alive:
                 return
+            if process.paused:
+                process.parked.append(handle)
+                return
             process.steps += 1
             if process.steps == process.die_at_step:
                 process.die(power=process.power_at_step)
@@ -193,6 +214,9 @@ class SimLoop(base_events.BaseEventLoop):
             self.fail(f"livelock: more than {self.max_steps} steps", None)
             return
         handle._run()
+
+    def ready_again(self, handles: list[asyncio.Handle]) -> None:
+        self._ready.extend(handles)
 
     # failures -----------------------------------------------------------------------------------------------
 

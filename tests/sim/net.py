@@ -54,8 +54,11 @@ class Host:
         return self.next_port
 
 
+Cut = tuple[tuple[str, str], ...]
+
+
 class Fabric:
-    """All hosts and the links between them."""
+    """All hosts and the links between them. Cuts of one link add up: it works when the last is mended."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, profile: NetworkProfile | None = None) -> None:
         self.loop = loop
@@ -63,7 +66,7 @@ class Fabric:
         self.profile = profile or NetworkProfile()
         self.hosts: dict[str, Host] = {}
         self.connections: list[Connection] = []
-        self._cut: set[tuple[str, str]] = set()
+        self._cuts: dict[tuple[str, str], int] = {}
         self._healed: list[asyncio.Future[None]] = []
         self._next_connection = 0
 
@@ -78,15 +81,31 @@ class Fabric:
 
     # faults -------------------------------------------------------------------------------------------------
 
-    def cut(self, a: str, b: str, *, both: bool = True) -> None:
+    def cut(self, a: str, b: str, *, both: bool = True) -> Cut:
+        """From a to b, or both ways; what comes back is for `mend`."""
         self.loop.trace("cut", a, b, both)
-        self._cut.add((a, b))
-        if both:
-            self._cut.add((b, a))
+        made: Cut = ((a, b), (b, a)) if both else ((a, b),)
+        for link in made:
+            self._cuts[link] = self._cuts.get(link, 0) + 1
+        return made
+
+    def mend(self, cut: Cut) -> None:
+        """Take one cut back; nothing happens when `heal` has done so already."""
+        self.loop.trace("mend", *cut)
+        for link in cut:
+            left = self._cuts.get(link, 0) - 1
+            if left > 0:
+                self._cuts[link] = left
+            else:
+                self._cuts.pop(link, None)
+        self._wake()
 
     def heal(self) -> None:
         self.loop.trace("heal")
-        self._cut.clear()
+        self._cuts.clear()
+        self._wake()
+
+    def _wake(self) -> None:
         for connection in list(self.connections):
             connection.release_held()
         waiters, self._healed = self._healed, []
@@ -95,7 +114,7 @@ class Fabric:
                 waiter.set_result(None)
 
     def is_cut(self, src: str, dst: str) -> bool:
-        return (src, dst) in self._cut
+        return (src, dst) in self._cuts
 
     def reset_some(self, chance: float, *, host: str | None = None) -> int:
         count = 0

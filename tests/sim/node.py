@@ -1,11 +1,12 @@
-"""Owns one broker's machine: its disk, its place in the network, and the lives of the broker on it.
+"""Owns one broker's machine: its disk, its clock, its place in the network, its line to the store, and the
+lives of the broker on it.
 
-A life begins with `start` and ends by a clean stop, a kill or a power cut. What the disk kept of each log is
-worked out here from the bytes alone, without the broker's own recovery, so that the verdict does not depend
-on the code it judges. Does not own the faults.
+A life begins with `start` and ends by a clean stop, a kill or a power cut; between lives the disk may be
+replaced by an empty one. What the disk kept of each log is worked out here from the bytes alone, without the
+broker's own recovery, so that the verdict does not depend on the code it judges. Does not own the faults.
 
 Invariant: at most one life is alive, and a life that ended otherwise than by a clean stop left exactly one
-Crash in the history.
+Crash in the history; so did every disk that was replaced.
 """
 
 from __future__ import annotations
@@ -16,24 +17,35 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from broker import config as broker_config
+from broker.image import Image
 from broker.ports import World
 from broker.server import Broker
-from remote.object_store import MemoryStore
+from storage.unified_log import UnifiedLog
 from tests.sim.disk import Disk, SimFiles
-from tests.sim.history import Crash, History
+from tests.sim.history import Crash, History, TopicPartition
 from tests.sim.loop import Killed, Process, SimFailure, SimLoop
 from tests.sim.net import Fabric
 from tests.sim.salvage import readable_ends
-from tests.sim.store import SimStore, StoreProfile
+from tests.sim.store import Bucket, SimStore, StoreProfile
 
 T = TypeVar("T")
 
+NAME = "broker-"
 WALL_CLOCK_AT_ZERO_MS = 1_700_000_000_000
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 OFFLOAD_MAX_S = 0.003
 OFFLOAD_SLOW_S = 1.0  # a disk that is busy: two syncs of one log may then overlap and end in either order
 OFFLOAD_SLOW_CHANCE = 0.1
+
+
+def host_of(node_id: int) -> str:
+    return f"{NAME}{node_id}"
+
+
+def node_of(host: str) -> int:
+    """The broker on this host; -1 when it is not a broker's."""
+    return int(host.removeprefix(NAME)) if host.startswith(NAME) else -1
 
 
 class Node:
@@ -43,37 +55,73 @@ class Node:
         loop: SimLoop,
         fabric: Fabric,
         history: History,
-        bucket: MemoryStore,
-        store_profile: StoreProfile,
-        name: str,
+        bucket: Bucket,
+        common: StoreProfile,
         node_id: int,
         seed: str,
         properties: Mapping[str, str],
     ) -> None:
         self.loop = loop
-        self.name = name
+        self.id = node_id
+        self.name = host_of(node_id)
         self.life = 0
         self.process: Process | None = None
         self.broker: Broker | None = None
         self.files: SimFiles | None = None
         self.may_break = False  # a disk error was armed: the broker may give up by itself
-        self.disk = Disk(random.Random(f"{seed}/{name}/disk"), self.now_ms, loop.trace)
+        self.clock_ahead_ms = 0
+        self.line = StoreProfile()
+        self.disks = 0
+        self.disk = self._new_disk(loop, seed)
         self._fabric = fabric
         self._history = history
         self._bucket = bucket
-        self._store_profile = store_profile
+        self._common = common
         self._seed = seed
+        self._left: dict[TopicPartition, int] = {}  # where logs ended when the last life did
         self._stopped = False
+        self.is_stopping = False
         given = {"node.id": str(node_id), "listeners": "PLAINTEXT://0.0.0.0:9092", **properties}
         self.config = broker_config.from_properties(given)
         self.log_dirs = [directory.strip() for directory in given["log.dirs"].split(",")]
 
+    def __repr__(self) -> str:
+        return f"<Node {self.name} life {self.life} {'alive' if self.is_alive else 'down'}>"
+
+    def _new_disk(self, loop: SimLoop, seed: str) -> Disk:
+        self.disks += 1
+        return Disk(random.Random(f"{seed}/{self.name}/disk-{self.disks}"), self.now_ms, loop.trace)
+
     def now_ms(self) -> int:
-        return WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000)
+        return WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000) + self.clock_ahead_ms
 
     @property
     def is_alive(self) -> bool:
         return self.process is not None and self.process.alive
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_alive and self.broker is not None and self.broker.is_ready
+
+    @property
+    def is_paused(self) -> bool:
+        return self.process is not None and self.process.paused
+
+    # what may be looked at ----------------------------------------------------------------------------------
+
+    def log(self, tp: TopicPartition) -> UnifiedLog | None:
+        """This node's log of a partition; None when it has none, or has not opened it yet."""
+        components = getattr(self.broker, "components", None) if self.is_alive else None
+        found: UnifiedLog | None = None if components is None else components.logs.logs.get(tp)
+        return found
+
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """Where the log ends, or ended when the last life did; None when it has none."""
+        log = self.log(tp)
+        return self._left.get(tp) if log is None else log.log_end_offset
+
+    def image(self) -> Image | None:
+        return self.broker.components.cluster.image if self.is_ready and self.broker is not None else None
 
     # lives --------------------------------------------------------------------------------------------------
 
@@ -81,9 +129,10 @@ class Node:
         """Switch the machine on; the future says whether this life got ready, or ended before."""
         assert not self.is_alive
         self.life += 1
-        self._stopped = False
+        self._stopped = self.is_stopping = False
         process = Process(self.loop, self.name, self.life)
         self.process = process
+        self.broker = None
         self.files = self.disk.mount(process)
         self.loop.trace("begin", self.name, self.life)
         ready: asyncio.Future[bool] = self.loop.create_future()
@@ -109,7 +158,9 @@ class Node:
         return World(
             files=files,
             network=self._fabric.endpoint(self.name, process),
-            store=SimStore(self.loop, self._bucket, self._store_profile, store_rng, process),
+            store=SimStore(
+                self.loop, self._bucket, self.line, store_rng, process, common=self._common, node=self.id
+            ),
             now_ms=self.now_ms,
             random=rng,
             offload=start_offload,
@@ -120,7 +171,9 @@ class Node:
         try:
             broker = Broker(self.config, world)
             self.broker = broker
-            await broker.start()
+            if not await broker.start():
+                self.loop.trace("stopped early", self.name, self.life)
+                return
             self.loop.trace("ready", self.name, self.life)
             if not ready.done():
                 ready.set_result(True)
@@ -144,6 +197,7 @@ class Node:
         process, broker = self.process, self.broker
         assert process is not None and broker is not None
         self.loop.trace("stop", self.name)
+        self.is_stopping = True
         stopping = process.spawn(broker.stop())
         over: asyncio.Future[None] = self.loop.create_future()
         process.on_death.append(lambda _: over.done() or over.set_result(None))
@@ -162,18 +216,47 @@ class Node:
         if self.process is not None:
             self.process.die(power=power)
 
+    def pause(self) -> None:
+        if self.process is not None:
+            self.process.pause()
+
+    def resume(self) -> None:
+        if self.process is not None:
+            self.process.resume()
+
+    def step_clock(self, milliseconds: int) -> None:
+        self.clock_ahead_ms += milliseconds
+        self.loop.trace("clock", self.name, milliseconds)
+
+    def replace_disk(self) -> None:
+        """The machine goes down and its next life begins on an empty disk."""
+        self.kill(power=True)
+        self.disk = self._new_disk(self.loop, self._seed)
+        self._left = {}
+        self.loop.trace("new-disk", self.name)
+        self._history.crashes.append(
+            Crash(node=self.id, life=self.life, at=self.loop.now, power=True, replaced=True)
+        )
+
     def _died(self, process: Process, ready: asyncio.Future[bool], *, power: bool) -> None:
         if not ready.done():
             ready.set_result(False)
-        if self._stopped:
-            return
         synced = {}
         if power:
             self._fabric.power_off(self.name)
             synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs)
             self.disk.power_cut()
-        kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        self._left = kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        if self._stopped:
+            return
         self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))
         self._history.crashes.append(
-            Crash(life=process.life, at=self.loop.now, power=power, synced_end=synced, kept_end=kept)
+            Crash(
+                node=self.id,
+                life=process.life,
+                at=self.loop.now,
+                power=power,
+                synced_end=synced,
+                kept_end=kept,
+            )
         )

@@ -1,11 +1,12 @@
-"""Owns the bucket of a simulation: one MemoryStore that outlives every process, seen through a bad line.
+"""Owns the bucket of a simulation: one store that outlives every process, seen through bad lines.
 
-Each process has its own view with latency, outages, hangs, and the case that matters most: done, but the
-reply was lost. A request that was under way when its process died may still take effect. Does not own what
-the objects mean.
+Each process has its own view with latency, outages, hangs, late answers, and the two cases that matter most:
+done, but the reply was lost; and done long after the caller gave up. A request that was under way when its
+process died may still take effect. A view follows several profiles at once: its node's own line, and the
+store's. Does not own what the objects mean.
 
-Invariant: what the bucket holds changes only by whole puts and deletes, and a lost reply is UNKNOWN, never
-LOST or WON.
+Invariant: what the bucket holds changes only by whole puts and deletes, each of them in the journal with its
+time and its sender; a lost reply is UNKNOWN, never LOST or WON.
 """
 
 from __future__ import annotations
@@ -18,45 +19,78 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from remote.object_store import MemoryStore, PutResult, StoreError
+from tests.sim.history import StoreChange
 from tests.sim.loop import Process, SimLoop
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
+JOURNAL_OF = "meta/"
+
+
+class Bucket(MemoryStore):
+    """The objects, and every change that was ever made to those that coordinate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal: list[StoreChange] = []
 
 
 @dataclass(slots=True)
 class StoreProfile:
-    """How the store behaves now; the scenario changes it while running."""
+    """How a line to the store, or the store, behaves now; the scenario changes it while running."""
 
     latency_min_s: float = 0.0005
     latency_max_s: float = 0.01
     error_before_chance: float = 0.0
     error_after_chance: float = 0.0
+    stale_chance: float = 0.0  # an answer stays under way for a while: true when given, old when it arrives
+    stale_max_s: float = 2.0
+    late_chance: float = 0.0  # a change takes effect this much later, mostly after its caller gave up
+    late_max_s: float = 40.0
     down: bool = False
     hang: bool = False
+    holds: bool = False  # changes that arrive now wait for `let_go`
+    held: list[Callable[[], None]] = field(default_factory=list)
     released: list[asyncio.Future[None]] = field(default_factory=list)
 
     def heal(self) -> None:
-        self.error_before_chance = self.error_after_chance = 0.0
-        self.down = self.hang = False
+        self.error_before_chance = self.error_after_chance = self.stale_chance = self.late_chance = 0.0
+        self.down = self.hang = self.holds = False
         waiting, self.released = self.released, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def let_go(self) -> int:
+        """What was held takes effect now, in the order of its arrival; how much that was."""
+        held, self.held = self.held, []
+        for take_effect in held:
+            take_effect()
+        return len(held)
+
 
 class SimStore:
-    """The ObjectStore seam of one process."""
+    """The ObjectStore seam of one process; `profile` is its own line, `common` the store's behaviour."""
 
     def __init__(
-        self, loop: SimLoop, bucket: MemoryStore, profile: StoreProfile, rng: random.Random, process: Process
+        self,
+        loop: SimLoop,
+        bucket: Bucket,
+        profile: StoreProfile,
+        rng: random.Random,
+        process: Process,
+        *,
+        common: StoreProfile | None = None,
+        node: int = 1,
     ) -> None:
         self._loop = loop
         self._bucket = bucket
-        self._profile = profile
+        self._line = profile
+        self._profiles = (profile,) if common is None else (profile, common)
         self._rng = rng
         self._process = process
+        self._node = node
 
     async def get(self, key: str) -> bytes:
         return await self._ask(lambda: self._bucket.get(key))
@@ -68,15 +102,15 @@ class SimStore:
         return await self._ask(lambda: self._bucket.list(prefix, after=after))
 
     async def put(self, key: str, data: bytes) -> None:
-        await self._change("put", key, lambda: self._bucket.put(key, bytes(data)))
+        await self._change("put", key, bytes(data), lambda: self._bucket.put(key, bytes(data)))
 
     async def delete(self, key: str) -> None:
-        await self._change("delete", key, lambda: self._bucket.delete(key))
+        await self._change("delete", key, b"", lambda: self._bucket.delete(key))
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
         try:
             result = await self._change(
-                "put-if-absent", key, lambda: self._bucket.put_if_absent(key, bytes(data))
+                "put", key, bytes(data), lambda: self._bucket.put_if_absent(key, bytes(data))
             )
         except StoreError:
             return PutResult.UNKNOWN
@@ -85,49 +119,92 @@ class SimStore:
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
         self._process.check_alive()
         await self._travel()
-        self._maybe_fail(self._profile.error_before_chance, "refused")
+        self._maybe_fail("error_before_chance", "refused")
         result = await call()
-        await self._travel()
+        await self._answer_travels()
         return result
 
-    async def _change(self, kind: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _change(self, kind: str, key: str, data: bytes, call: Callable[[], Awaitable[T]]) -> T:
         """The effect happens outside the caller's process, so that its death does not undo a request that
         had left."""
         self._process.check_alive()
-        if self._profile.down or self._profile.hang:
+        if any(profile.down or profile.hang for profile in self._profiles):
             await self._travel()
-        self._maybe_fail(self._profile.error_before_chance, "refused")
+        self._maybe_fail("error_before_chance", "refused")
         done: asyncio.Future[Any] = self._loop.create_future()
+        holder = next((profile for profile in self._profiles if profile.holds), None)
 
         def take_effect() -> None:
             outcome = _run_now(call)
-            self._loop.trace("store", kind, key)
+            self._loop.trace("store", kind, key, outcome)
+            if outcome is not PutResult.LOST and key.startswith(JOURNAL_OF):
+                self._note(kind, key, data)
             if not done.done():
                 done.set_result(outcome)
 
-        self._loop.call_later(self._latency(), take_effect, context=contextvars.Context())
+        if holder is not None:
+            holder.held.append(take_effect)
+            await self._give_up()
+        late_s = max(self._chance("late_chance", "late_max_s"), self._latency())
+        self._loop.call_later(late_s, take_effect, context=contextvars.Context())
+        if late_s > CALL_TIMEOUT_S:
+            await self._give_up()
         result = await done
-        await self._travel()
-        self._maybe_fail(self._profile.error_after_chance, "the reply was lost")
+        await self._answer_travels()
+        self._maybe_fail("error_after_chance", "the reply was lost")
         return result
+
+    def _note(self, kind: str, key: str, data: bytes) -> None:
+        self._bucket.journal.append(
+            StoreChange(
+                at=self._loop.now,
+                node=self._node,
+                life=self._process.life,
+                kind=kind,
+                key=key,
+                data=data,
+            )
+        )
+
+    async def _give_up(self) -> None:
+        await asyncio.sleep(CALL_TIMEOUT_S)
+        raise StoreError("deadline passed")
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._latency())
-        if self._profile.hang:
-            waiter = self._loop.create_future()
-            self._profile.released.append(waiter)
-            await asyncio.wait([waiter], timeout=CALL_TIMEOUT_S)
-            raise StoreError("deadline passed")
-        if self._profile.down:
-            raise StoreError("503 the store is down")
+        await self._check_line()
 
-    def _maybe_fail(self, chance: float, why: str) -> None:
-        if chance and self._rng.random() < chance:
-            raise StoreError(why)
+    async def _answer_travels(self) -> None:
+        await asyncio.sleep(max(self._chance("stale_chance", "stale_max_s"), self._latency()))
+        await self._check_line()
+
+    async def _check_line(self) -> None:
+        for profile in self._profiles:
+            if profile.hang:
+                waiter = self._loop.create_future()
+                profile.released.append(waiter)
+                await asyncio.wait([waiter], timeout=CALL_TIMEOUT_S)
+                raise StoreError("deadline passed")
+            if profile.down:
+                raise StoreError("503 the store is down")
+
+    def _maybe_fail(self, chance: str, why: str) -> None:
+        for profile in self._profiles:
+            given: float = getattr(profile, chance)
+            if given and self._rng.random() < given:
+                raise StoreError(why)
+
+    def _chance(self, chance: str, seconds: str) -> float:
+        """How long the case lasts that this chance speaks of; 0 when it does not happen."""
+        for profile in self._profiles:
+            given: float = getattr(profile, chance)
+            if given and self._rng.random() < given:
+                return self._rng.random() * float(getattr(profile, seconds))
+        return 0.0
 
     def _latency(self) -> float:
-        profile = self._profile
-        return profile.latency_min_s + self._rng.random() * (profile.latency_max_s - profile.latency_min_s)
+        line = self._line
+        return line.latency_min_s + self._rng.random() * (line.latency_max_s - line.latency_min_s)
 
 
 def _run_now(call: Callable[[], Awaitable[T]]) -> T:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.checks import RULES, judge
+from tests.sim.checks import RULES
 from tests.sim.history import (
     Batch,
     Commit,
@@ -27,6 +27,7 @@ from tests.sim.history import (
     payload,
     value_of,
 )
+from tests.sim.verdict import judge
 
 T = ("t", 0)
 U = ("u", 0)
@@ -112,9 +113,9 @@ def clean() -> History:
     history.deletes = [DeleteRecords(tp=U, before=1, invoked=4, done=4.1, result="ok", low_watermark=1)]
     history.creates = [CreateTopic(topic="t", partitions=1, invoked=0, done=0.1, result="ok")]
     history.syncs = [
-        Sync(group="g", member="m1", generation=1, assignment=(T,), invoked=1, done=1.1, life=1),
-        Sync(group="g", member="m2", generation=1, assignment=(U,), invoked=1, done=1.2, life=1),
-        Sync(group="g", member="m1", generation=2, assignment=(T, U), invoked=7, done=7.1, life=2),
+        Sync(group="g", member="m1", generation=1, assignment=(T,), invoked=1, done=1.1),
+        Sync(group="g", member="m2", generation=1, assignment=(U,), invoked=1, done=1.2),
+        Sync(group="g", member="m1", generation=2, assignment=(T, U), invoked=7, done=7.1),
     ]
     history.heartbeats = [
         Heartbeat(group="g", member="m2", generation=1, invoked=2, done=2.1, result="ok"),
@@ -123,15 +124,15 @@ def clean() -> History:
     history.commits = [
         commit("a", 2, 2.0),
         commit("b", 4, 3.0),
-        commit("c", 6, 7.2, generation=2, life=2),
-        commit("d", 2, 7.3, generation=1, life=2, result="fail", member="m2"),
-        commit("e", 7, 7.9, generation=2, life=2, result="unknown"),
+        commit("c", 6, 7.2, generation=2),
+        commit("d", 2, 7.3, generation=1, result="fail", member="m2"),
+        commit("e", 7, 7.9, generation=2, result="unknown"),
     ]
     history.commit_reads = [
         read("", -1, 0.5),
         read("a", 2, 2.5),
-        read("c", 6, 7.4, life=2),
-        read("e", 7, 9, life=2),
+        read("c", 6, 7.4),
+        read("e", 7, 9),
     ]
     history.crashes = [Crash(life=1, at=5, power=False, synced_end={T: 0, U: 0}, kept_end={T: 4, U: 3})]
     history.recoveries = [Recovery()]
@@ -151,13 +152,12 @@ def commit(tag: str, offset: int, at: float, **changes: object) -> Commit:
         invoked=at,
         done=at + 0.05,
         result="ok",
-        life=1,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def read(tag: str, offset: int, at: float, life: int = 1) -> CommitRead:
-    return CommitRead(group="g", tp=T, offset=offset, tag=tag, invoked=at, done=at + 0.05, life=life)
+def read(tag: str, offset: int, at: float) -> CommitRead:
+    return CommitRead(group="g", tp=T, offset=offset, tag=tag, invoked=at, done=at + 0.05)
 
 
 # --- the ways to spoil it -----------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def give_two_owners(history: History) -> None:
 
 
 def accept_a_stale_commit(history: History) -> None:
-    history.commits.append(commit("f", 7, 10, generation=1, life=2))
+    history.commits.append(commit("f", 7, 10, generation=1))
 
 
 def accept_a_stale_heartbeat(history: History) -> None:
@@ -327,19 +327,19 @@ def accept_a_stale_heartbeat(history: History) -> None:
 
 
 def forget_a_commit(history: History) -> None:
-    history.commit_reads.append(read("", -1, 9.5, life=2))
+    history.commit_reads.append(read("", -1, 9.5))
 
 
 def go_back_to_an_older_commit(history: History) -> None:
-    history.commit_reads.append(read("a", 2, 9.5, life=2))
+    history.commit_reads.append(read("a", 2, 9.5))
 
 
 def apply_a_refused_commit(history: History) -> None:
-    history.commit_reads.append(read("d", 2, 9.5, life=2))
+    history.commit_reads.append(read("d", 2, 9.5))
 
 
 def read_an_offset_nobody_committed(history: History) -> None:
-    history.commit_reads.append(read("e", 5, 9.5, life=2))
+    history.commit_reads.append(read("e", 5, 9.5))
 
 
 def recover_differently(history: History) -> None:
@@ -406,7 +406,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
 def test_a_clean_history_passes() -> None:
     verdict = judge(clean())
     assert not verdict.violations
-    assert verdict.lost_to_power == 0
+    assert (verdict.lost_by_all, verdict.lost_with_leader) == (0, 0)
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
@@ -426,7 +426,7 @@ def test_a_power_cut_may_take_what_was_not_synced_and_it_is_counted() -> None:
     lose_an_acked_value_to_power(history)
     verdict = judge(history)
     assert not verdict.violations
-    assert verdict.lost_to_power == 1
+    assert verdict.lost_by_all == 1
 
 
 @pytest.mark.parametrize("value", [0, 1, 4, 5, 1 << 40, (3 << 40) | 17])

@@ -196,3 +196,45 @@ def test_a_stall_moves_time_for_everybody() -> None:
         return late
 
     assert loop.run(main())[0] >= 15
+
+
+def test_a_paused_process_runs_nothing_and_then_everything_late_and_in_order() -> None:
+    loop = SimLoop()
+    process = Process(loop, "sleeper")
+    ran: list[tuple[str, int]] = []
+
+    async def sleeper() -> None:
+        loop.call_later(1, lambda: ran.append(("one", round(loop.now - begun))))
+        loop.call_later(2, lambda: ran.append(("two", round(loop.now - begun))))
+        await asyncio.sleep(3)
+        ran.append(("three", round(loop.now - begun)))
+
+    async def main() -> None:
+        process.spawn(sleeper())
+        await asyncio.sleep(1.5)
+        process.pause()
+        await asyncio.sleep(10)
+        assert ran == [("one", 1)]
+        process.resume()
+        await asyncio.sleep(1)
+
+    begun = loop.now
+    loop.run(main())
+    assert ran == [("one", 1), ("two", 12), ("three", 12)]
+
+
+def test_a_paused_process_can_be_killed() -> None:
+    loop = SimLoop()
+    process = Process(loop, "sleeper")
+
+    async def main() -> None:
+        process.spawn(asyncio.sleep(1, "never"))
+        await asyncio.sleep(0.5)
+        process.pause()
+        await asyncio.sleep(1)
+        process.die()
+        process.resume()
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in process.tasks)
+
+    loop.run(main())

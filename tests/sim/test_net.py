@@ -246,3 +246,40 @@ def test_a_buffer_that_changes_after_write_is_noticed() -> None:
 
     with pytest.raises(Exception, match="buffer changed after write"):
         pair.loop.run(main())
+
+
+def test_a_link_cut_twice_works_when_both_cuts_are_mended() -> None:
+    pair = Pair()
+
+    async def main() -> None:
+        client, server = Recorder(), Recorder()
+        transport = await pair.connect(client, server)
+        whole = pair.fabric.cut("a", "b")
+        half = pair.fabric.cut("a", "b", both=False)
+        transport.write(b"question")
+        pair.fabric.mend(whole)
+        await asyncio.sleep(1)
+        assert not server.received
+        pair.fabric.mend(half)
+        await asyncio.sleep(1)
+        assert server.received == b"question"
+
+    pair.loop.run(main())
+
+
+def test_a_paused_peer_takes_connections_and_bytes_and_reads_them_later() -> None:
+    pair = Pair()
+
+    async def main() -> None:
+        server = Recorder()
+        await pair.at_b.listen("0.0.0.0", 9092, lambda: server, backlog=1)
+        pair.b.pause()
+        transport, _ = await pair.at_a.connect("b", 9092, Recorder)
+        transport.write(b"hello")
+        await asyncio.sleep(10)
+        assert server.transport is None
+        pair.b.resume()
+        await asyncio.sleep(1)
+        assert server.received == b"hello"
+
+    pair.loop.run(main())

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from remote.object_store import MemoryStore, NoSuchObject, PutResult, StoreError
+from remote.object_store import NoSuchObject, PutResult, StoreError
 from tests.sim.loop import Killed, Process, SimLoop
-from tests.sim.store import SimStore, StoreProfile
+from tests.sim.store import Bucket, SimStore, StoreProfile
 
 
 class Bench:
     def __init__(self) -> None:
         self.loop = SimLoop()
-        self.bucket = MemoryStore()
+        self.bucket = Bucket()
         self.profile = StoreProfile()
         self.process = Process(self.loop, "p")
         self.store = SimStore(self.loop, self.bucket, self.profile, random.Random(1), self.process)
@@ -115,5 +115,71 @@ def test_a_request_that_had_left_takes_effect_after_its_sender_died() -> None:
         assert bench.bucket.objects == {"k": b"x"}
         with pytest.raises(Killed):
             await bench.store.get("k")
+
+    bench.run(main())
+
+
+def test_a_late_change_takes_effect_after_its_caller_gave_up() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        bench.profile.late_chance, bench.profile.late_max_s = 1.0, 1000.0
+        late = [await bench.store.put_if_absent(f"meta/{n}", b"x") for n in range(8)]
+        assert PutResult.UNKNOWN in late
+        assert len(bench.bucket.objects) < 8
+        bench.profile.heal()
+        await asyncio.sleep(1000)
+        assert len(bench.bucket.objects) == 8
+
+    bench.run(main())
+
+
+def test_held_changes_wait_until_they_are_let_go() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        bench.profile.holds = True
+        assert await bench.store.put_if_absent("meta/1", b"x") is PutResult.UNKNOWN
+        bench.profile.heal()
+        assert await bench.store.put_if_absent("meta/1", b"y") is PutResult.WON
+        await bench.store.delete("meta/1")
+        assert bench.profile.let_go() == 1
+        assert bench.bucket.objects == {"meta/1": b"x"}
+
+    bench.run(main())
+
+
+def test_the_journal_knows_who_changed_what_and_when() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        await bench.store.put_if_absent("meta/1", b"x")
+        await bench.store.put_if_absent("meta/1", b"y")
+        await bench.store.put("other", b"z")
+        await bench.store.delete("meta/1")
+        kinds = [(change.kind, change.key, change.data, change.node) for change in bench.bucket.journal]
+        assert kinds == [("put", "meta/1", b"x", 1), ("delete", "meta/1", b"", 1)]
+
+    bench.run(main())
+
+
+def test_a_node_can_be_cut_from_the_store_alone() -> None:
+    bench = Bench()
+    own, common = StoreProfile(), StoreProfile()
+    one, other = (
+        SimStore(bench.loop, bench.bucket, line, random.Random(2), bench.process, common=common, node=node)
+        for node, line in ((1, own), (2, StoreProfile()))
+    )
+
+    async def main() -> None:
+        own.down = True
+        with pytest.raises(StoreError):
+            await one.list("")
+        assert await other.list("") == []
+        own.heal()
+        common.down = True
+        for store in (one, other):
+            with pytest.raises(StoreError):
+                await store.list("")
 
     bench.run(main())

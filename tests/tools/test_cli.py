@@ -28,6 +28,8 @@ COMMANDS = (
     ("bench", "consume"),
     ("bench", "latency"),
     ("dump-log",),
+    ("store",),
+    ("store", "probe"),
 )
 
 
@@ -53,7 +55,8 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: tup
 def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("broker", "cluster", "topics", "offsets", "bench", "dump-log"))
+    there = ("broker", "cluster", "topics", "offsets", "bench", "dump-log", "store")
+    assert all(command in text for command in there)
     assert not any(command in text for command in ("verify", "recover", "cost", "demo"))
 
 
@@ -73,6 +76,12 @@ def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
         (["broker", "--set", "num.partitions=three"], "num.partitions"),
         (["broker", "--config", "/nowhere/server.properties"], "No such file"),
         (["broker", "--store", "gopher://x", "--data", "/proc/nowhere"], "--store gopher://x"),
+        (["broker", "--store", "s3://Bucket"], "--store s3://Bucket: 'Bucket' is no bucket name"),
+        (["broker", "--store", "s3://bucket?endpont=http://x"], "unknown option endpont"),
+        (["store", "probe"], "Missing argument"),
+        (["store", "probe", "gopher://x"], "gopher://x: give file:///DIR or s3://BUCKET"),
+        (["store", "probe", "file:///proc/nowhere"], "/proc/nowhere: No such file"),
+        (["store", "probe", "file:///x", "--json", "/nowhere/at/all.json"], "no such directory"),
         (["broker", "--admin", "9090"], "--admin 9090: not HOST:PORT"),
         (["broker", "--data", "/proc/nowhere"], "/proc/nowhere"),
         (["topics", "list", "--bootstrap", "nowhere"], "'nowhere' is not HOST:PORT"),

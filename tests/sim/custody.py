@@ -1,0 +1,139 @@
+"""Owns the question who was bound to keep a record, and whether all of them lost it.
+
+From the committed ISRs (the metadata log, in time) and the crashes (what each disk kept) it works out, for
+any record, whether there came a moment in which no member of the ISR had it any more. Only that, or an
+unclean election, excuses the loss of what a high watermark had passed. Does not own the rules.
+
+Invariant: a history alone decides; where a moment is not known exactly, the member is taken to have lost the
+record only if its own crash took it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+
+from tests.sim.history import Crash, History, PartitionState, TopicPartition
+
+ALONE = (1,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """From `at` on this is committed."""
+
+    at: float
+    seq: int
+    state: PartitionState
+    is_unclean: bool  # its leader was not a member of the ISR before
+
+
+class Custody:
+    def __init__(self, history: History) -> None:
+        self._crashes = sorted(history.crashes, key=lambda crash: crash.at)
+        self._moments: dict[TopicPartition, list[Moment]] = defaultdict(list)
+        self._times: dict[TopicPartition, list[float]] = defaultdict(list)
+        self._registered = [
+            (slot.at, broker.id)
+            for slot in history.slots
+            for broker in slot.brokers
+            if broker.epoch == slot.seq
+        ]
+        for slot in history.slots:
+            for state in slot.partitions:
+                known = self._moments[state.tp]
+                before = known[-1].state if known and state.partition_epoch else None
+                is_unclean = (
+                    before is not None
+                    and state.leader >= 0
+                    and state.leader_epoch != before.leader_epoch
+                    and state.leader not in before.isr
+                )
+                known.append(Moment(at=slot.at, seq=slot.seq, state=state, is_unclean=is_unclean))
+                self._times[state.tp].append(slot.at)
+
+    def partitions(self) -> list[TopicPartition]:
+        return sorted(self._moments)
+
+    def moments(self, tp: TopicPartition) -> list[Moment]:
+        return self._moments.get(tp, [])
+
+    def at(self, tp: TopicPartition, when: float) -> PartitionState | None:
+        place = bisect_right(self._times.get(tp, ()), when)
+        return self._moments[tp][place - 1].state if place else None
+
+    def during(self, tp: TopicPartition, begin: float, end: float) -> list[PartitionState]:
+        """Every state that was in force at some time between the two."""
+        times = self._times.get(tp, ())
+        first = max(0, bisect_right(times, begin) - 1)
+        return [moment.state for moment in self.moments(tp)[first : bisect_right(times, end)]]
+
+    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
+        moments = self.moments(tp)
+        return moments[-1].state.replicas if moments else ALONE
+
+    def _took(self, crash: Crash, tp: TopicPartition, offset: int) -> bool:
+        """Whether this crash took the record at `offset` from its node."""
+        if crash.replaced:
+            return True
+        return crash.power and offset >= max(crash.kept_end.get(tp, 0), crash.synced_end.get(tp, 0))
+
+    def is_lost(
+        self, tp: TopicPartition, offset: int, begin: float, end: float, *, was_synced: bool = False
+    ) -> bool:
+        """Whether everybody who was bound to keep what was committed between `begin` and `end` lost it;
+        `was_synced` when no power cut can be the reason."""
+        if any(moment.is_unclean and moment.at > begin for moment in self.moments(tp)):
+            return True
+        losses = self._losses(tp, offset, begin, was_synced=was_synced)
+        if not losses:
+            return False
+        bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]
+        return any(self._all_lost(tp, losses, begin, isr) for isr in sorted(set(bound)))
+
+    def each_lost(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
+        """Whether each one of them lost it. Otherwise, when all that were left in the ISR did, somebody who
+        had left it had a copy still: the last member standing took it away (KIP-966 tells of it)."""
+        losers = {crash.node for crash in self._losses(tp, offset, begin, was_synced=False)}
+        bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]
+        return any(losers >= set(isr) for isr in bound)
+
+    def _losses(self, tp: TopicPartition, offset: int, begin: float, *, was_synced: bool) -> list[Crash]:
+        """Crashes that took this record: those from `begin` on, and those whose node is not yet back."""
+        return [
+            crash
+            for crash in self._crashes
+            if self._took(crash, tp, offset)
+            and (crash.replaced or not was_synced)
+            and (crash.at >= begin or not self._is_back(crash, begin))
+        ]
+
+    def _is_back(self, crash: Crash, when: float) -> bool:
+        return any(node == crash.node and crash.at < at <= when for at, node in self._registered)
+
+    def _all_lost(self, tp: TopicPartition, losses: list[Crash], begin: float, isr: tuple[int, ...]) -> bool:
+        changes: list[tuple[float, int, Crash | PartitionState]] = [(crash.at, 0, crash) for crash in losses]
+        changes += [(moment.at, 1, moment.state) for moment in self.moments(tp) if moment.at > begin]
+        changes.sort(key=lambda change: change[:2])
+        holders, members = set(isr), set(isr)
+        for _, _, change in changes:
+            if isinstance(change, Crash):
+                holders.discard(change.node)
+            else:
+                joined = set(change.isr) - members
+                members = set(change.isr)
+                holders = (holders & members) | joined  # who joins has copied what a holder had
+            if not holders:
+                return True
+        return False
+
+    def led_on(self, tp: TopicPartition, node: int, when: float) -> bool:
+        """Whether `node`, leading at `when`, has led ever since."""
+        moments = self.moments(tp)
+        if not moments:
+            return True
+        terms = [moment for moment in moments if moment.at <= when and moment.state.leader == node]
+        if not terms:
+            return False
+        return all(moment.state.leader in (node, -1) for moment in moments if moment.at > terms[-1].at)

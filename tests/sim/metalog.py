@@ -1,0 +1,114 @@
+"""Owns the reading of the metadata log from the bucket's journal: who won each slot, when, and what it did.
+
+Trusts no broker: a slot is the first object that was ever put under its key, whoever deleted it later. Uses
+the broker's own record formats and fold, which have tests of their own; what the fold yields is judged by
+the rules. Does not own those.
+
+Invariant: the slots are in the order of their numbers, and `state` is the digest of the fold up to each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from broker.image import ControllerElected, Image, TopicImage, decode_record, encode_record
+from protocol.formats import decode_slot, slot_hash
+from tests.sim.history import BrokerState, ImageSeen, MetaSlot, PartitionState, StoreChange
+
+SLOTS = "meta/"
+BOUNDARIES = "meta/boundary/"
+
+
+def read_slots(journal: Iterable[StoreChange]) -> tuple[MetaSlot, ...]:
+    first: dict[int, StoreChange] = {}
+    for change in journal:
+        name = change.key.removeprefix(SLOTS)
+        if change.kind == "put" and name.isdigit():
+            first.setdefault(int(name), change)
+    reader = Reader()
+    return tuple(reader.read(seq, first[seq]) for seq in sorted(first))
+
+
+class Reader:
+    """Folds slot after slot and says what each one changed."""
+
+    def __init__(self) -> None:
+        self.image = Image()
+
+    def read(self, seq: int, change: StoreChange) -> MetaSlot:
+        slot = decode_slot(change.data)
+        records = tuple(map(decode_record, slot.records))
+        elects = next((r.controller_epoch for r in records if isinstance(r, ControllerElected)), None)
+        is_void = slot.controller_epoch < self.image.controller_epoch
+        before = self.image.copy()
+        self.image.apply_slot(seq, () if is_void else records)
+        return MetaSlot(
+            seq=seq,
+            at=change.at,
+            node=change.node,
+            life=change.life,
+            controller_epoch=slot.controller_epoch,
+            hash=slot_hash(change.data).hex(),
+            previous_hash=slot.previous_hash.hex(),
+            elects=elects,
+            is_void=is_void,
+            partitions=tuple(_changed_partitions(before, self.image)),
+            brokers=tuple(
+                BrokerState(id=broker.id, epoch=broker.epoch, fenced=broker.fenced)
+                for broker in self.image.brokers.values()
+                if before.brokers.get(broker.id) != broker
+            ),
+            deleted=tuple(
+                topic.name for topic in before.topics.values() if topic.id not in self.image.topic_names
+            ),
+            state=digest_of(self.image),
+        )
+
+
+def _changed_partitions(before: Image, after: Image) -> Iterable[PartitionState]:
+    for topic in after.topics.values():
+        old = before.topics.get(topic.name)
+        if old is topic:
+            continue
+        same = old is not None and old.id == topic.id
+        known = old.partitions if same and old is not None else ()
+        for state in _states(topic):
+            at = state.tp[1]
+            if at >= len(known) or known[at] != topic.partitions[at]:
+                yield state
+
+
+def _states(topic: TopicImage) -> Iterable[PartitionState]:
+    for partition in topic.partitions:
+        yield PartitionState(
+            tp=(topic.name, partition.index),
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            replicas=partition.replicas,
+            isr=partition.isr,
+        )
+
+
+def digest_of(image: Image) -> str:
+    """One name for all images that say the same, however they came to."""
+    records = sorted(map(encode_record, image.snapshot_records()))
+    return hashlib.sha256(b"\n".join(records)).hexdigest()[:16]
+
+
+def seen_by(image: Image, *, node: int, life: int) -> ImageSeen:
+    return ImageSeen(node=node, life=life, seq=image.seq, state=digest_of(image))
+
+
+def collected_early(journal: Iterable[StoreChange]) -> tuple[str, ...]:
+    """Slots that were deleted before any boundary said so."""
+    boundary = 0
+    early = []
+    for change in journal:
+        name = change.key.removeprefix(SLOTS)
+        if change.kind == "put" and change.key.startswith(BOUNDARIES):
+            boundary = max(boundary, int(change.key.removeprefix(BOUNDARIES)))
+        elif change.kind == "delete" and name.isdigit() and int(name) > boundary:
+            early.append(change.key)
+    return tuple(early)

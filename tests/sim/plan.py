@@ -1,0 +1,221 @@
+"""Owns what a seed decides before anything runs: brokers, topics, clients, faults.
+
+Faults are chosen swarm-wise: each run allows itself a few kinds, and one run in six none, because many
+faults at once hide each other. Does not own how faults are committed (nemesis.py).
+
+Invariant: a plan is a function of the seed and the number of brokers alone.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.sim.net import NetworkProfile
+
+GROUP = "group"
+RACKS = ("a", "b", "c")
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+# What any broker can meet, alone or not.
+KINDS = (
+    "kill",
+    "kill-in-write",
+    "power",
+    "power-in-write",
+    "restart",
+    "kill-while-starting",
+    "cut",
+    "one-way",
+    "reset",
+    "freeze",
+    "stall",
+    "disk-error",
+    "disk-full",
+    "store-down",
+    "store-hangs",
+    "store-lossy",
+    "kill-client",
+)
+# What takes several.
+CLUSTER_KINDS = (
+    *KINDS,
+    "kill-all",
+    "new-disk",
+    "pause",
+    "cut-from-peers",
+    "cut-pair",
+    "one-way-pair",
+    "isolate",
+    "flap",
+    "zombie",
+    "die-alone",
+    "no-store",
+    "no-store-answers",
+    "store-stale",
+    "store-late",
+    "clock",
+)
+# What ends a life of the broker, or a connection under way, finds the most.
+HEAVY = {
+    **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
+    **dict.fromkeys(("pause", "cut-from-peers"), 3),
+    **dict.fromkeys(("zombie", "die-alone"), 6),
+}
+
+BROKERS = (1, 1, 2, 3, 3, 3, 3, 3, 3, 4, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`target` says at which broker: any, the controller, or the leader of some partition."""
+
+    at_s: float
+    kind: str
+    amount: int
+    seconds: float
+    target: str = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerPlan:
+    acks: int
+    window: int
+    is_idempotent: bool
+    batches: int
+    pause_s: float
+    codec: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`consumers` are the racks they are in."""
+
+    brokers: int
+    replicas: int
+    properties: dict[str, str]
+    topics: dict[str, int]
+    topic_configs: dict[str, str]
+    producers: tuple[ProducerPlan, ...]
+    consumers: tuple[str, ...]
+    members: int
+    deletes: int
+    extra_topics: int
+    faults: tuple[Fault, ...]
+    faults_last_s: float
+    network: NetworkProfile
+    ends_with_kill: bool
+
+    @property
+    def is_unclean(self) -> bool:
+        return self.topic_configs.get("unclean.leader.election.enable") == "true"
+
+    @property
+    def fault_names(self) -> str:
+        return "+".join(fault.kind for fault in self.faults) or "none"
+
+
+def brokers_of(seed: int) -> int:
+    return random.Random(f"{seed}/brokers").choice(BROKERS)
+
+
+def plan_of(seed: int, *, brokers: int = 1) -> Plan:
+    """The plan of one broker's run and of a cluster's differ in what is in it, not in how it is made."""
+    rng = random.Random(f"{seed}/plan")
+    is_cluster = brokers > 1
+    replicas = min(brokers, rng.choice((1, 2, 3, 3, 3, 3))) if is_cluster else 1
+    last_s = rng.choice((10.0, 20.0, 30.0)) if is_cluster else 5.0
+    return Plan(
+        brokers=brokers,
+        replicas=replicas,
+        properties=_properties(rng, brokers),
+        topics={"t": rng.choice((1, 2)), "d": 1},
+        topic_configs=_topic_configs(rng, replicas),
+        producers=_producers(rng, last_s, is_cluster=is_cluster),
+        consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
+        members=rng.choice((0, 0, 1, 2, 3)),
+        deletes=rng.choice((0, 1, 3)),
+        extra_topics=rng.choice((0, 0, 1, 2)),
+        faults=_faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s),
+        faults_last_s=last_s,
+        network=NetworkProfile(
+            split_chance=rng.choice((0.0, 0.05, 0.3)),
+            spike_chance=rng.choice((0.0, 0.0, 0.05)),
+            window_bytes=rng.choice((2000, 65536, 262144)),
+        ),
+        ends_with_kill=rng.random() < 0.7,
+    )
+
+
+def _properties(rng: random.Random, brokers: int) -> dict[str, str]:
+    two_dirs = rng.random() < 0.3
+    properties = {
+        "log.dirs": "/data/a,/data/b" if two_dirs else "/data/a",
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": str(min(3, brokers)),
+        "group.initial.rebalance.delay.ms": "0",
+        "auto.create.topics.enable": "false",
+        "log.flush.single.replica": rng.choice(("true", "false")),
+        "log.index.interval.bytes": rng.choice(("0", "100", "4096")),
+        "log.flush.offset.checkpoint.interval.ms": rng.choice(("500", "60000")),
+    }
+    if rng.random() < 0.3:
+        properties["log.flush.interval.messages"] = rng.choice(("1", "5"))
+    if brokers > 1:
+        properties["replica.lag.time.max.ms"] = rng.choice(("3000", "10000"))
+        if rng.random() < 0.4:
+            properties["replica.selector.class"] = RACK_AWARE
+    return properties
+
+
+def _topic_configs(rng: random.Random, replicas: int) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    if rng.random() < 0.6:
+        configs["segment.ms"] = rng.choice(("300", "1500"))
+    if rng.random() < 0.2:
+        configs["message.timestamp.type"] = "LogAppendTime"
+    if rng.random() < 0.15:
+        configs["compression.type"] = rng.choice(("gzip", "uncompressed", "zstd"))
+    if replicas > 1:
+        configs["min.insync.replicas"] = rng.choice(("1", "2", "2"))
+        if rng.random() < 0.1:
+            configs["unclean.leader.election.enable"] = "true"
+    return configs
+
+
+def _producers(rng: random.Random, last_s: float, *, is_cluster: bool) -> tuple[ProducerPlan, ...]:
+    """In a cluster they go on for as long as the faults do, which wait for sessions to end."""
+    batches = 8, int(32 if not is_cluster else 24 + last_s)
+    pauses = (0.0, 0.1, 0.3) if not is_cluster else (0.1, 0.3, last_s / 40)
+    return tuple(
+        ProducerPlan(
+            acks=acks,
+            window=rng.choice((1, 1, 3, 5)),
+            is_idempotent=acks == -1 and rng.random() < 0.7,
+            batches=rng.randrange(*batches),
+            pause_s=rng.choice(pauses),
+            codec=rng.choice((0, 0, 0, 1, 4)),
+        )
+        for acks in [
+            rng.choice((-1, -1, -1, 1, 1, 0) if is_cluster else (-1, -1, -1, 1, 0))
+            for _ in range(rng.choice((1, 2, 2, 3)))
+        ]
+    )
+
+
+def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[Fault, ...]:
+    if rng.random() < 1 / 6:
+        return ()
+    weights = [HEAVY.get(kind, 1) for kind in kinds]
+    allowed = sorted(set(rng.choices(kinds, weights, k=rng.choice((1, 2, 3)))))
+    faults = [
+        Fault(
+            at_s=rng.random() * last_s,
+            kind=rng.choice(allowed),
+            amount=rng.choice((rng.randrange(1, 12), rng.randrange(1, 100))),
+            seconds=rng.choice((0.05, 0.5, 2.0, 7.0) if last_s <= 5.0 else (0.5, 2.0, 9.0, 15.0)),
+            target=rng.choice(("any", "controller", "leader", "leader")),
+        )
+        for _ in range(rng.choice((1, 2, 3, 4, 6)))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))

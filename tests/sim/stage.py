@@ -1,0 +1,363 @@
+"""Owns the stage a run is played on: brokers on one fabric and one bucket, clients, the truth about the
+cluster, and the looks at it that only the audience has.
+
+The truth is folded from the bucket's journal; no broker is asked. Does not own what happens on the stage
+(scenario.py and the named scenarios) nor the faults (nemesis.py).
+
+Invariant: everything random comes from the seed, through generators of their own for network, disks, stores,
+brokers' lives and each client, so that a change in one of them leaves the others' choices alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.image import Image
+from tests.sim import inspection, metalog, salvage
+from tests.sim.client import RETRY_S, Env, Lost, SimClient
+from tests.sim.history import Batch, FinalLog, History, MetaSlot, ReplicaLog, Sample, TopicPartition
+from tests.sim.inspection import FoundLog
+from tests.sim.loop import SimFailure, SimLoop
+from tests.sim.net import Fabric, NetworkProfile
+from tests.sim.node import Node, host_of
+from tests.sim.plan import RACKS
+from tests.sim.store import Bucket, StoreProfile
+
+READY_S = 60.0
+SETTLE_S = 90.0
+WHOLE_S = 60.0
+QUIESCE_S = 5.0
+STEPS_PER_BROKER = 400_000
+
+
+class Stuck(SimFailure):
+    """Somebody did not come to an end; said by name in Stage.stuck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an inspection found on one node."""
+
+    node: int
+    logs: dict[TopicPartition, FoundLog]
+
+
+class Truth:
+    """The cluster as its metadata log tells it, up to the newest slot in the bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._reader = metalog.Reader()
+        self._read = 0
+        self.slots: list[MetaSlot] = []
+
+    @property
+    def image(self) -> Image:
+        journal = self._bucket.journal
+        while self._read < len(journal):
+            change = journal[self._read]
+            self._read += 1
+            name = change.key.removeprefix(metalog.SLOTS)
+            if change.kind == "put" and name.isdigit() and int(name) > self._reader.image.seq:
+                self.slots.append(self._reader.read(int(name), change))
+        return self._reader.image
+
+
+class Stage:
+    def __init__(
+        self,
+        seed: str,
+        *,
+        brokers: int,
+        properties: Mapping[str, str],
+        network: NetworkProfile | None = None,
+        keep_trace: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.loop = SimLoop(keep_trace=keep_trace, max_steps=brokers * STEPS_PER_BROKER)
+        self.history = History(single_replica_flush=properties.get("log.flush.single.replica") == "true")
+        self.fabric = Fabric(self.loop, random.Random(f"{seed}/network"), network)
+        self.bucket = Bucket()
+        self.store = StoreProfile()  # the store itself; each node's line is its own
+        self.truth = Truth(self.bucket)
+        self.stuck: list[str] = []
+        self.nodes = {
+            number: Node(
+                loop=self.loop,
+                fabric=self.fabric,
+                history=self.history,
+                bucket=self.bucket,
+                common=self.store,
+                node_id=number,
+                seed=seed,
+                properties={"broker.rack": RACKS[number % len(RACKS)], **properties},
+            )
+            for number in range(1, brokers + 1)
+        }
+        self.env = Env(
+            loop=self.loop,
+            fabric=self.fabric,
+            history=self.history,
+            hosts=[host_of(number) for number in self.nodes],
+            now_ms=self.nodes[1].now_ms,
+            ends=self.ends,
+            patience_s=(2.0,) if brokers == 1 else (2.0, 25.0),
+        )
+
+    # who and where ------------------------------------------------------------------------------------------
+
+    def client(self, name: str) -> SimClient:
+        return SimClient(self.env, name, random.Random(f"{self.seed}/{name}"))
+
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_alive]
+
+    def ready(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_ready]
+
+    def controller(self) -> Node | None:
+        return self.nodes.get(self.truth.image.controller_id)
+
+    def leader(self, tp: TopicPartition) -> Node | None:
+        partition = self.truth.image.partition(*tp)
+        return None if partition is None else self.nodes.get(partition.leader)
+
+    def isr(self, tp: TopicPartition) -> tuple[int, ...]:
+        partition = self.truth.image.partition(*tp)
+        return () if partition is None else partition.isr
+
+    def ends(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
+        """Where every replica ends: as its broker has it, or as its disk was left."""
+        ends = [(number, node.log_end(tp)) for number, node in self.nodes.items()]
+        return tuple((number, end) for number, end in ends if end is not None)
+
+    def broken(self) -> list[str]:
+        """Partitions that have no leader, or replicas that are not in sync."""
+        partitions = [
+            (topic.name, partition)
+            for topic in self.truth.image.topics.values()
+            for partition in topic.partitions
+        ]
+        return [
+            f"{name}-{it.index} led by {it.leader}, {it.isr} of {it.replicas}"
+            for name, it in partitions
+            if it.leader < 0 or set(it.isr) != set(it.replicas)
+        ]
+
+    def uneven(self, partitions: Sequence[TopicPartition]) -> list[str]:
+        """Partitions of which some replica lacks something, or has not heard that everybody has it."""
+        found = []
+        for tp in partitions:
+            partition = self.truth.image.partition(*tp)
+            replicas = () if partition is None else partition.replicas
+            logs = {number: self.nodes[number].log(tp) for number in replicas}
+            marks = {
+                number: None if log is None else (log.high_watermark, log.log_end_offset)
+                for number, log in logs.items()
+            }
+            if len(set(marks.values())) > 1 or any(
+                mark is None or mark[0] != mark[1] for mark in marks.values()
+            ):
+                found.append(f"{tp} {partition}: HW and end by node {marks}")
+        return found
+
+    def orphans(self) -> list[TopicPartition]:
+        """Partitions whose last in-sync replica lost its disk: nobody but an operator can bring them back."""
+        return [
+            (topic.name, partition.index)
+            for topic in self.truth.image.topics.values()
+            for partition in topic.partitions
+            if partition.leader < 0 and not partition.isr
+        ]
+
+    # waiting ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Switch every machine on at once, in a healthy world."""
+        ready = [node.begin() for node in self.nodes.values()]
+        await asyncio.wait(ready, timeout=READY_S)
+        late = [number for number, node in self.nodes.items() if not node.is_ready]
+        if late:
+            raise SimFailure(f"brokers {late} did not start in a healthy world")
+
+    async def eventually(self, what: str, is_so: Callable[[], object], *, seconds: float) -> None:
+        """Liveness: what has to come true, in virtual time; looked at often."""
+        deadline = self.loop.now + seconds
+        while not is_so():
+            if self.loop.now > deadline:
+                self.stuck.append(f"{what}: not within {seconds:g} s")
+                raise Stuck(self.stuck[-1])
+            await asyncio.sleep(0.05)
+
+    async def settled(self, what: str, exceptions: Callable[[], list[str]]) -> None:
+        """Eventually without exceptions; those that are left are said by name."""
+        try:
+            await self.eventually(what, lambda: not exceptions(), seconds=WHOLE_S)
+        except Stuck:
+            self.stuck += exceptions()
+            raise
+
+    async def finish(self, tasks: Sequence[asyncio.Task[None]], *, seconds: float = SETTLE_S) -> None:
+        """Liveness: everybody who lives comes to an end; what ended in an error raises it."""
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        self.stuck += sorted(f"{task.get_name()} did not finish within {seconds:g} s" for task in late)
+        for task in tasks:
+            if task not in late:
+                task.result()
+        if late:
+            raise Stuck("; ".join(self.stuck))
+
+    # healing ------------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Nothing fails any more from now on; who is down stays down until somebody starts it."""
+        self.loop.trace("healing")
+        self.fabric.heal()
+        self.store.heal()
+        self.store.let_go()
+        for node in self.nodes.values():
+            node.line.heal()
+            node.line.let_go()
+            node.resume()
+            node.disk.disarm()
+            if node.process is not None and node.files is not None:
+                node.process.die_at_step = None
+                node.files.die_at_change = None
+            if node.may_break:
+                # A failed log directory stays failed until somebody looks after it and restarts the broker.
+                node.kill()
+                node.may_break = False
+
+    async def become_whole(self) -> None:
+        """After healing: everybody is up, and every replica is back in its ISR."""
+        await self.eventually(
+            "every broker is up",
+            lambda: len(self.ready()) == len(self.nodes),
+            seconds=READY_S,
+        )
+        if self.orphans():
+            operator = self.client("operator")
+            await self.finish([operator.start(operator.elect_unclean(self.orphans()))])
+        await self.settled("every replica is in sync", self.broken)
+
+    # looks --------------------------------------------------------------------------------------------------
+
+    def sample(self, partitions: Sequence[TopicPartition]) -> None:
+        """Every replica as it is now, mid-way: the bytes on its disk and the HW its broker knows."""
+        disks = {
+            number: salvage.segments(node.disk.snapshot(), node.log_dirs)
+            for number, node in self.nodes.items()
+            if node.is_ready and not node.may_break
+        }
+        for tp in partitions:
+            logs = [
+                self._replica(number, tp, tuple(inspection.batches_of(found[tp])))
+                for number, found in disks.items()
+                if tp in found and self.nodes[number].log(tp) is not None
+            ]
+            self.history.samples.append(Sample(at=self.loop.now, tp=tp, logs=tuple(logs)))
+
+    def _replica(self, number: int, tp: TopicPartition, batches: tuple[Batch, ...]) -> ReplicaLog:
+        log = self.nodes[number].log(tp)
+        assert log is not None
+        return ReplicaLog(
+            node=number,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            log_end_offset=log.log_end_offset,
+            batches=batches,
+            epochs=tuple(log.epochs.entries()),
+        )
+
+    def inspect(self, partitions: Sequence[TopicPartition], nodes: Sequence[Node]) -> list[Found]:
+        """Open copies of their disks as after a kill; whatever is not exact goes into the history."""
+        found = []
+        for node in nodes:
+            logs, recovery = inspection.inspect(node.disk, node.config, partitions)
+            self.history.recoveries.append(recovery)
+            found.append(Found(node=node.id, logs=logs))
+        return found
+
+    async def final_state(self, partitions: Sequence[TopicPartition]) -> None:
+        """Once nothing is under way any more: read everything as a client, then look at the files of every
+        replica."""
+        await asyncio.sleep(QUIESCE_S)
+        await self.settled("every replica has everything", lambda: self.uneven(partitions))
+        reader = self.client("reader")
+        served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
+
+        async def read() -> None:
+            for tp in partitions:
+                served[tp] = await read_all(reader, tp)
+            while True:
+                try:
+                    answer = await reader.refresh(None)
+                    break
+                except Lost:
+                    await reader.pause(RETRY_S)
+            self.history.topics = frozenset(topic.name for topic in answer.topics)
+
+        await self.finish([reader.start(read())])
+        found = self.inspect(partitions, list(self.nodes.values()))
+        for node in self.nodes.values():
+            image = node.image()
+            if image is not None:
+                self.history.images.append(metalog.seen_by(image, node=node.id, life=node.life))
+        for tp in partitions:
+            self._keep_final(tp, served[tp], found)
+        self._keep_slots()
+
+    def _keep_final(
+        self, tp: TopicPartition, served: tuple[tuple[int, int], ...], found: Sequence[Found]
+    ) -> None:
+        marks = [fetch for fetch in self.history.fetches if fetch.client == "reader" and fetch.tp == tp][-1]
+        logs = {each.node: each.logs[tp] for each in found if tp in each.logs}
+        final = logs[marks.node]
+        self.history.logs[tp] = FinalLog(
+            node=marks.node,
+            log_start_offset=marks.log_start_offset,
+            last_stable_offset=marks.last_stable_offset,
+            high_watermark=marks.high_watermark,
+            log_end_offset=final.log_end_offset,
+            batches=final.batches,
+            served=served,
+            epochs=final.epochs,
+        )
+        replicas = [
+            self._replica(number, tp, log.batches)
+            for number, log in logs.items()
+            if self.nodes[number].log(tp) is not None
+        ]
+        self.history.samples.append(Sample(at=self.loop.now, tp=tp, logs=tuple(replicas), is_final=True))
+
+    def _keep_slots(self) -> None:
+        assert self.truth.image is not None
+        self.history.slots = tuple(self.truth.slots)
+        self.history.collected_early = metalog.collected_early(self.bucket.journal)
+
+
+async def read_all(reader: SimClient, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
+    """Every (offset, value) from the log's start to the high watermark."""
+    at = begin = await reader.first_offset(tp)
+    pairs: list[tuple[int, int]] = []
+    is_seek = True
+    while True:
+        try:
+            fetch = await reader.fetch(tp, at, max_bytes=1 << 20, max_wait_ms=0, seek=is_seek)
+        except Lost:
+            await reader.pause(RETRY_S)
+            continue
+        if fetch.result != "ok":
+            await reader.pause(RETRY_S)
+            continue
+        is_seek = False
+        for batch in fetch.batches:
+            pairs += [pair for pair in batch.pairs() if pair[0] >= begin]
+            at = batch.next_offset
+        if at >= fetch.high_watermark:
+            return tuple(pairs)
