@@ -254,8 +254,9 @@ def test_java_is_told_of_quorum_brokers_and_log_dirs(
 @pytest.mark.kafka
 def test_java_groups_across_brokers(java: Java, tool: Tool, cluster: ClusterProcesses) -> None:
     topic, groups = cluster.make_topic(3), [unique("group") for _ in range(4)]
+    sent = [Sample(key=None, value=b"text", timestamp_ms=FIRST_MS)] * 20
     for partition in range(3):
-        produce(cluster.bootstrap, topic, [Sample(key=None, value=b"text", timestamp_ms=FIRST_MS)] * 20, partition=partition)
+        produce(cluster.bootstrap, topic, sent, partition=partition)
     for group in groups:
         tool(
             CONSOLE_CONSUMER,

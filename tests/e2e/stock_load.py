@@ -25,6 +25,7 @@ IMPATIENT = {
     "retry.backoff.ms": 50,
     "socket.connection.setup.timeout.ms": 1000,
     "topic.metadata.refresh.fast.interval.ms": 50,
+    "socket.timeout.ms": 3000,
     "log_level": 0,
 }
 
@@ -78,6 +79,7 @@ class IdempotentLoad(Worker):
                 "acks": acks,
                 "enable.idempotence": acks == "all",
                 "linger.ms": 1,
+                "request.timeout.ms": 3000,
                 "delivery.timeout.ms": int(FLUSH_S * 1000),
             }
         )

@@ -11,7 +11,9 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from tests.minio import MinioServer
 
 
 class SharedStore(Protocol):
@@ -49,7 +51,7 @@ class DirectoryStore:
 
 
 class MinioStore:
-    def __init__(self, server: Any, bucket: str) -> None:
+    def __init__(self, server: MinioServer, bucket: str) -> None:
         self._server = server
         self.url = server.url(bucket, "cluster")
         self.env: Mapping[str, str] = server.environ

@@ -24,6 +24,7 @@ from tests.compat.raw import RawClient
 from tests.e2e.load import RawLoad, check, values_at
 from tests.e2e.stock_load import GroupLoad, IdempotentLoad
 from tests.e2e.stores import DirectoryStore, MinioStore, SharedStore
+from tests.minio import MinioServer
 
 PARTITIONS = 3
 STEP = 150
@@ -33,13 +34,23 @@ SHORT_OUTAGE_S = 12.0
 LONG_OUTAGE_S = 60.0
 
 
-@pytest.fixture(params=["directory", pytest.param("minio", marks=pytest.mark.minio)])
+BOTH = pytest.mark.parametrize(
+    "store", ["directory", pytest.param("minio", marks=pytest.mark.minio)], indirect=True
+)
+DIRECTORY_FIRST = pytest.mark.parametrize(
+    "store",
+    ["directory", pytest.param("minio", marks=[pytest.mark.minio, pytest.mark.chaos])],
+    indirect=True,
+)
+"""What depends on the store but little; MinIO's turn comes with the long rounds."""
+
+
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStore]:
     if request.param == "directory":
         yield DirectoryStore(tmp_path / "shared")
         return
-    peers = pytest.importorskip("tests.minio", reason="no object store but a directory yet")
-    server = peers.MinioServer(request.getfixturevalue("minio"), tmp_path / "minio")
+    server = MinioServer(request.getfixturevalue("minio"), tmp_path / "minio")
     try:
         server.make_bucket("brokers")
         yield MinioStore(server, "brokers")
@@ -147,6 +158,7 @@ def work(cluster: ClusterProcesses) -> Iterator[Work]:
     cluster.check_replicas_are_alike(raw_topic, 1)
 
 
+@DIRECTORY_FIRST
 def test_whoever_is_killed_nothing_acknowledged_is_lost(
     make_cluster: Callable[..., ClusterProcesses],
 ) -> None:
@@ -163,6 +175,7 @@ def test_whoever_is_killed_nothing_acknowledged_is_lost(
             cluster.rise(*cluster.node_ids)
 
 
+@DIRECTORY_FIRST
 @pytest.mark.parametrize("role", ["leader, not controller", "controller"])
 def test_who_stood_still_and_was_replaced_does_no_harm(
     make_cluster: Callable[..., ClusterProcesses], role: str
@@ -177,6 +190,7 @@ def test_who_stood_still_and_was_replaced_does_no_harm(
             load.go_on()
 
 
+@DIRECTORY_FIRST
 def test_a_rolling_restart_is_hardly_noticed(make_cluster: Callable[..., ClusterProcesses]) -> None:
     cluster = make_cluster()
     with work(cluster) as load:
@@ -228,12 +242,14 @@ def can_make_a_topic(cluster: ClusterProcesses) -> bool:
     return True
 
 
+@BOTH
 def test_without_the_store_appends_and_groups_go_on(
     make_cluster: Callable[..., ClusterProcesses], store: SharedStore
 ) -> None:
     live_through_an_outage(make_cluster(), store, SHORT_OUTAGE_S)
 
 
+@BOTH
 @pytest.mark.chaos
 def test_without_the_store_for_a_minute(
     make_cluster: Callable[..., ClusterProcesses], store: SharedStore
@@ -311,6 +327,7 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
+@BOTH
 @pytest.mark.chaos
 def test_a_round_of_faults(
     chaos_seed: int, make_cluster: Callable[..., ClusterProcesses], store: SharedStore
