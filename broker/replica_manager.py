@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, Final
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
@@ -160,16 +160,20 @@ class ReplicaManager:
         """One write for each touched partition, then their frontiers. Returns them, for `wake` after the
         answers.
         """
-        touched, self.touched = self.touched, []
-        for partition in touched:
-            # before the first write: a failing one answers waiters, whose connections may append here again
-            partition.dirty = False
+        touched = self.touched
         failed: list[tuple[Partition, KafkaError]] = []
-        for partition in touched:
-            try:
-                partition.log.flush_staged()
-            except KafkaError as error:
-                failed.append((partition, error))
+        try:
+            # A failing write answers waiters, whose connections may append here again, or flush: that one
+            # writes all of these as well.
+            for partition in touched:
+                partition.dirty = False
+                try:
+                    partition.log.flush_staged()
+                except KafkaError as error:
+                    failed.append((partition, error))
+        finally:
+            if self.touched is touched:
+                self.touched = []
         for partition, why in failed:
             self.partition_failed(partition, why)
         for partition in touched:
@@ -317,7 +321,7 @@ class ReplicaManager:
         """Takes over the whole image, in slices: opens or creates every log this broker is a replica of."""
         self._image = image
         for topic in image.topics.values():
-            yield from self._follow_topic(topic, is_new=False)
+            yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
         for topic_name, index in sorted(self.logs.logs.keys() - self._partitions.keys()):
             log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
             self.logs.stray(topic_name, index)
@@ -349,7 +353,10 @@ class ReplicaManager:
         for name in (*delta.topics_created, *delta.topics_changed):
             topic = image.topics.get(name)
             if topic is not None:
-                yield from self._follow_topic(topic, is_new=True)
+                before = delta.topics_changed.get(name)
+                mine = () if before is None else before.partitions
+                held = {each.index for each in mine if self.node_id in each.replicas}
+                yield from self._follow_topic(topic, held_before=held)
         if delta.configs_changed:
             yield from self._reconfigure()
 
@@ -366,7 +373,8 @@ class ReplicaManager:
             if at % _REFRESHED_PER_SLICE == 0:
                 yield
 
-    def _follow_topic(self, topic: TopicImage, *, is_new: bool) -> Iterator[None]:
+    def _follow_topic(self, topic: TopicImage, *, held_before: Container[int]) -> Iterator[None]:
+        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see."""
         config: LogConfig | None = None
         for at, wanted in enumerate(topic.partitions):
             if at and at % _PARTITIONS_PER_SLICE == 0:
@@ -374,6 +382,7 @@ class ReplicaManager:
             key = (topic.name, wanted.index)
             known = self._partitions.get(key)
             if self.node_id not in wanted.replicas:
+                self._unopened.discard(key)
                 if known is not None:
                     self._drop(known)
                 continue
@@ -382,7 +391,7 @@ class ReplicaManager:
                 known = None
             if known is None:
                 config = config or self._log_config(topic.name)
-                known = self._open(topic, wanted, config, is_new=is_new)
+                known = self._open(topic, wanted, config, is_new=wanted.index not in held_before)
                 if known is None:
                     continue
             self._follow(known, wanted)
@@ -478,13 +487,18 @@ class ReplicaManager:
     def directory_failed(self, path: str, error: OSError) -> None:
         """A log directory is lost; its partitions answer 56 and the others live on."""
         log.error("log directory %s failed: %s", path, error)
-        for partition in list(self._partitions.values()):
-            if self.logs.offline_dirs and partition.log.offline is not None:
-                self._take_offline(partition)
+        lost = [p for p in self._partitions.values() if p.log.offline is not None and not p.offline]
+        for partition in lost:
+            # all of them before the first waiter hears of it, whose connection goes on
+            partition.offline = True
+        for partition in lost:
+            self._went_offline(partition)
 
     def _take_offline(self, partition: Partition) -> None:
-        if partition.offline:
-            return
+        if not partition.offline:
+            self._went_offline(partition)
+
+    def _went_offline(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.go_offline()
         self.generation += 1

@@ -377,7 +377,8 @@ class Broker:
         components.network.stop_listening()
         await components.groups.stop()
         for task in list(self._background):
-            task.cancel()
+            # not before its first step: what it was given to await would never be
+            asyncio.get_running_loop().call_soon(task.cancel)
         await asyncio.gather(*self._background, return_exceptions=True)
         await components.network.close()
         await components.cluster.stop()

@@ -243,9 +243,11 @@ def _recover(
     size = segments[first].size
     start, position, table = _resume(files, path, segments[first], since, interval)
     segments[first].size = size
-    for offset in snapshot_offsets(files, path):
-        if offset > start:
-            files.unlink(snapshot_path(path, offset))
+    stale = [offset for offset in snapshot_offsets(files, path) if offset > start]
+    for offset in stale:
+        files.unlink(snapshot_path(path, offset))
+    if stale:
+        files.fsync_dir(path)  # or a power cut may bring one back, and its mark fit what is appended since
     if table is None:
         table = producers_at(files, path, segments[:first], start)
     loaded.producers = table

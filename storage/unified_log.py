@@ -826,7 +826,8 @@ class UnifiedLog(AbstractLog):
     def release_idle(self) -> None:
         """Close files and drop indexes of segments nobody read since the last call."""
         for segment in self._segments:
-            segment.release()
+            if segment is not self._active or not self._staged:
+                segment.release()
         self._append_may_open()
 
     def release_files(self) -> None:

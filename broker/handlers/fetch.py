@@ -351,12 +351,11 @@ class Fetch:
             if session.epoch != turn.epoch:
                 return _pack_error(version, correlation_id, INVALID_FETCH_SESSION_EPOCH, session.id)
             session_id = session.id
-            reads = [read for read in reads if _is_news(read)]
+            reads = [read for read in reads if is_news(read)]
             session.to_back([read.wanted for read in reads if read.part is not None])
         elif turn.creates:
             for read in reads:
-                read.wanted.sent_high_watermark = read.high_watermark
-                read.wanted.sent_start = read.start
+                is_news(read)
             session_id = self._sessions.create(
                 turn.wanted,
                 uses_ids=version >= FETCH_TOPIC_IDS,
@@ -529,20 +528,19 @@ def _drop_unreadable(reads: list[Read], version: int) -> None:
             read.error = _known_to(version, ErrorCode.kafka_storage_error)
 
 
-def _is_news(read: Read) -> bool:
+def is_news(read: Read) -> bool:
     """Whether an incremental session must hear of this partition; remembers what it hears."""
     wanted = read.wanted
     changed = (
         read.part is not None
         or read.high_watermark != wanted.sent_high_watermark
         or read.start != wanted.sent_start
-        or read.diverging is not None
         or read.preferred >= 0
     )
     wanted.sent_high_watermark = read.high_watermark
     wanted.sent_start = read.start
-    if read.error is not ErrorCode.none:
-        # so that it is told again once the error is gone
+    if read.error is not ErrorCode.none or read.diverging is not None:
+        # so that it is told again once the error is gone, or what differed is cut off
         wanted.sent_high_watermark = -1
         return True
     return changed

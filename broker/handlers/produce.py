@@ -518,7 +518,10 @@ class Produce:
                 result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
                 job.failed = True
             elif acks < 0 and partition.log.high_watermark < needed:
-                waiting.append((partition, result, needed))
+                if partition.is_leader:
+                    waiting.append((partition, result, needed))
+                else:  # it resigned since the append: nobody would end the wait
+                    result.error = ErrorCode.not_leader_or_follower.value
         if acks == 0:
             if job.failed:
                 raise Disconnect("a Produce with acks=0 failed")
@@ -628,11 +631,14 @@ class _PartitionCommit:
 
 
 def leader_hint(cluster: Cluster, topic: str, index: int) -> Hint | None:
-    """Where a client should go instead, as far as the image knows."""
+    """Where a client should go instead, as far as the image knows.
+
+    Of several listeners only one is the client's: then it asks Metadata, as without a hint.
+    """
     image = cluster.image
     found = image.partition(topic, index)
     leader = None if found is None else image.brokers.get(found.leader)
-    if found is None or leader is None or not leader.endpoints:
+    if found is None or leader is None or len(leader.endpoints) != 1:
         return None
     endpoint = leader.endpoints[0]
     return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)

@@ -20,10 +20,10 @@ from broker.image import Delta
 from broker.ports import Network, World
 from protocol.apis import Api
 from protocol.messages import Fields, entity
-from remote.object_store import MemoryStore, ObjectStore
+from remote.object_store import ObjectStore
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.loop import Process, SimLoop
-from tests.sim.store import SimStore, StoreProfile
+from tests.sim.store import Bucket, SimStore, StoreProfile
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Site:
 
     def __init__(self, seed: int = 0) -> None:
         self.loop = SimLoop()
-        self.bucket = MemoryStore()
+        self.bucket = Bucket()
         self.profile = StoreProfile()
         self.disk = Disk(random.Random(seed), self.now_ms)
         self.seed = seed

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from broker import config as broker_config
 from broker.channel import Channel, Channels, PeerLost
+from broker.cluster import DeltaListener
 from broker.config import BrokerConfig, ResourceType, log_config
 from broker.dispatch import Dispatcher
 from broker.fetch_sessions import FetchSessions
@@ -30,7 +31,6 @@ from broker.image import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Delta,
     Endpoint,
     Image,
     PartitionChanged,
@@ -83,10 +83,10 @@ class Member:
         self.config = self.broker_config = config
         self.image = Image()
         self.broker_epoch = -1
-        self.listeners: list[Callable[[Delta], None]] = []
+        self.listeners: list[DeltaListener] = []
         self._controller = controller
 
-    def subscribe(self, listener: Callable[[Delta], None]) -> None:
+    def subscribe(self, listener: DeltaListener) -> None:
         self.listeners.append(listener)
 
     def log_config(self, topic: str) -> LogConfig:
@@ -238,7 +238,8 @@ class Node:
             self._tasks = tasks
             self.logs.lock_and_open()
             self.logs.load(self.member.log_config)
-            self.replicas.load(self.member.image)
+            for _ in self.replicas.load(self.member.image):
+                await asyncio.sleep(0)
             await self.groups.start(tasks)
             self.isr.start(tasks)
             self.fetchers.start(tasks)
@@ -263,7 +264,8 @@ class Node:
         broker = member.image.brokers.get(self.id)
         member.broker_epoch = -1 if broker is None else broker.epoch
         for listener in member.listeners:
-            listener(delta)
+            for _ in listener(delta) or ():
+                pass
 
     def partition(self, index: int = 0, topic: str = "t") -> Partition:
         return self.replicas._partitions[topic, index]

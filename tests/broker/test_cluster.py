@@ -38,6 +38,7 @@ from protocol.formats import slot_hash
 from remote.object_store import MemoryStore, PutResult, StoreError
 from storage.files import Files, write_whole
 from tests.broker.cluster_driver import Site, recorded
+from tests.sim.store import Bucket
 
 PROPERTIES = "/data/1/meta.properties"
 
@@ -190,7 +191,7 @@ def born(site: Site) -> None:
 def test_a_data_directory_without_its_log_is_refused() -> None:
     site = Site()
     born(site)
-    site.bucket = MemoryStore()
+    site.bucket = Bucket()
     refuses(site, "whose metadata log is not in this object store")
     assert site.bucket.objects == {}
 

@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+from tests.broker.test_replica_manager import connection_to, feed
 from tests.protocol.generate import decoded, fields_of, schema_of
 
 if TYPE_CHECKING:
@@ -172,6 +173,32 @@ async def test_an_error_that_escapes_a_handler_is_the_answer(broker: "Broker") -
         response = await client.call(Api.HEARTBEAT, 4, **CASES[Api.HEARTBEAT], group_instance_id=None)
         assert response.error_code is ErrorCode.coordinator_not_available
     assert broker.components.metrics.errors[ErrorCode.coordinator_not_available.value] == 1
+
+
+async def test_a_request_that_a_stop_meets_before_its_first_step_is_begun(
+    broker: "Broker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python warns on stderr of a coroutine that nobody ever awaited."""
+    begun = []
+
+    async def wait(ctx: Any, request: Any) -> Any:
+        begun.append(request)
+        await asyncio.Event().wait()
+
+    dispatcher: Any = broker.components.network.service
+    dispatcher._handlers[int(Api.HEARTBEAT)] = wait
+    connection, sink = connection_to(broker)
+    stop = broker.components.groups.stop
+
+    async def stop_and_be_asked() -> None:
+        await stop()
+        fields = {**CASES[Api.HEARTBEAT], "group_instance_id": None}
+        feed(connection, encode_request(Api.HEARTBEAT, 4, 1, "c", fields))
+
+    monkeypatch.setattr(broker.components.groups, "stop", stop_and_be_asked)
+    await broker.stop()
+    assert len(begun) == 1
+    assert not sink.written
 
 
 async def test_every_served_api_has_a_handler_and_counts(broker: "Broker") -> None:

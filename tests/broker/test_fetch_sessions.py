@@ -16,6 +16,7 @@ from broker.fetch_sessions import (
     FetchTurn,
     Wanted,
 )
+from broker.handlers.fetch import Read, is_news
 from protocol.hot import FetchItem, FetchRequest, TopicKey
 
 
@@ -144,3 +145,13 @@ def test_what_was_sent_belongs_to_the_partition_in_the_session() -> None:
     turn = sessions.turn(request(session_id, 2, item("a", offset=5)), uses_ids=False, now_ms=0)
     (same,) = turn.wanted
     assert (same.sent_high_watermark, same.offset) == (9, 5)
+
+
+def test_a_watermark_that_came_with_a_divergence_is_told_again_after_the_cut() -> None:
+    """The follower cuts its log and takes nothing else from such an answer."""
+    wanted = Wanted(item("t", offset=37))
+    parting = Read(wanted, 35, 35, 0)
+    parting.diverging = (0, 35)
+    assert is_news(parting)
+    assert is_news(Read(wanted, 35, 35, 0))
+    assert not is_news(Read(wanted, 35, 35, 0))

@@ -20,7 +20,7 @@ from broker.metadata_log import (
 from protocol.formats import decode_slot, slot_hash
 from remote.object_store import MemoryStore, ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop
-from tests.sim.store import SimStore, StoreProfile
+from tests.sim.store import Bucket, SimStore, StoreProfile
 
 RECORDS = [encode_record(ClusterBorn(cluster_id="c"))]
 
@@ -126,7 +126,7 @@ def test_equal_records_of_a_rival_are_not_mine() -> None:
 @given(st.integers(0, 10**6), st.floats(0, 0.6), st.floats(0, 0.6))
 def test_on_a_bad_line_every_slot_has_one_winner_who_knows(seed: int, before: float, after: float) -> None:
     loop = SimLoop()
-    bucket = MemoryStore()
+    bucket = Bucket()
     profile = StoreProfile(error_before_chance=before, error_after_chance=after)
 
     async def rival(number: int) -> set[int]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from broker import server
 from broker.config import from_properties
+from broker.image import Delta
 from broker.network import Connection, TcpNetwork
 from broker.ports import World
 from protocol.apis import Api
@@ -143,10 +144,9 @@ class Client:
 
 
 @asynccontextmanager
-async def running(data: str) -> AsyncIterator[server.Broker]:
-    config = from_properties(
-        {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data}, standalone=True
-    )
+async def running(data: str, **properties: str) -> AsyncIterator[server.Broker]:
+    given = {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data, **properties}
+    config = from_properties(given, standalone=True)
     world = World(
         files=DiskFiles(),
         network=TcpNetwork(),
@@ -295,3 +295,23 @@ async def test_a_turn_that_cannot_be_written_is_refused_to_all(
             await asyncio.sleep(0)
         codes = [client.received(9)[0][1].error_code for client in clients]
         assert codes == [ErrorCode.kafka_storage_error] * 3
+
+
+async def test_who_led_when_a_round_was_opened_and_leads_no_more_answers_at_once(tmp_path: Path) -> None:
+    """Nobody would tell the waits that begin with the end of the round."""
+    async with running(str(tmp_path), **{"log.flush.single.replica": "true"}) as broker:
+        await create_topic(broker, "t")
+        client = Client(broker, "t")
+        warm = (batch_of(b"x", timestamp=NOW_MS), 1)
+        await client.produce([warm], 9)
+        awaiting = (batch_of(b"y", timestamp=NOW_MS), -1)
+        await client.produce([awaiting], 9)
+        assert not client.received(9)
+        broker.components.network._rounds_apart = 0
+        client.send([awaiting], 9)
+        topic = broker.components.cluster.image.topics["t"]
+        for _ in broker.components.replicas.apply(Delta(topics_deleted=[topic])):
+            pass
+        broker.components.network.end_rounds()
+        codes = [answer.error_code for _, answer in client.received(9)]
+        assert codes == [ErrorCode.not_leader_or_follower] * 2

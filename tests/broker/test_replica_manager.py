@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker import network
+from broker.controller import CreatePartitions, MorePartitions
 from broker.network import Connection
 from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_request
+from protocol.records import parse_header
 from storage.log import LogOffline, LogSlice
 from storage.unified_log import UnifiedLog
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
-from tests.broker.test_produce_paths import Sink
+from tests.broker.test_produce_paths import NOW_MS, Sink
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -174,3 +177,85 @@ async def test_a_bug_behind_one_write_leaves_no_other_unwritten(
     assert isinstance(second.log, UnifiedLog)
     assert not second.log._staged
     assert not second.dirty
+
+
+async def test_a_change_of_its_topic_makes_no_second_log_beside_one_on_a_lost_disk(
+    make_broker: "MakeBroker", tmp_path: Path
+) -> None:
+    both = f"{tmp_path}/one,{tmp_path}/two"
+    first = await make_broker(log_dirs=both)
+    await create_topic(first, "t", 4)
+    await first.stop()
+    shutil.move(tmp_path / "two", tmp_path / "aside")
+    (tmp_path / "two").write_bytes(b"not a directory any more")
+    broker = await make_broker(log_dirs=both)
+    replicas = broker.components.replicas
+    lost = [at for at in range(4) if replicas.find("t", at) is ErrorCode.kafka_storage_error]
+    assert lost
+    await broker.components.cluster.submit(CreatePartitions(topics=(MorePartitions(name="t", count=5),)))
+    assert [at for at in range(5) if replicas.find("t", at) is ErrorCode.kafka_storage_error] == lost
+
+
+async def test_a_flush_within_a_flush_leaves_nothing_unwritten(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails answers waiters, and who goes on by that may end the open rounds of others."""
+    broker = await make_broker(log_flush_single_replica="true")
+    replicas = broker.components.replicas
+    for topic in ("p1", "p2"):
+        await create_topic(broker, topic)
+    failing, other = replicas.partition("p1", 0), replicas.partition("p2", 0)
+    for partition in (failing, other):
+        batch = memoryview(bytearray(batch_of(b"x")))
+        partition.log.append(
+            batch, parse_header(batch), 0, leader_epoch=partition.leader_epoch, now_ms=NOW_MS
+        )
+        replicas.touch(partition)
+    written = []
+
+    class Waiting:
+        needed = 1
+
+        def reached(self) -> None:
+            raise AssertionError("it was not written")
+
+        def failed(self, code: ErrorCode) -> None:
+            replicas.flush()
+            written.append(not other.log._staged)  # type: ignore[attr-defined]
+
+    real = UnifiedLog.flush_staged
+
+    def flush(log: UnifiedLog) -> None:
+        if log is not failing.log:
+            real(log)
+        elif not failing.offline:
+            failing.go_offline()
+            raise LogOffline("the disk failed")
+
+    failing.wait_committed(Waiting())
+    monkeypatch.setattr(UnifiedLog, "flush_staged", flush)
+    replicas.flush()
+    assert written == [True]
+
+
+async def test_a_disk_that_fails_takes_all_its_partitions_before_anybody_goes_on(broker: "Broker") -> None:
+    replicas = broker.components.replicas
+    for topic in ("p1", "p2"):
+        await create_topic(broker, topic)
+    partitions = [replicas.partition(topic, 0) for topic in ("p1", "p2")]
+    seen = []
+
+    class Waiting:
+        needed = 1
+
+        def reached(self) -> None:
+            raise AssertionError("it was not written")
+
+        def failed(self, code: ErrorCode) -> None:
+            seen.append([partition.offline for partition in partitions])
+
+    for partition in partitions:
+        partition.wait_committed(Waiting())
+    logs = broker.components.logs
+    logs._dir_failed(logs.dirs[0], IO_ERROR)
+    assert seen == [[True, True]] * 2

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from protocol.apis import SERVED, Api
+from tests.compat.differential import Side, Twins, differences, ready
 from tests.compat.peers import ApacheKafka, Java
-from tests.compat.test_differential import Side, Twins, differences, ready
 from tests.processes import BrokerProcess
 
 pytestmark = pytest.mark.kafka
@@ -64,7 +64,7 @@ def same(twins: Twins, api: Api, **fields: Any) -> list[Any]:
         ours, theirs = (
             plain(side, side.client.call(api, version, **side.resolve(fields))) for side in twins.sides
         )
-        found = list(differences(ours, theirs))
+        found = [str(one) for one in differences(ours, theirs)]
         assert not found, "\n".join([f"{api.name} v{version}", *found, str(fields)])
         answers.append(ours)
     return answers

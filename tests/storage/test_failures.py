@@ -451,6 +451,21 @@ def test_an_append_finds_its_file_open_or_is_refused_before_anything_is_staged(
     assert [record.offset for record in records_of(log)] == [0, 1]
 
 
+@pytest.mark.parametrize("close_files", [UnifiedLog.release_files, UnifiedLog.release_idle])
+def test_what_is_staged_keeps_its_file(tmp_path: Path, close_files: Any) -> None:
+    """It lies in the buffers of connections, which are used again: it can be written now, or never."""
+    files, failures = Scarce(), []  # type: ignore[var-annotated]
+    log = manager_on(tmp_path, files=files, failures=failures).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    log.release_idle()
+    append_short(log, batch_of(1))
+    close_files(log)
+    files.is_short = True
+    log.flush_staged()
+    assert not failures
+    assert [record.offset for record in records_of(log)] == [0, 1]
+
+
 def test_a_checkpoint_and_a_sync_without_descriptors_are_made_up_for(tmp_path: Path) -> None:
     files, failures = Scarce(), []  # type: ignore[var-annotated]
     config = LogConfig(segment_bytes=400, index_interval_bytes=100, flush_ms=0)

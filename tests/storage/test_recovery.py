@@ -249,6 +249,29 @@ def test_what_recovery_cuts_off_is_gone_for_good_before_anything_is_appended(tmp
     assert ("fsync_dir", "topic-0") in files.done[unlinked[-1] :]
 
 
+def test_a_snapshot_of_a_lost_tail_is_gone_for_good_before_anything_is_appended(tmp_path: Path) -> None:
+    """It would come back with a power cut, and where batches are alike its mark would fit the new ones."""
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1, producer=(1, 0, 0)))
+    log.fsync()
+    drain(manager.maintain(NOW))
+    drain(manager.maintain(NOW + Intervals().recovery_points_ms))
+    size = log.size
+    append(log, batch_of(1, producer=(1, 0, 1)))
+    log.mark()
+    kill(manager)
+    directory = tmp_path / "data" / "topic-0"
+    with last_segment(directory).open("r+b") as file:
+        file.truncate(size)
+    files = Steps()
+    manager = manager_on(tmp_path, files=files)
+    assert manager.logs["topic", 0].log_end_offset == 1
+    unlinked = files.done.index(("unlink", f"{2:020d}.snapshot"))
+    assert ("fsync_dir", "topic-0") in files.done[unlinked:]
+    kill(manager)
+
+
 def _good(damaged: bytearray) -> bytes:
     """The batches before the last one."""
     at = 0

@@ -61,7 +61,9 @@ def systems(*, with_kafka: bool, with_unpinned: bool) -> list[System]:
     return found
 
 
-def measure(compared: Sequence[System], chosen: Sequence[Row], folder: Path, minutes: float) -> None:
+def measure(
+    compared: Sequence[System], chosen: Sequence[Row], folder: Path, minutes: float, *, fresh: bool = False
+) -> None:
     """Starts first, one broker at a time; then all rows in rounds, the brokers in turn in each row.
 
     In turn row by row, because a neighbour who comes or goes between two brokers' turns decides a ratio more
@@ -76,8 +78,21 @@ def measure(compared: Sequence[System], chosen: Sequence[Row], folder: Path, min
                     found = _start(system, folder / f"start-{number}-{at}")
                     system.rounds.setdefault(row.name, []).append(found)
     loads = [row for row in chosen if row.load is not None]
-    if not loads:
-        return
+    for at, family in enumerate(_families(loads) if fresh else [loads] if loads else []):
+        _measure_loads(compared, family, LOADS if not fresh else family, folder / f"loads-{at}", deadline_s)
+
+
+def _families(loads: Sequence[Row]) -> list[list[Row]]:
+    """Each row by itself, with those that read what it wrote."""
+    return [
+        [row, *(reader for reader in loads if reader.reads == row.name)] for row in loads if row.reads is None
+    ]
+
+
+def _measure_loads(
+    compared: Sequence[System], loads: Sequence[Row], warming: Sequence[Row], folder: Path, deadline_s: float
+) -> None:
+    """On brokers that have just started: a round of `warming`, then those that count."""
     with contextlib.ExitStack() as stack:
         running = [
             (system, stack.enter_context(system.start(folder / str(at))).start())
@@ -87,8 +102,8 @@ def measure(compared: Sequence[System], chosen: Sequence[Row], folder: Path, min
             if number > 1 and time.perf_counter() > deadline_s:
                 complain(f"{number - 1} rounds, then the time was over")
                 break
-            warming = not number and len(running) > 1
-            _round(running, LOADS if warming else [row for row in loads if number <= row.rounds], number)
+            is_warming = not number and len(running) > 1
+            _round(running, warming if is_warming else [row for row in loads if number <= row.rounds], number)
 
 
 def _round(running: Running, loads: Sequence[Row], number: int) -> None:
@@ -140,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     with tempfile.TemporaryDirectory(prefix="tidewal-bench-") as folder:
         try:
-            measure(compared, chosen, Path(folder), options.minutes)
+            measure(compared, chosen, Path(folder), options.minutes, fresh=options.fresh)
         except Failure as failure:  # what was measured before is shown all the same
             complain(f"bench: {failure}")
             failed = True
@@ -167,6 +182,11 @@ def _options() -> argparse.ArgumentParser:
         "--rows", action="append", default=[], metavar="NAME[,…]", help="only these rows (and what they read)"
     )
     parser.add_argument("--own", action="store_true", help="this broker alone, as when Kafka is not here")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="each row on brokers that have just started, warmed by one round of that row alone",
+    )
     parser.add_argument("--pinned-only", action="store_true", help="no second column for Kafka on both cores")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="bound of the whole run (default: 11)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
