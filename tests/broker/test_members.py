@@ -196,6 +196,17 @@ def test_a_closed_port_ends_a_member_at_once() -> None:
     run(story)
 
 
+def test_a_port_that_closes_a_moment_after_its_connections_ends_a_member_at_once() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        site.resets[3] = 2
+        await site.kill(members[2])
+        assert await until(lambda: members[0].image.brokers[3].fenced) < 1.0
+
+    run(story)
+
+
 def test_a_closed_port_ends_the_controller_at_once() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
