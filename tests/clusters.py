@@ -114,9 +114,11 @@ class ClusterProcesses:
 
     def stop_all(self) -> list[int]:
         """SIGTERM to all at once; their exit codes."""
-        for life in self._lives.values():
+        lives, self._lives = self._lives, {}
+        self._ended += lives.values()
+        for life in lives.values():
             life.process.send_signal(signal.SIGTERM)
-        return [self.stop(node_id) for node_id in self.node_ids]
+        return [life.process.wait(timeout=SETTLE_S) for life in lives.values()]
 
     @contextlib.contextmanager
     def paused(self, node_id: int) -> Iterator[None]:
