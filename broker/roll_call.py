@@ -77,6 +77,8 @@ class RollCall:
                 may_go = await cluster.submit(ControlledShutdown(broker_id=broker_id, broker_epoch=epoch))
                 if may_go:
                     self._forget(broker_id)
+                    # as in Kafka: from its last answer on it is not there, and no client is sent to it
+                    await cluster.submit(FenceBrokers(brokers=((broker_id, epoch),)))
                 return self._answer(request, ErrorCode.none, should_shut_down=may_go)
             if cluster.image.brokers[broker_id].fenced and not request.want_fence:
                 await cluster.submit(UnfenceBroker(broker_id=broker_id, broker_epoch=epoch))

@@ -147,20 +147,29 @@ class ClusterProcesses:
         until(lambda: self.is_whole(name), "replicas in sync", timeout_s=SETTLE_S)
         return name
 
-    def partitions(self, topic: str, *, seen_by: int | None = None) -> list[Any]:
-        """As one broker that is awake sees them; [] when it cannot be asked."""
-        asked = (self.awake if seen_by is None else [seen_by]) if self._lives else []
-        for node_id in asked:
+    def metadata(self, topic: str, *, seen_by: int | None = None) -> Any | None:
+        """As one broker that is awake sees it; None when nobody can be asked."""
+        for node_id in self.awake if seen_by is None else [seen_by]:
             with contextlib.suppress(OSError), RawClient(self.address(node_id), timeout_s=LOOK_S) as client:
-                answer = client.call(
+                return client.call(
                     Api.METADATA,
                     12,
                     topics=[{"topic_id": None, "name": topic}],
                     allow_auto_topic_creation=False,
                     include_topic_authorized_operations=False,
                 )
-                return sorted(answer.topics[0].partitions, key=lambda each: int(each.partition_index))
-        return []
+        return None
+
+    def partitions(self, topic: str, *, seen_by: int | None = None) -> list[Any]:
+        seen = self.metadata(topic, seen_by=seen_by)
+        if seen is None:
+            return []
+        return sorted(seen.topics[0].partitions, key=lambda each: int(each.partition_index))
+
+    def listed(self) -> set[int]:
+        """The brokers that clients are told of."""
+        seen = self.metadata("")
+        return set() if seen is None else {broker.node_id for broker in seen.brokers}
 
     def leader(self, topic: str, partition: int = 0, *, other_than: Sequence[int] = ()) -> int:
         """The leader, once there is one and it is none of those."""

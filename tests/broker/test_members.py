@@ -350,6 +350,7 @@ def test_who_leaves_hands_over_first() -> None:
         await members[2].leave()
         led = [p.leader for p in members[0].image.topics["t"].partitions]
         assert 3 not in led
+        assert members[0].image.brokers[3].fenced, "clients are sent to it no more"
         await site.kill(members[2])
         again = await site.started(node_id="3", dirs="/data/3")
         assert not again.image.brokers[3].fenced

@@ -283,7 +283,7 @@ def test_java_unregisters_a_broker_that_is_gone(java: Java, tmp_path: Path) -> N
                 cluster_tool, "list-endpoints", "--include-fenced-brokers", "--bootstrap-server", asked
             )
 
-        assert re.search(rf"^{gone}\s.*fenced", endpoints(), re.MULTILINE)
+        assert re.search(rf"^{gone}\s.*\sfenced", endpoints(), re.MULTILINE)
         java.run(cluster_tool, "unregister", "--bootstrap-server", asked, "--id", str(gone))
         until(lambda: not re.search(rf"^{gone}\s", endpoints(), re.MULTILINE), "the broker to be forgotten")
         small.rise(gone)

@@ -197,6 +197,7 @@ def test_a_rolling_restart_is_hardly_noticed(make_cluster: Callable[..., Cluster
         for node_id in cluster.node_ids:
             with load.through(f"SIGTERM of broker {node_id}"):
                 assert cluster.stop(node_id) == 0
+                until(lambda node_id=node_id: node_id not in cluster.listed(), "it to be listed no more")  # type: ignore[misc]
                 cluster.rise(node_id)
     assert cluster.stop_all() == [0] * len(cluster.node_ids)
 
