@@ -46,6 +46,8 @@ class Site:
         self.calls: dict[Call, None] = {}
         self.no_store: set[int] = set()
         """Nodes whose way to the bucket is cut."""
+        self.resets: dict[int, int] = {}
+        """Of a dead node: how many more questions are reset before its port refuses."""
         self.clock_ms = 0
 
     def now_ms(self) -> int:
@@ -193,6 +195,9 @@ class Call:
         answer: asyncio.Task[Any] | None = None
         try:
             if self.target not in self._site.alive:
+                if self._site.resets.get(self.target, 0):
+                    self._site.resets[self.target] -= 1
+                    raise PeerLost("reset")
                 raise PeerLost("refused", refused=True)
             if (self.source, self.target) not in self._site.cut:
                 answer = asyncio.ensure_future(self._answer(api, version, request))

@@ -215,6 +215,17 @@ def test_a_closed_port_ends_a_member_at_once() -> None:
     run(story)
 
 
+def test_a_port_that_closes_a_moment_after_its_connections_ends_a_member_at_once() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        site.resets[3] = 2
+        await site.kill(members[2])
+        assert await until(lambda: members[0].image.brokers[3].fenced) < 1.0
+
+    run(story)
+
+
 def test_a_closed_port_ends_the_controller_at_once() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
@@ -358,6 +369,7 @@ def test_who_leaves_hands_over_first() -> None:
         await members[2].leave()
         led = [p.leader for p in members[0].image.topics["t"].partitions]
         assert 3 not in led
+        assert members[0].image.brokers[3].fenced, "clients are sent to it no more"
         await site.kill(members[2])
         again = await site.started(node_id="3", dirs="/data/3")
         assert not again.image.brokers[3].fenced
