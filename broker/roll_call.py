@@ -83,8 +83,8 @@ class RollCall:
                 if may_go:
                     # Its next life may come at once.
                     self._attached.pop(broker_id, None)
-                    # As in Kafka: from its last answer on it is not there, and no client is sent to it. Should
-                    # this not be committed, the end of its session fences it.
+                    # As in Kafka: from its last answer on it is not there, and no client is sent to it.
+                    # Should this not be committed, the end of its session fences it.
                     gone = FenceBrokers(brokers=((broker_id, epoch),))
                     await cluster.submit(gone, timeout_ms=ANSWER_WITHIN_MS)
                 return self._answer(request, ErrorCode.none, should_shut_down=may_go)
