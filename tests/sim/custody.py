@@ -73,6 +73,18 @@ class Custody:
         moments = self.moments(tp)
         return moments[-1].state.replicas if moments else ALONE
 
+    def whose_watermark_holds(self, tp: TopicPartition, when: float) -> set[int]:
+        """Every replica; since an unclean election, those who were in the ISR after it. The others may not
+        have heard of it, and keep what it took back until they have."""
+        bound = set(self.replicas(tp))
+        for moment in self.moments(tp):
+            if moment.at > when:
+                break
+            if moment.is_unclean:
+                bound = set()
+            bound.update(moment.state.isr)
+        return bound
+
     def _took(self, crash: Crash, tp: TopicPartition, offset: int) -> bool:
         """Whether this crash took the record at `offset` from its node."""
         if crash.replaced:
