@@ -16,10 +16,11 @@ ARGS   ?=
 SEEDS  ?= 1000
 FROM   ?= 0
 MINUTES ?= 30
+ROUNDS ?= 5
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features soak kafka minio conformance clean
+.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features soak chaos kafka minio conformance clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,10 @@ bench-features: setup ## what counters, indexes and idempotence cost a produce r
 
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
+
+chaos: setup ## rounds of faults on real clusters, and long outages of the store: ROUNDS=5 FROM=0; goes on where it stopped
+	@$(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
+	  --chaos-journal build/chaos-$$(git rev-parse --short HEAD).txt $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

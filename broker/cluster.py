@@ -59,6 +59,7 @@ from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields
 from remote.object_store import StoreError
+from remote.probe import probe_conditions
 from storage.policy import LogConfig
 
 R = TypeVar("R")
@@ -224,8 +225,12 @@ class Cluster:
     async def _register(self, clean: bool | None) -> None:
         """Through the controller; where there is none, by becoming it in the same slot."""
         self._patience.sign(self.now_s())
+        is_checked = False
         while True:
             self._check_cluster(claimed_cluster(self._directories))
+            if not is_checked and self.image.brokers.keys() - {self.node_id}:
+                await self._check_conditions()
+                is_checked = True
             registration = self._registration(clean)
             if await self._must_stand():
                 if await self._stand(registration):
@@ -234,6 +239,21 @@ class Cluster:
                 return
             if await self.ledger.catch_up():
                 self._patience.sign(self.now_s())
+
+    async def _check_conditions(self) -> None:
+        """Where nodes have nothing but the store's conditional put between them, it must hold."""
+        store, rival = self._world.store, self._world.rival_store
+        if rival is None:
+            return
+        try:
+            found = await self._log.patiently(lambda: probe_conditions(store, rival, self._world.random))
+        finally:
+            await rival.close()
+        if not found.is_sound:
+            raise StartupError(
+                f"the object store does not keep to conditions and cannot hold a cluster of several nodes: "
+                f"{found.complaints[0]}"
+            )
 
     def _registration(self, clean: bool | None) -> RegisterBroker:
         before = self.image.brokers.get(self.node_id)

@@ -41,8 +41,6 @@ FOR_THE_CONTROLLER: Final = frozenset(
         Api.CREATE_TOPICS,
         Api.DELETE_TOPICS,
         Api.CREATE_PARTITIONS,
-        Api.ALTER_CONFIGS,
-        Api.INCREMENTAL_ALTER_CONFIGS,
         Api.ELECT_LEADERS,
         Api.ALTER_PARTITION_REASSIGNMENTS,
         Api.LIST_PARTITION_REASSIGNMENTS,
@@ -51,6 +49,8 @@ FOR_THE_CONTROLLER: Final = frozenset(
     }
 )
 """Any broker takes these from a client; the controller alone can answer them."""
+PASSED_ON: Final = FOR_THE_CONTROLLER | {Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS}
+"""The last two by their handlers, because a broker judges its own settings first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class Context:
     client_id: str | None
     connection: Connection
     broker: Components
+    is_passed_on: bool = False
+    """By the broker that a client had asked, to this one as the controller."""
 
 
 Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields]"]
@@ -184,7 +186,7 @@ class Dispatcher:
             return slot
         return self._call(context, request)
 
-    def _context(self, connection: Connection, head: RequestHead) -> Context:
+    def _context(self, connection: Connection, head: RequestHead, *, is_passed_on: bool = False) -> Context:
         return Context(
             api_key=head.api_key,
             api_version=head.api_version,
@@ -192,6 +194,7 @@ class Dispatcher:
             client_id=head.client_id,
             connection=connection,
             broker=self._components,
+            is_passed_on=is_passed_on,
         )
 
     async def _forward(self, frame: bytes) -> bytes:
@@ -215,9 +218,9 @@ class Dispatcher:
 
     async def _answer_embedded(self, connection: Connection, frame: bytes) -> bytes:
         head = parse_head(frame)
-        if head.api_key not in FOR_THE_CONTROLLER:
+        if head.api_key not in PASSED_ON:
             raise KafkaError(ErrorCode.invalid_request, "only requests to the controller are passed on")
-        context = self._context(connection, head)
+        context = self._context(connection, head, is_passed_on=True)
         request = decode_request(head.api_key, head.api_version, memoryview(frame)[head.body_at :])
         try:
             result = self._handlers[head.api_key](context, request)

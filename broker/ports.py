@@ -55,5 +55,7 @@ class World:
     offload: Offload
     host_name: str = "localhost"
     """What a wildcard listener advertises."""
+    rival_store: ObjectStore | None = None
+    """A second connection to the same store, opened on need: whether conditions hold takes two to tell."""
     store_stats: StoreStats = field(default_factory=StoreStats)
     """What `store` counts, if it does."""

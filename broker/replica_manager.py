@@ -262,8 +262,11 @@ class ReplicaManager:
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
+        """Whether it may join an ISR, and is worth waiting for until it does. One that is stopping is not: it
+        still fetches, and would hold back the high watermark of whoever took over from it.
+        """
         image = self._image
-        if image is None or not image.is_live(node_id):
+        if image is None or not image.is_active(node_id):
             return False
         return broker_epoch in (-1, image.brokers[node_id].epoch)
 

@@ -31,6 +31,8 @@ BEAT_FOR_FENCED_S = 8.0
 STUCK_AFTER_S = 3.0
 LOOK_S = 1.0
 ANSWER_WITHIN_MS = 2_000
+LOOKS = 5
+LOOK_AGAIN_S = 0.1
 PUSH_MAX_BYTES = 1 << 20
 REGISTER_WITHIN_MS = 3_000
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -81,6 +83,9 @@ class RollCall:
                 if may_go:
                     # Its next life may come at once; if none does, the end of its session fences it.
                     self._attached.pop(broker_id, None)
+                    # as in Kafka: from its last answer on it is not there, and no client is sent to it
+                    gone = FenceBrokers(brokers=((broker_id, epoch),))
+                    await cluster.submit(gone, timeout_ms=ANSWER_WITHIN_MS)
                 return self._answer(request, ErrorCode.none, should_shut_down=may_go)
             if cluster.image.brokers[broker_id].fenced and not request.want_fence:
                 back = UnfenceBroker(broker_id=broker_id, broker_epoch=epoch)
@@ -122,8 +127,17 @@ class RollCall:
                 self._cluster.spawn(self._look_after(broker_id, epoch))
 
     async def _look_after(self, broker_id: int, epoch: int) -> None:
-        """A broker whose port refuses is gone, and need not be waited for."""
-        if await self.is_alive(broker_id) or not self._cluster.is_controller or broker_id in self._attached:
+        """A broker whose port refuses is gone, and need not be waited for. That of a process that is killed
+        may close a moment after its connections."""
+        for _ in range(LOOKS):
+            if not await self.is_alive(broker_id):
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if broker_id in self._attached:
+                return
+        else:
+            return
+        if not self._cluster.is_controller or broker_id in self._attached:
             return
         broker = self._cluster.image.brokers.get(broker_id)
         if broker is not None and broker.epoch == epoch and not broker.fenced:

@@ -561,6 +561,7 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         files=files,
         network=TcpNetwork(),
         store=store_at(location, stats),
+        rival_store=store_at(location, StoreStats()),
         now_ms=wall_clock_ms,
         random=random.Random(),
         offload=offload,

@@ -150,6 +150,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         first = metafunc.config.getoption("--differential-from")
         seeds = metafunc.config.getoption("--differential-seeds")
         metafunc.parametrize("differential_seed", range(first, first + seeds))
+    if "chaos_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--chaos-from")
+        rounds = metafunc.config.getoption("--chaos-rounds")
+        metafunc.parametrize("chaos_seed", range(first, first + rounds))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -167,12 +171,48 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         )
 
 
+# --- chaos: only when asked for by its mark, and each round once -------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    journal = config.getoption("--chaos-journal")
+    done = set(journal.read_text().splitlines()) if journal is not None and journal.exists() else set()
+    is_wanted = "chaos" in config.option.markexpr
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("chaos") is not None and (not is_wanted or item.nodeid in done)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    report = yield
+    journal = item.config.getoption("--chaos-journal")
+    if journal is not None and report.when == "call" and report.passed and item.get_closest_marker("chaos"):
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with journal.open("a") as lines:
+            lines.write(f"{item.nodeid}\n")
+    return report
+
+
 # --- requirement marks --------------------------------------------------------------------------------------
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--differential-from", type=int, default=0, help="the first seed of generated sequences")
     parser.addoption("--differential-seeds", type=int, default=1, help="how many seeds, 50 sequences each")
+    parser.addoption("--chaos-from", type=int, default=0, help="the first round of faults")
+    parser.addoption("--chaos-rounds", type=int, default=1, help="how many rounds, on each store")
+    parser.addoption(
+        "--chaos-journal",
+        metavar="FILE",
+        type=Path,
+        help="what passed is noted there, and left out the next time",
+    )
     parser.addoption(
         "--requirements-to",
         metavar="FILE",

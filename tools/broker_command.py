@@ -9,8 +9,12 @@ Invariant: `read_plainly` takes no command line that typer would refuse or read 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.console import Failure, check_address, read_pairs
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
 
 LISTEN = "127.0.0.1:9092"
 DATA = ".tidewal"
@@ -59,6 +63,19 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 
 def run_broker(options: BrokerOptions) -> None:
     """Until a signal."""
+    config = read_config(options)
+    from broker import server
+    from broker.config import ConfigError
+    from broker.directories import StartupError
+
+    try:
+        server.run(config, options.store, options.admin, print_ready)
+    except (ConfigError, StartupError) as error:
+        raise Failure(str(error)) from None
+
+
+def read_config(options: BrokerOptions) -> "BrokerConfig":
+    """What the options and the file say together; Failure when they cannot be meant."""
     from broker.config import ConfigError, from_properties, parse_properties
 
     try:
@@ -67,15 +84,8 @@ def run_broker(options: BrokerOptions) -> None:
         properties.update(read_pairs(options.settings, "--set"))
         if options.admin is not None:
             check_address(options.admin, "--admin", port_min=0)
-        config = from_properties(properties, standalone=options.store is None)
+        return from_properties(properties, standalone=options.store is None)
     except ConfigError as error:
-        raise Failure(str(error)) from None
-    from broker import server
-    from broker.directories import StartupError
-
-    try:
-        server.run(config, options.store, options.admin, print_ready)
-    except (ConfigError, StartupError) as error:
         raise Failure(str(error)) from None
 
 

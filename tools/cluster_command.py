@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tools.broker_command import print_ready
+from storage.files import DiskFiles
+from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, complain, read_pairs
 
 STOP_WITHIN_S = 30.0
@@ -42,7 +43,8 @@ class ClusterOptions:
 
 def run_cluster(options: ClusterOptions) -> None:
     """Until a signal."""
-    commands = [_command(options, number) for number in range(options.brokers)]
+    brokers = [_broker_options(options, number) for number in range(options.brokers)]
+    read_config(brokers[0])  # a mistake is named once, not by each broker
     stopping = [False]
 
     def stop(number: int, frame: object) -> None:
@@ -50,7 +52,7 @@ def run_cluster(options: ClusterOptions) -> None:
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, stop)
-    with _processes(commands) as processes:
+    with _locked(options.data), _processes(map(_command, brokers)) as processes:
         deadline_s = time.monotonic() + READY_WITHIN_S
         for line in _ready_lines(processes, stopping, deadline_s):
             print_ready(line)
@@ -62,28 +64,53 @@ def run_cluster(options: ClusterOptions) -> None:
                 processes[0].wait(LOOK_EVERY_S)
 
 
-def _command(options: ClusterOptions, number: int) -> list[str]:
+def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
     host, _, first_port = check_address(options.listen, "--listen", port_min=0).rpartition(":")
     port = int(first_port) + number if int(first_port) else 0
     if port > 65535:
-        raise Failure(f"--listen {options.listen}: no room for {options.brokers} ports")
+        raise Failure(f"--listen {options.listen}: no room for {options.brokers} ports", exit_code=2)
     node_id = number + 1
     data = options.data.absolute()
-    store = options.store or f"file://{data}/store"
-    command = [sys.executable, "-m", "tools.cli", "broker", "--node-id", str(node_id)]
-    command += ["--listen", f"{host}:{port}", "--data", str(data / str(node_id)), "--store", store]
-    for name, value in _settings(options).items():
-        command += ["--set", f"{name}={value}"]
+    few = {name: str(options.brokers) for name, usual in _FEW.items() if options.brokers < usual}
+    settings = few | read_pairs(options.settings, "--set")
+    return BrokerOptions(
+        node_id=node_id,
+        listen=f"{host}:{port}",
+        data=data / str(node_id),
+        store=options.store or f"file://{data}/store",
+        settings=[f"{name}={value}" for name, value in settings.items()],
+    )
+
+
+def _command(broker: BrokerOptions) -> list[str]:
+    command = [sys.executable, "-m", "tools.cli", "broker"]
+    named = {"node-id": broker.node_id, "listen": broker.listen, "data": broker.data, "store": broker.store}
+    for name, value in named.items():
+        command += [f"--{name}", str(value)]
+    for setting in broker.settings:
+        command += ["--set", setting]
     return command
 
 
-def _settings(options: ClusterOptions) -> dict[str, str]:
-    few = {name: str(options.brokers) for name, usual in _FEW.items() if options.brokers < usual}
-    return few | read_pairs(options.settings, "--set")
+@contextlib.contextmanager
+def _locked(data: Path) -> Iterator[None]:
+    """One cluster at a time on one directory."""
+    files = DiskFiles()
+    try:
+        files.makedirs(str(data))
+        lock = files.lock(str(data / ".lock"))
+    except BlockingIOError:
+        raise Failure(f"--data {data}: in use by another `tidewal cluster`") from None
+    except OSError as error:
+        raise Failure(f"--data {data}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.close()
 
 
 @contextlib.contextmanager
-def _processes(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(commands: Iterable[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
@@ -130,12 +157,25 @@ def _ready_lines(
                 selector.unregister(pipe)
                 if line:
                     yield line
+                else:
+                    _await_end_of(processes, pipe)
             _fail_if_one_ended(processes)
 
 
 def _line_of(pipe: IO[bytes]) -> str:
     """A broker writes one line and nothing else; at the end of the pipe there is none."""
     return pipe.readline().decode(errors="replace").rstrip("\n")
+
+
+def _await_end_of(processes: Sequence[subprocess.Popen[bytes]], pipe: object) -> None:
+    """Of the one that has closed its stdout without a word."""
+    for process in processes:
+        if process.stdout is pipe:
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _fail_if_one_ended(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -37,8 +37,8 @@ from broker.controller import (
     check_topic_name,
 )
 from protocol.apis import Api
-from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import get
+from protocol.errors import ErrorCode, KafkaError, error_code
+from protocol.messages import decode_response, encode_request, get
 
 if TYPE_CHECKING:
     from broker.cluster import Cluster
@@ -55,6 +55,7 @@ RESOURCE_ROWS: Final = 10
 CHANGES_MAX: Final = 10_000
 """Of one request, as in Kafka; each may take a third of a millisecond to check."""
 ROWS_ALIKE_MAX: Final = 2_000
+FRAME_SIZE_BYTES: Final = 4
 
 _ROOT_LOGGER: Final = "root"
 _PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tidewal", "tools")
@@ -205,7 +206,7 @@ async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
                 _alter_loggers(cluster, key[1], ops, validate_only=request.validate_only)
                 outcomes[key] = None
                 continue
-            if key[0] == ResourceType.BROKER:
+            if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
                 _check_broker_id(cluster, key[1])
                 current = cluster.image.config(ResourceType.BROKER, key[1])
                 _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
@@ -214,7 +215,7 @@ async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
             continue
         changes.append((key, ops))
     command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
-    return await _altered(cluster, request, command if changes else None, outcomes)
+    return await _altered(ctx, request, command if changes else None, outcomes)
 
 
 async def alter_configs(ctx: Context, request: Any) -> Fields:
@@ -232,7 +233,7 @@ async def alter_configs(ctx: Context, request: Any) -> Fields:
                 raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
             if key[0] == ResourceType.BROKER_LOGGER:
                 raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
-            if key[0] == ResourceType.BROKER:
+            if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
                 _check_broker_id(cluster, key[1])
                 _check_broker_change(cluster, key[1], dict(values))
         except KafkaError as error:
@@ -240,7 +241,7 @@ async def alter_configs(ctx: Context, request: Any) -> Fields:
             continue
         resources.append((key, values))
     command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
-    return await _altered(cluster, request, command if resources else None, outcomes)
+    return await _altered(ctx, request, command if resources else None, outcomes)
 
 
 def _check_size(resources: Iterable[Any]) -> None:
@@ -294,11 +295,17 @@ def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str])
 
 
 async def _altered(
-    cluster: Cluster, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
+    ctx: Context, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
 ) -> Fields:
-    if command is not None:
+    """`outcomes` are those decided here; the controller decides the others."""
+    cluster = ctx.broker.cluster
+    if command is None:
+        decided: Outcomes = {}
+    elif cluster.is_controller or ctx.is_passed_on:
         decided = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-        outcomes.update(decided)
+    else:
+        decided = await _decided_elsewhere(ctx, request, outcomes)
+    outcomes.update(decided)
     responses = []
     for resource in request.resources:
         error = outcomes[resource.resource_type, resource.resource_name]
@@ -311,6 +318,39 @@ async def _altered(
             }
         )
     return {"throttle_time": 0, "responses": responses}
+
+
+async def _decided_elsewhere(ctx: Context, request: Any, outcomes: Outcomes) -> Outcomes:
+    """By the controller, without what was decided here."""
+    is_incremental = ctx.api_key == Api.INCREMENTAL_ALTER_CONFIGS
+    fields: Fields = {
+        "validate_only": request.validate_only,
+        "resources": [
+            {
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+                "configs": [_config_fields(config, is_incremental) for config in resource.configs],
+            }
+            for resource in request.resources
+            if (resource.resource_type, resource.resource_name) not in outcomes
+        ],
+    }
+    frame = encode_request(ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields)
+    answer = await ctx.broker.cluster.forward(frame[FRAME_SIZE_BYTES:])
+    _, response = decode_response(ctx.api_key, ctx.api_version, answer)
+    return {
+        (row.resource_type, row.resource_name): (
+            None
+            if row.error_code == ErrorCode.none
+            else KafkaError(error_code(row.error_code), row.error_message)
+        )
+        for row in response.responses
+    }
+
+
+def _config_fields(config: Any, is_incremental: bool) -> Fields:
+    fields = {"name": config.name, "value": config.value}
+    return {**fields, "config_operation": config.config_operation} if is_incremental else fields
 
 
 # --- loggers -----------------------------------------------------------------------------------------------

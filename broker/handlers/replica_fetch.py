@@ -68,10 +68,12 @@ class Standing:
         for wanted in self._taps.keys() - kept:
             tap = self._taps.pop(wanted)
             tap.leave()
-            self.changed.pop(wanted, None)
             follower = tap.partition.follower(self._replica_id)
             if follower is not None and follower.visit is self.visit:
                 follower.visit = None
+        # not only who was watched: a partition that was not here yet would be read twice once it is
+        for wanted in self.changed.keys() - kept:
+            del self.changed[wanted]
 
     def close(self) -> None:
         for tap in self._taps.values():

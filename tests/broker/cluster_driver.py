@@ -46,6 +46,8 @@ class Site:
         self.calls: dict[Call, None] = {}
         self.no_store: set[int] = set()
         """Nodes whose way to the bucket is cut."""
+        self.resets: dict[int, int] = {}
+        """Of a dead node: how many more questions are reset before its port refuses."""
         self.clock_ms = 0
 
     def now_ms(self) -> int:
@@ -95,12 +97,16 @@ class Site:
         return World(
             files=self.files(),
             network=cast(Network, None),
-            store=store or SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process),
+            store=store or self._line(node_id, rng, process),
+            rival_store=self._line(node_id, random.Random(f"{self.seed}/{life}/rival"), process),
             now_ms=self.now_ms,
             random=random.Random(f"{self.seed}/{life}"),
             offload=start,
             host_name="this-host",
         )
+
+    def _line(self, node_id: int, rng: random.Random, process: Process) -> SimStore:
+        return SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process)
 
     async def started(self, **kwargs: Any) -> Cluster:
         start = {name: kwargs.pop(name) for name in ("ports", "clean") if name in kwargs}
@@ -189,6 +195,9 @@ class Call:
         answer: asyncio.Task[Any] | None = None
         try:
             if self.target not in self._site.alive:
+                if self._site.resets.get(self.target, 0):
+                    self._site.resets[self.target] -= 1
+                    raise PeerLost("reset")
                 raise PeerLost("refused", refused=True)
             if (self.source, self.target) not in self._site.cut:
                 answer = asyncio.ensure_future(self._answer(api, version, request))

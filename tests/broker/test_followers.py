@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from broker.config import RACK_AWARE_SELECTOR
-from broker.handlers.replica_fetch import WATERMARK_WAIT_S
+from broker.fetch_sessions import Wanted
+from broker.handlers.replica_fetch import WATERMARK_WAIT_S, Standing
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
+from protocol.hot import FetchItem
 from protocol.records import iter_batches
 from tests.broker.raw_client import batch_of
 from tests.broker.replication_driver import Replicas
@@ -169,6 +171,15 @@ def test_a_quiet_partition_costs_no_look_and_its_follower_stays_in_sync() -> Non
         await world.until(lambda: world.isr() == (1,))
 
     Replicas(2, replica_lag_time_max_ms="3000").run(main)
+
+
+def test_a_partition_forgotten_before_it_was_here_is_not_read_beside_its_successor() -> None:
+    """A leader may hear of a topic after its follower has asked for it, been refused and asked again."""
+    standing = Standing(2)
+    gone, kept = (Wanted(FetchItem("t", index, 0, 0, -1, 1000)) for index in range(2))
+    standing.changed.update({gone: None, kept: None})
+    standing.forget_all_but({kept: None}.keys())
+    assert list(standing.changed) == [kept]
 
 
 def test_below_min_insync_replicas_nothing_is_committed_and_acks_all_is_told() -> None:

@@ -424,7 +424,7 @@ def test_a_broker_is_given_producer_ids(version: int) -> None:
 
 def test_another_broker_says_that_it_is_not_the_controller() -> None:
     async def story(client: Client, member: Cluster) -> None:
-        member.is_controller = False
+        member._step_down()
         answer = await client.ask(
             PeerApi.ALTER_PARTITION, 3, broker_id=1, broker_epoch=member.broker_epoch, topics=[]
         )

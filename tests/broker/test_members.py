@@ -13,7 +13,9 @@ from broker.controller import CreateTopics, NewTopic
 from broker.directories import StartupError
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
+from remote.object_store import PutResult
 from tests.broker.cluster_driver import Site
+from tests.sim.store import Bucket
 
 
 async def until(what: Callable[[], object], *, within_s: float = 60.0) -> float:
@@ -132,6 +134,23 @@ def test_a_node_that_vanished_in_silence_comes_back_when_its_session_is_over() -
     run(story)
 
 
+def test_a_store_that_ignores_conditions_takes_no_second_node() -> None:
+    class Careless(Bucket):
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            await self.put(key, data)
+            return PutResult.WON
+
+    async def story(site: Site) -> None:
+        await site.started(node_id="1", dirs="/data/1")
+        careless = Careless()
+        careless.objects.update(site.bucket.objects)
+        site.bucket = careless
+        with pytest.raises(StartupError, match="does not keep to conditions"):
+            await site.started(node_id="2", dirs="/data/2")
+
+    run(story)
+
+
 # --- following ---------------------------------------------------------------------------------------------
 
 
@@ -192,6 +211,17 @@ def test_a_closed_port_ends_a_member_at_once() -> None:
         await site.kill(members[2])
         assert await until(lambda: members[0].image.brokers[3].fenced) < 0.5
         assert not members[0].image.brokers[2].fenced
+
+    run(story)
+
+
+def test_a_port_that_closes_a_moment_after_its_connections_ends_a_member_at_once() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        site.resets[3] = 2
+        await site.kill(members[2])
+        assert await until(lambda: members[0].image.brokers[3].fenced) < 1.0
 
     run(story)
 
@@ -339,6 +369,7 @@ def test_who_leaves_hands_over_first() -> None:
         await members[2].leave()
         led = [p.leader for p in members[0].image.topics["t"].partitions]
         assert 3 not in led
+        assert members[0].image.brokers[3].fenced, "clients are sent to it no more"
         await site.kill(members[2])
         again = await site.started(node_id="3", dirs="/data/3")
         assert not again.image.brokers[3].fenced

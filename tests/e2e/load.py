@@ -8,6 +8,7 @@ broker.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Self
@@ -42,6 +43,8 @@ class RawLoad:
     topic: str
     partitions: int
     padding: bytes = b""
+    locate: Callable[[], str] | None = None
+    """Where to connect each time, in a cluster: an answer that is no acknowledgement means looking again."""
     sent: list[Sent] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     _stop: Event = field(default_factory=Event)
@@ -75,7 +78,8 @@ class RawLoad:
 
     def _send_until_disconnected(self) -> None:
         try:
-            client = RawClient(self.bootstrap, timeout_s=10)
+            address = self.bootstrap if self.locate is None else self.locate()
+            client = RawClient(address, timeout_s=10)
         except OSError:
             return
         with client:
@@ -91,6 +95,8 @@ class RawLoad:
                     sent.offset = answer.base_offset
                 elif answer.error_code in DEFINITE:
                     sent.failed = int(answer.error_code)
+                if answer.error_code and self.locate is not None:
+                    return
 
 
 def batch_of(*values: bytes) -> bytearray:

@@ -116,6 +116,9 @@ class SimStore:
             return PutResult.UNKNOWN
         return result
 
+    async def close(self) -> None:
+        return
+
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
         self._process.check_alive()
         await self._travel()

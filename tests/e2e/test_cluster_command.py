@@ -1,0 +1,242 @@
+"""`tidewal cluster`: its lines, its exit codes, and that its brokers live and end together."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Self
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.compat.peers import stable_port, unique, until
+from tests.compat.raw import RawClient
+from tests.e2e.load import values_at
+from tests.processes import ROOT, TIDEWAL
+
+READY_S_MAX = 60.0
+STOP_S_MAX = 40.0
+
+
+class ClusterCommand:
+    """One running `tidewal cluster`; its stdout line by line."""
+
+    def __init__(self, data: Path, stderr: IO[bytes], *arguments: str) -> None:
+        self._started_s = time.monotonic()
+        self._stderr = stderr
+        self._rest = b""
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [*TIDEWAL, "cluster", "--data", str(data), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=ROOT,
+        )
+
+    def wait_ready(self) -> Self:
+        until(self._is_ready, "ready cluster", timeout_s=READY_S_MAX, pause_s=0.0)
+        self.ready_s = time.monotonic() - self._started_s
+        self.children = [int(child) for child in children_of(self.process.pid)]
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if selector.select(0.2):
+                chunk = os.read(self.process.stdout.fileno(), 4096)
+                assert chunk, f"ended with {self.process.wait(timeout=10)}: {self.stderr}"
+                *whole, self._rest = (self._rest + chunk).split(b"\n")
+                self.lines += [line.decode() for line in whole]
+        return self.lines[-1:] == ["ready cluster"]
+
+    @property
+    def addresses(self) -> list[str]:
+        """By node id."""
+        rows = [dict(word.split("=", 1) for word in line.split()[1:]) for line in self.lines[:-1]]
+        return [row["listen"] for row in sorted(rows, key=lambda row: int(row["node"]))]
+
+    @property
+    def stderr(self) -> list[str]:
+        self._stderr.seek(0)
+        return self._stderr.read().decode().splitlines()
+
+    def ended(self) -> int:
+        """The exit code; by then no broker is left."""
+        code = self.process.wait(timeout=STOP_S_MAX)
+        for child in getattr(self, "children", []):
+            assert not is_running(child)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=STOP_S_MAX)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def memory_mb(pid: int) -> float:
+    """Its share of what is in memory, pages that it has in common with others counted in part."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return int(rows["Pss"].split()[0]) / 1024
+
+
+Start = Callable[..., ClusterCommand]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def run(*arguments: str, data: Path | None = None, listen: str = "127.0.0.1:0") -> ClusterCommand:
+            stderr = stack.enter_context((tmp_path / unique("stderr")).open("w+b"))
+            command = ClusterCommand(data or tmp_path / "data", stderr, "--listen", listen, *arguments)
+            stack.callback(command.close)
+            return command
+
+        yield run
+
+
+def produce(command: ClusterCommand, topic: str, values: range) -> None:
+    producer = Producer(
+        {"bootstrap.servers": ",".join(command.addresses), "enable.idempotence": True, "acks": "all"}
+    )
+    refused: list[object] = []
+    for value in values:
+        producer.produce(
+            topic, b"%d" % value, partition=0, on_delivery=lambda error, _: error and refused.append(error)
+        )
+    assert producer.flush(30) == 0
+    assert refused == []
+
+
+def make_topic(command: ClusterCommand, replicas: int) -> str:
+    topic = unique("topic")
+    admin = AdminClient({"bootstrap.servers": command.addresses[-1]})
+    admin.create_topics([NewTopic(topic, 1, replicas)])[topic].result(timeout=20)
+    return topic
+
+
+def read_in_a_group(command: ClusterCommand, topic: str, count: int) -> list[int]:
+    reader = Consumer(
+        {
+            "bootstrap.servers": command.addresses[0],
+            "group.id": unique("group"),
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        reader.subscribe([topic])
+        found: list[int] = []
+
+        def enough() -> bool:
+            found.extend(int(one.value()) for one in reader.consume(count, timeout=0.2) if not one.error())
+            return len(found) >= count
+
+        until(enough, f"{count} records", timeout_s=30, pause_s=0.0)
+        return found
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("brokers", [1, 3, 5])
+def test_it_starts_from_nothing_serves_and_stops(start: Start, brokers: int) -> None:
+    command = start("--brokers", str(brokers), "--set", "group.initial.rebalance.delay.ms=0").wait_ready()
+    assert len(command.addresses) == len(set(command.addresses)) == len(command.children) == brokers
+    assert all(not address.endswith(":0") for address in command.addresses)
+    memory = ", ".join(f"{memory_mb(child):.0f}" for child in command.children)
+    print(f"{brokers} brokers ready in {command.ready_s:.2f} s; MB at rest: {memory}")  # noqa: T201
+    topic = make_topic(command, min(brokers, 3))
+    produce(command, topic, range(100))
+    assert read_in_a_group(command, topic, 100) == list(range(100))
+    command.process.terminate()
+    assert command.ended() == 0
+    assert [line for line in command.stderr if " INFO " not in line and " WARNING " not in line] == []
+
+
+def test_started_again_it_goes_on_where_it_was(start: Start) -> None:
+    port = stable_port()
+    first = start(listen=f"127.0.0.1:{port}").wait_ready()
+    assert first.addresses == [f"127.0.0.1:{port + number}" for number in range(3)]
+    topic = make_topic(first, 3)
+    produce(first, topic, range(50))
+    first.process.send_signal(signal.SIGINT)
+    assert first.ended() == 0
+    second = start(listen=f"127.0.0.1:{port}").wait_ready()
+    produce(second, topic, range(50, 80))
+    for address in second.addresses:
+        with RawClient(address) as client:
+            if client.fetch(topic, 0, 0).error_code == 0:
+                log = values_at(client.read_bytes(topic, 0))
+    assert [int(value) for _, value in sorted(log.items())] == list(range(80))
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_one_that_ends_ends_the_others(start: Start, kill: signal.Signals) -> None:
+    command = start().wait_ready()
+    os.kill(command.children[1], kill)
+    assert command.ended() == 1
+    code = {signal.SIGKILL: -9, signal.SIGTERM: 0}[kill]
+    assert command.stderr[-1] == f"tidewal: broker 2 ended with exit code {code}; the others are stopped"
+
+
+def test_a_second_one_on_the_same_data_is_refused_with_one_line(start: Start, tmp_path: Path) -> None:
+    first = start().wait_ready()
+    second = start()
+    assert second.ended() == 1
+    assert second.stderr == [f"tidewal: --data {tmp_path / 'data'}: in use by another `tidewal cluster`"]
+    produce(first, make_topic(first, 3), range(10))
+
+
+def test_a_port_that_is_taken_ends_all_of_it(start: Start) -> None:
+    port = stable_port()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port + 1))
+        holder.listen()
+        command = start(listen=f"127.0.0.1:{port}")
+        assert command.ended() == 1
+    said = command.stderr
+    assert any(f"127.0.0.1:{port + 1}" in line for line in said if line.startswith("tidewal: "))
+    assert said[-1] == "tidewal: broker 2 ended with exit code 1; the others are stopped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "log.retention.hour=1"], "did you mean log.retention.hours?"),
+        (["--set", "num.partitions=many"], "num.partitions"),
+        (["--set", "num.partitions"], "not KEY=VALUE"),
+        (["--listen", "127.0.0.1"], "not HOST:PORT"),
+        (["--listen", "127.0.0.1:65535"], "no room for 3 ports"),
+        (["--brokers", "0"], "--brokers"),
+        (["--data", "/proc/nothing"], "--data /proc/nothing: No such file or directory"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(start: Start, arguments: list[str], says: str) -> None:
+    command = start(*arguments)
+    assert command.ended() in (1, 2)
+    (line,) = command.stderr
+    assert says in line
