@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
 
 from tests.sim.checks import ALL, Case, wrong_epoch_starts
+from tests.sim.custody import NO_LEADER
 from tests.sim.history import MetaSlot, PartitionState, ReplicaLog
 
-NO_LEADER = -1
 GENESIS = "00" * 32
 
 
@@ -112,20 +112,14 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
 
 def appends_are_by_the_leader(case: Case) -> Iterator[str]:
     """12 Whoever acknowledged an append of an epoch was that epoch's committed leader."""
-    leaders = {
-        (tp, moment.state.leader_epoch): moment.state.leader
-        for tp in case.custody.partitions()
-        for moment in case.custody.moments(tp)
-        if moment.state.leader != NO_LEADER
-    }
     for tp, log in case.history.logs.items():
         epoch_of = {value: batch.leader_epoch for batch in log.batches for value in batch.values}
         for send in case.history.sends:
             epoch = epoch_of.get(send.values[0])
             if send.tp != tp or send.result != "ok" or send.attempts != 1 or epoch is None:
                 continue
-            leader = leaders.get((tp, epoch), send.node)
-            if leader != send.node:
+            leader = case.custody.leader_of(tp, epoch)
+            if leader not in (None, send.node):
                 yield f"{tp} {send.values[0]} of epoch {epoch} was acked by {send.node}, led by {leader}"
 
 

@@ -393,6 +393,29 @@ def after_an_unclean_election() -> History:
     return history
 
 
+def read_before_and_after(history: History, node: int) -> None:
+    """`node` answers in two of its lives within epoch 1, which 2 leads, and has a lower HW in the latter."""
+    history.fetches += [
+        fetch(7.5, 0, B0, hw=6, epoch=1, node=node, life=2, client="e", seek=True),
+        fetch(8.6, 0, B0, hw=4, epoch=1, node=node, life=3, client="f", seek=True),
+    ]
+
+
+def test_the_watermark_of_a_follower_that_crashed_begins_at_what_it_had_noted() -> None:
+    history = clean()
+    read_before_and_after(history, 1)
+    assert judge(history).rules() == {"9 watermarks"}
+    history.crashes.append(Crash(node=1, life=2, at=8.3, power=False, synced_end={}, kept_end={T: 6}))
+    assert not judge(history).violations
+
+
+def test_the_watermark_of_a_leader_stays_whatever_happens_to_it() -> None:
+    history = clean()
+    read_before_and_after(history, 2)
+    history.crashes.append(Crash(node=2, life=2, at=8.3, power=False, synced_end={}, kept_end={T: 6}))
+    assert judge(history).rules() == {"9 watermarks"}
+
+
 def test_an_unclean_election_that_was_allowed_excuses_what_it_took() -> None:
     verdict = judge(after_an_unclean_election())
     assert not verdict.violations
