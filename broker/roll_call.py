@@ -81,9 +81,10 @@ class RollCall:
                 stop = ControlledShutdown(broker_id=broker_id, broker_epoch=epoch)
                 may_go = await cluster.submit(stop, timeout_ms=ANSWER_WITHIN_MS)
                 if may_go:
-                    # Its next life may come at once; if none does, the end of its session fences it.
+                    # Its next life may come at once.
                     self._attached.pop(broker_id, None)
-                    # as in Kafka: from its last answer on it is not there, and no client is sent to it
+                    # As in Kafka: from its last answer on it is not there, and no client is sent to it.
+                    # Should this not be committed, the end of its session fences it.
                     gone = FenceBrokers(brokers=((broker_id, epoch),))
                     await cluster.submit(gone, timeout_ms=ANSWER_WITHIN_MS)
                 return self._answer(request, ErrorCode.none, should_shut_down=may_go)

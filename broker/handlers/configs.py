@@ -336,7 +336,7 @@ async def _decided_elsewhere(ctx: Context, request: Any, outcomes: Outcomes) -> 
         ],
     }
     frame = encode_request(ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields)
-    answer = await ctx.broker.cluster.forward(frame[FRAME_SIZE_BYTES:])
+    answer = await ctx.broker.cluster.forwarding.ask(frame[FRAME_SIZE_BYTES:])
     _, response = decode_response(ctx.api_key, ctx.api_version, answer)
     return {
         (row.resource_type, row.resource_name): (

@@ -143,7 +143,8 @@ def test_a_store_that_ignores_conditions_takes_no_second_node() -> None:
     async def story(site: Site) -> None:
         await site.started(node_id="1", dirs="/data/1")
         careless = Careless()
-        careless.objects.update(site.bucket.objects)
+        for key, data in site.bucket.objects.items():
+            await careless.put(key, data)
         site.bucket = careless
         with pytest.raises(StartupError, match="does not keep to conditions"):
             await site.started(node_id="2", dirs="/data/2")
