@@ -237,13 +237,14 @@ def read_stays_read(case: Case) -> Iterator[str]:
 
 
 def watermarks_are_ordered(case: Case) -> Iterator[str]:
-    """9 log start <= LSO <= HW <= LEO at every sample, and none goes back within a leader epoch."""
+    """9 log start <= LSO <= HW <= LEO at every sample, and none goes back within a leader epoch; a follower
+    that crashed begins again with what it had noted of them."""
     history = case.history
     for tp, log in history.logs.items():
         marks = (log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset)
         if list(marks) != sorted(marks):
             yield f"{tp} ends with log start, LSO, HW, LEO = {marks}"
-    by_epoch: dict[tuple[TopicPartition, int, int], list[Fetch]] = defaultdict(list)
+    by_epoch: dict[tuple[TopicPartition, int, int, int], list[Fetch]] = defaultdict(list)
     for fetch in history.fetches:
         if fetch.result != "ok":
             continue
@@ -254,9 +255,15 @@ def watermarks_are_ordered(case: Case) -> Iterator[str]:
             )
         if fetch.batches and fetch.batches[-1].next_offset > fetch.high_watermark:
             yield f"{fetch.tp} served up to {fetch.batches[-1].next_offset}, past HW {fetch.high_watermark}"
-        by_epoch[fetch.tp, fetch.leader_epoch, fetch.node].append(fetch)
-    for (tp, epoch, _), fetches in by_epoch.items():
+        leader = case.custody.leader_of(fetch.tp, fetch.leader_epoch)
+        begun_again = 0 if leader in (None, fetch.node) else _crashes_before(history, fetch)
+        by_epoch[fetch.tp, fetch.leader_epoch, fetch.node, begun_again].append(fetch)
+    for (tp, epoch, *_), fetches in by_epoch.items():
         yield from _never_back(tp, epoch, fetches)
+
+
+def _crashes_before(history: History, fetch: Fetch) -> int:
+    return sum(crash.node == fetch.node and crash.life < fetch.life for crash in history.crashes)
 
 
 def _never_back(tp: TopicPartition, epoch: int, fetches: list[Fetch]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tests.sim.history import Crash, History, PartitionState, TopicPartition
 
 ALONE = (1,)
+NO_LEADER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Custody:
         self._crashes = sorted(history.crashes, key=lambda crash: crash.at)
         self._moments: dict[TopicPartition, list[Moment]] = defaultdict(list)
         self._times: dict[TopicPartition, list[float]] = defaultdict(list)
+        self._leaders: dict[tuple[TopicPartition, int], int] = {}
         self._registered = [
             (slot.at, broker.id)
             for slot in history.slots
@@ -52,6 +54,8 @@ class Custody:
                 )
                 known.append(Moment(at=slot.at, seq=slot.seq, state=state, is_unclean=is_unclean))
                 self._times[state.tp].append(slot.at)
+                if state.leader != NO_LEADER:
+                    self._leaders[state.tp, state.leader_epoch] = state.leader
 
     def partitions(self) -> list[TopicPartition]:
         return sorted(self._moments)
@@ -69,9 +73,25 @@ class Custody:
         first = max(0, bisect_right(times, begin) - 1)
         return [moment.state for moment in self.moments(tp)[first : bisect_right(times, end)]]
 
+    def leader_of(self, tp: TopicPartition, epoch: int) -> int | None:
+        """Who led in this epoch, as committed; None when nobody did, or nothing was committed."""
+        return self._leaders.get((tp, epoch))
+
     def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
         moments = self.moments(tp)
         return moments[-1].state.replicas if moments else ALONE
+
+    def whose_watermark_holds(self, tp: TopicPartition, when: float) -> set[int]:
+        """Every replica; since an unclean election, those who were in the ISR after it. The others may not
+        have heard of it, and keep what it took back until they have."""
+        bound = set(self.replicas(tp))
+        for moment in self.moments(tp):
+            if moment.at > when:
+                break
+            if moment.is_unclean:
+                bound = set()
+            bound.update(moment.state.isr)
+        return bound
 
     def _took(self, crash: Crash, tp: TopicPartition, offset: int) -> bool:
         """Whether this crash took the record at `offset` from its node."""

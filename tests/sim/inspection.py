@@ -34,15 +34,17 @@ class FoundLog:
 
 
 def inspect(
-    disk: Disk, config: BrokerConfig, partitions: Sequence[TopicPartition]
+    disk: Disk, config: BrokerConfig, partitions: Sequence[TopicPartition], *, latest_ms: int
 ) -> tuple[dict[TopicPartition, FoundLog], Recovery]:
-    """What the logs hold after a kill at this moment, and every way in which recovery was not exact."""
+    """What the logs hold after a kill at this moment, and every way in which recovery was not exact;
+    `latest_ms` is the latest that the broker's clock ever showed."""
+    expired_ms = latest_ms - config.producer_id_expiration_ms
     differences: list[str] = []
     first_disk = disk.clone()
     first = _open(first_disk, config, differences)
     found = {tp: _contents(first.logs[tp]) for tp in partitions if tp in first.logs}
     for tp, log in sorted(first.logs.items()):
-        differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log)]
+        differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log, expired_ms)]
     before = {tp: _state(log) for tp, log in sorted(first.logs.items())}
     second_disk = first_disk.clone()
     second = _open(second_disk, config, differences)
@@ -121,9 +123,9 @@ def batches_of(parts: Sequence[tuple[str, int, bytes]]) -> list[Batch]:
     ]
 
 
-def _check_log(log: UnifiedLog) -> list[str]:
+def _check_log(log: UnifiedLog, expired_ms: int) -> list[str]:
     wrong: list[str] = []
-    producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
+    producers: dict[int, tuple[int, deque[records.BatchHeader]]] = {}
     end = log.segments[0].base_offset
     for segment in log.segments:
         rows = _walk(segment)
@@ -135,24 +137,30 @@ def _check_log(log: UnifiedLog) -> list[str]:
     end = max(end, log.segments[-1].base_offset)
     if log.log_end_offset != end:
         wrong.append(f"the log ends at {end}, it says {log.log_end_offset}")
-    for producer_id, (epoch, batches) in producers.items():
+    for producer_id, (epoch, headers) in producers.items():
+        owed = [
+            (header.base_sequence, header.last_sequence, header.base_offset, header.last_offset)
+            for header in headers
+            if header.max_timestamp >= expired_ms
+        ]
+        if not owed:
+            continue
         entry = log.producer_table.entries.get(producer_id)
         known = [tuple(batch[:4]) for batch in entry.batches] if entry is not None else []
-        # Batches that retention or DeleteRecords took may still be known; those in the log must be.
-        if entry is None or entry.epoch != epoch or known[-len(batches) :] != list(batches):
-            wrong.append(
-                f"producer {producer_id}: the log says {epoch} {list(batches)}, the table {entry} {known}"
-            )
+        # Batches that retention or DeleteRecords took may still be known; those in the log must be, unless
+        # there was a moment at which they had expired.
+        if entry is None or entry.epoch != epoch or known[-len(owed) :] != owed:
+            wrong.append(f"producer {producer_id}: the log says {epoch} {owed}, the table {entry} {known}")
     return wrong
 
 
 def _remember(
-    producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]], header: records.BatchHeader
+    producers: dict[int, tuple[int, deque[records.BatchHeader]]], header: records.BatchHeader
 ) -> None:
     epoch, batches = producers.get(header.producer_id, (-1, deque(maxlen=REMEMBERED_BATCHES)))
     if header.producer_epoch != epoch:
         batches = deque(maxlen=REMEMBERED_BATCHES)
-    batches.append((header.base_sequence, header.last_sequence, header.base_offset, header.last_offset))
+    batches.append(header)
     producers[header.producer_id] = (header.producer_epoch, batches)
 
 

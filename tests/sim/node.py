@@ -69,7 +69,8 @@ class Node:
         self.broker: Broker | None = None
         self.files: SimFiles | None = None
         self.may_break = False  # a disk error was armed: the broker may give up by itself
-        self.clock_ahead_ms = 0
+        self._clock_ahead_ms = 0
+        self._clock_was_ahead_ms = 0  # at most
         self.line = StoreProfile()
         self.disks = 0
         self.disk = self._new_disk(loop, seed)
@@ -93,7 +94,11 @@ class Node:
         return Disk(random.Random(f"{seed}/{self.name}/disk-{self.disks}"), self.now_ms, loop.trace)
 
     def now_ms(self) -> int:
-        return WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000) + self.clock_ahead_ms
+        return WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000) + self._clock_ahead_ms
+
+    def latest_ms(self) -> int:
+        """Its clock, had it never been set back: it never showed a later time."""
+        return self.now_ms() - self._clock_ahead_ms + self._clock_was_ahead_ms
 
     @property
     def is_alive(self) -> bool:
@@ -225,7 +230,8 @@ class Node:
             self.process.resume()
 
     def step_clock(self, milliseconds: int) -> None:
-        self.clock_ahead_ms += milliseconds
+        self._clock_ahead_ms += milliseconds
+        self._clock_was_ahead_ms = max(self._clock_was_ahead_ms, self._clock_ahead_ms)
         self.loop.trace("clock", self.name, milliseconds)
 
     def replace_disk(self) -> None:

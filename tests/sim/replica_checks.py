@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
 
 from tests.sim.checks import ALL, Case, wrong_epoch_starts
+from tests.sim.custody import NO_LEADER
 from tests.sim.history import MetaSlot, PartitionState, ReplicaLog
 
-NO_LEADER = -1
 GENESIS = "00" * 32
 
 
@@ -24,11 +24,12 @@ GENESIS = "00" * 32
 
 
 def replica_marks_are_ordered(case: Case) -> Iterator[str]:
-    """9 (replicas) On every replica log start <= HW <= LEO, and no HW is past the end of a member of the
-    ISR."""
+    """9 (replicas) On every replica log start <= HW <= LEO, and no HW that still holds is past the end of a
+    member of the ISR."""
     for sample in case.history.samples:
         state = case.custody.at(sample.tp, sample.at)
-        highest = max((log.high_watermark for log in sample.logs), default=0)
+        bound = case.custody.whose_watermark_holds(sample.tp, sample.at)
+        highest = max((log.high_watermark for log in sample.logs if log.node in bound), default=0)
         for log in sample.logs:
             where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
             if not log.log_start_offset <= log.high_watermark <= log.log_end_offset:
@@ -42,9 +43,13 @@ def replica_marks_are_ordered(case: Case) -> Iterator[str]:
 
 
 def replicas_agree(case: Case) -> Iterator[str]:
-    """10 Two replicas are the same byte for byte below both high watermarks, and in the end entirely."""
+    """10 Two replicas are the same byte for byte below both high watermarks that still hold, and in the end
+    entirely."""
     for sample in case.history.samples:
+        bound = case.custody.whose_watermark_holds(sample.tp, sample.at)
         for one, other in combinations(sample.logs, 2):
+            if not sample.is_final and not {one.node, other.node} <= bound:
+                continue
             end = min(one.high_watermark, other.high_watermark)
             if sample.is_final:
                 end = max(one.log_end_offset, other.log_end_offset)
@@ -107,20 +112,14 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
 
 def appends_are_by_the_leader(case: Case) -> Iterator[str]:
     """12 Whoever acknowledged an append of an epoch was that epoch's committed leader."""
-    leaders = {
-        (tp, moment.state.leader_epoch): moment.state.leader
-        for tp in case.custody.partitions()
-        for moment in case.custody.moments(tp)
-        if moment.state.leader != NO_LEADER
-    }
     for tp, log in case.history.logs.items():
         epoch_of = {value: batch.leader_epoch for batch in log.batches for value in batch.values}
         for send in case.history.sends:
             epoch = epoch_of.get(send.values[0])
             if send.tp != tp or send.result != "ok" or send.attempts != 1 or epoch is None:
                 continue
-            leader = leaders.get((tp, epoch), send.node)
-            if leader != send.node:
+            leader = case.custody.leader_of(tp, epoch)
+            if leader not in (None, send.node):
                 yield f"{tp} {send.values[0]} of epoch {epoch} was acked by {send.node}, led by {leader}"
 
 

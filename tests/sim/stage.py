@@ -278,7 +278,9 @@ class Stage:
         """Open copies of their disks as after a kill; whatever is not exact goes into the history."""
         found = []
         for node in nodes:
-            logs, recovery = inspection.inspect(node.disk, node.config, partitions)
+            logs, recovery = inspection.inspect(
+                node.disk, node.config, partitions, latest_ms=node.latest_ms()
+            )
             self.history.recoveries.append(recovery)
             found.append(Found(node=node.id, logs=logs))
         return found

@@ -135,7 +135,7 @@ class Bench:
                     assert at is not None and at[0] >= found.header.max_timestamp
 
     def check(self) -> None:
-        found, recovery = inspect(self.disk, self.config, [TP])
+        found, recovery = inspect(self.disk, self.config, [TP], latest_ms=self.clock_ms)
         assert not recovery.differences, recovery.differences
         if TP not in found:
             assert not self.values

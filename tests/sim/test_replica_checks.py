@@ -382,16 +382,74 @@ def test_a_replaced_disk_counts_as_a_loss() -> None:
     assert not judge(history).violations
 
 
-def test_an_unclean_election_that_was_allowed_excuses_what_it_took() -> None:
+def after_an_unclean_election() -> History:
+    """3 was alone in the ISR with what 2 had not: 2 leads from 12 on."""
     history = clean()
     history.unclean_topics.add("t")
-    lost = slot(12, 3, 3, partitions=(state(2, 3, 5, (2,)),))
-    history.slots = chain(*history.slots, slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),)), lost)
-    change_slot(history, 11, partitions=(state(2, 3, 6, (2,)),))
+    alone = slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),))
+    lost = slot(12, 3, 3, partitions=(state(2, 3, 6, (2,)),))
+    history.slots = chain(*history.slots, alone, lost)
     end_before(history, B0, B1, B2)
-    verdict = judge(history)
+    return history
+
+
+def read_before_and_after(history: History, node: int) -> None:
+    """`node` answers in two of its lives within epoch 1, which 2 leads, and has a lower HW in the latter."""
+    history.fetches += [
+        fetch(7.5, 0, B0, hw=6, epoch=1, node=node, life=2, client="e", seek=True),
+        fetch(8.6, 0, B0, hw=4, epoch=1, node=node, life=3, client="f", seek=True),
+    ]
+
+
+def test_the_watermark_of_a_follower_that_crashed_begins_at_what_it_had_noted() -> None:
+    history = clean()
+    read_before_and_after(history, 1)
+    assert judge(history).rules() == {"9 watermarks"}
+    history.crashes.append(Crash(node=1, life=2, at=8.3, power=False, synced_end={}, kept_end={T: 6}))
+    assert not judge(history).violations
+
+
+def test_the_watermark_of_a_leader_stays_whatever_happens_to_it() -> None:
+    history = clean()
+    read_before_and_after(history, 2)
+    history.crashes.append(Crash(node=2, life=2, at=8.3, power=False, synced_end={}, kept_end={T: 6}))
+    assert judge(history).rules() == {"9 watermarks"}
+
+
+def test_an_unclean_election_that_was_allowed_excuses_what_it_took() -> None:
+    verdict = judge(after_an_unclean_election())
     assert not verdict.violations
     assert verdict.lost_by_all == 1
+
+
+OTHER_B3 = batch(6, 17, epoch=3)
+
+
+def test_who_has_not_heard_of_an_unclean_election_keeps_its_watermark() -> None:
+    history = after_an_unclean_election()
+    behind = replica(2, B0, B1, B2, hw=6, end=6)
+    ahead = replica(3, B0, B1, B2, B3)
+    history.samples.append(Sample(at=12.1, tp=T, logs=(behind, ahead)))
+    history.samples.append(Sample(at=12.2, tp=T, logs=(replica(2, B0, B1, B2, OTHER_B3), ahead)))
+    assert not judge(history).violations
+
+
+def test_who_was_in_the_isr_after_an_unclean_election_agrees_with_its_leader() -> None:
+    history = after_an_unclean_election()
+    back = slot(12.5, 3, 3, partitions=(state(2, 3, 7, (2, 3)),))
+    gone = slot(12.6, 3, 3, partitions=(state(2, 3, 8, (2,)),))
+    history.slots = chain(*history.slots, back, gone)
+    ahead = replica(3, B0, B1, B2, B3)
+    history.samples.append(Sample(at=12.7, tp=T, logs=(replica(2, B0, B1, B2, hw=6, end=6), ahead)))
+    history.samples.append(Sample(at=12.8, tp=T, logs=(replica(2, B0, B1, B2, OTHER_B3), ahead)))
+    assert judge(history).rules() == {"9 replica watermarks", "10 replicas agree"}
+
+
+def test_before_an_unclean_election_a_watermark_holds_on_every_replica() -> None:
+    history = after_an_unclean_election()
+    logs = replica(3, B0, B1, B2, hw=6, end=6), replica(2, B0, B1, B2, OTHER_B3)
+    history.samples.append(Sample(at=11.9, tp=T, logs=logs))
+    assert judge(history).rules() == {"9 replica watermarks"}
 
 
 def test_what_the_last_member_lost_while_another_had_it_is_counted_apart() -> None:
