@@ -137,11 +137,13 @@ class Custody:
         changes += [(moment.at, 1, moment.state) for moment in self.moments(tp) if moment.at > begin]
         changes.sort(key=lambda change: change[:2])
         holders, members = set(isr), set(isr)
-        for _, _, change in changes:
+        for at, _, change in changes:
             if isinstance(change, Crash):
                 holders.discard(change.node)
             else:
-                joined = set(change.isr) - members
+                # who joins after a loss by what it had fetched before it is dead, and not noticed yet
+                gone = {crash.node for crash in losses if crash.at <= at and not self._is_back(crash, at)}
+                joined = set(change.isr) - members - gone
                 members = set(change.isr)
                 holders = (holders & members) | joined  # who joins has copied what a holder had
             if not holders:

@@ -464,6 +464,26 @@ def test_what_the_last_member_lost_while_another_had_it_is_counted_apart() -> No
     assert (verdict.lost_by_all, verdict.lost_by_last) == (0, 1)
 
 
+@pytest.mark.parametrize(("registered_again", "lost"), [(False, 1), (True, None)])
+def test_who_joins_by_what_it_had_fetched_before_its_crash_has_nothing(
+    registered_again: bool, lost: int | None
+) -> None:
+    history = clean()
+    history.crashes.append(Crash(node=1, life=2, at=11.6, power=True, kept_end={T: 0}))
+    back = (broker(1, 11),) if registered_again else ()
+    history.slots = chain(
+        *history.slots,
+        slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),)),
+        slot(11.7, 3, 3, brokers=back),
+        slot(11.8, 3, 3, partitions=(state(3, 2, 6, (1, 3)),)),
+        slot(12, 3, 3, partitions=(state(1, 3, 7, (1,)),)),
+    )
+    end_before(history, B0, B1, B2)
+    verdict = judge(history)
+    assert verdict.clean == (lost is not None)
+    assert lost is None or verdict.lost_by_last == lost
+
+
 def test_what_was_read_after_the_crash_of_a_member_that_was_not_back_may_go_with_it() -> None:
     history = clean()
     history.crashes.append(Crash(node=3, life=1, at=11.2, power=True, kept_end={T: 6}))

@@ -123,6 +123,17 @@ async def delayed_put(play: Play) -> None:
     await play.create_topic("third")
 
 
+async def two_candidates(play: Play) -> None:
+    """Who hears that the controller's port is closed stands at once."""
+    play.controller.kill()
+    await play.create_topic("after")
+    await play.wait(10)
+
+
+def test_of_two_candidates_for_one_slot_one_leads() -> None:
+    clean(Play("lost slot").perform(two_candidates))
+
+
 def test_a_put_that_takes_effect_after_its_controller_was_replaced_changes_nothing() -> None:
     clean(Play("delayed put").perform(delayed_put))
 
@@ -429,6 +440,6 @@ def test_a_writer_that_takes_a_lost_slot_for_its_own_is_caught(monkeypatch: pyte
 
     async def script(play: Play) -> None:
         monkeypatch.setattr(MetadataLog, "_put", put)
-        await delayed_put(play)
+        await two_candidates(play)
 
     assert broken(Play("lost slot"), script)
