@@ -74,6 +74,7 @@ HEARTBEAT_ANSWER_S = 3.0
 ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
+PROBES = 3
 REGISTER_ANSWER_S = 3.0
 DUPLICATE_FOR_S = 60.0
 """How long another process must hold this node's id before this one gives up."""
@@ -241,19 +242,29 @@ class Cluster:
                 self._patience.sign(self.now_s())
 
     async def _check_conditions(self) -> None:
-        """Where nodes have nothing but the store's conditional put between them, it must hold."""
+        """Where nodes have nothing but the store's conditional put between them, it must hold.
+
+        A store that cannot be asked now is not refused: whoever joins later asks again.
+        """
         store, rival = self._world.store, self._world.rival_store
         if rival is None:
             return
         try:
-            found = await self._log.patiently(lambda: probe_conditions(store, rival, self._world.random))
+            for _ in range(PROBES):
+                try:
+                    found = await probe_conditions(store, rival, self._world.random)
+                except StoreError as error:
+                    _log.warning("whether the object store keeps to conditions cannot be told: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if not found.is_sound:
+                    raise StartupError(
+                        "the object store does not keep to conditions and cannot hold a cluster of several "
+                        f"nodes: {found.complaints[0]}"
+                    )
+                return
         finally:
             await rival.close()
-        if not found.is_sound:
-            raise StartupError(
-                f"the object store does not keep to conditions and cannot hold a cluster of several nodes: "
-                f"{found.complaints[0]}"
-            )
 
     def _registration(self, clean: bool | None) -> RegisterBroker:
         before = self.image.brokers.get(self.node_id)
