@@ -15,6 +15,7 @@ learns. The same code runs a cluster of one.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -558,10 +559,8 @@ class Cluster:
         if not peers:
             return
         peer = peers[self._world.random.randrange(len(peers))]
-        try:
+        with contextlib.suppress(PeerLost):  # whoever is asked next may be there
             await self._take_slots(await self._beat(peer))
-        except PeerLost:
-            pass
 
     async def _watch(self) -> None:
         """Who was silent too long: the controller, to a member; a member, to the controller."""

@@ -355,12 +355,6 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- checks
 
-    def check_leader(self) -> None:
-        if self.offline:
-            raise KafkaError(ErrorCode.kafka_storage_error)
-        if not self.is_leader:
-            raise KafkaError(ErrorCode.not_leader_or_follower)
-
     def check_acks_all(self) -> None:
         if not self.acks_all_ok:
             raise KafkaError(

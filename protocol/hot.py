@@ -31,7 +31,6 @@ _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 _PAIR: Final = Struct(">ii")
 _ACKS_TIMEOUT: Final = Struct(">hi")
-_ZERO_UUID: Final = UUID(int=0)
 _NO_TAGS: Final = b"\x00"
 
 
