@@ -1,10 +1,10 @@
 """This node's membership in its cluster: it joins, follows the metadata log, and writes it while it is the
 controller.
 
-Owns: birth and registration, the roles of member and controller and the moves between them, publishing what
-was committed to the rest of the broker, the current view of configurations, what this broker itself asks of
-the controller. Does not own: the rules of a command (controller.py), the fold (image.py), the slots
-(ledger.py), who may be written off when (sessions.py, roll_call.py), clients' requests (forwarding.py).
+Owns: the roles of member and controller and the moves between them, publishing what was committed to the
+rest of the broker, the current view of configurations, what this broker itself asks of the controller. Does
+not own: how a node comes in (joining.py), the rules of a command (controller.py), the fold (image.py), the
+slots (ledger.py), who may be written off when (sessions.py, roll_call.py), clients' requests (forwarding.py).
 
 Invariants: nothing is told to anyone before its slot is won. No clock decides what is true: timers only
 start elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
@@ -22,25 +22,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from broker.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, RegisterBroker, election
+from broker.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, election
 from broker.channel import Channels, PeerLost
 from broker.command_queue import CommandQueue, not_controller
 from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
 from broker.controller import Command, CreateTopics, NewTopic, Rules, TopicResult
-from broker.directories import (
-    Directory,
-    StartupError,
-    advertised_endpoints,
-    claimed_cluster,
-    clean_epoch,
-    encode_uuid,
-    mark_directories,
-    read_directories,
-)
+from broker.directories import new_id
 from broker.forwarding import Forwarding
 from broker.image import (
     BrokerImage,
-    ClusterBorn,
     ControllerElected,
     Delta,
     Endpoint,
@@ -49,18 +39,18 @@ from broker.image import (
     TopicImage,
 )
 from broker.internal_topics import internal_topic
+from broker.joining import Joining
 from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
 from broker.producer_ids import ProducerIds
 from broker.replication import ElectUncleanLeaders, RebalanceLeaders
-from broker.roll_call import PROTOCOLS, STUCK_AFTER_S, RollCall
+from broker.roll_call import STUCK_AFTER_S, RollCall
 from broker.sessions import SILENT_AFTER_S, Patience
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields
 from remote.object_store import StoreError
-from remote.probe import probe_conditions
 from storage.policy import LogConfig
 
 R = TypeVar("R")
@@ -75,10 +65,6 @@ HEARTBEAT_ANSWER_S = 3.0
 ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
-PROBES = 3
-REGISTER_ANSWER_S = 3.0
-DUPLICATE_FOR_S = 60.0
-"""How long another process must hold this node's id before this one gives up."""
 LEAVE_WITHIN_S = 10.0
 
 _log = logging.getLogger("broker.cluster")
@@ -97,7 +83,7 @@ class Cluster:
     ) -> None:
         self.broker_config = config
         self.broker_epoch = -1
-        self.incarnation = self._new_id_from(world)
+        self.incarnation = new_id(world.random)
         self.directory_ids: dict[str, UUID] = {}
         self.is_controller = False
         self._config = config
@@ -124,8 +110,7 @@ class Cluster:
         )
         self._patience = Patience(world.random.uniform)
         self._on_fenced = on_fenced
-        self._directories: list[Directory] = []
-        self._endpoints: tuple[Endpoint, ...] = ()
+        self._joining = Joining(self, config, world)
         self._listeners: list[DeltaListener] = []
         self._publishing = asyncio.Lock()
         self._unpublished: deque[Delta] = deque()
@@ -136,8 +121,8 @@ class Cluster:
         self._looking: asyncio.Task[None] | None = None
         self._answered_s = -SILENT_AFTER_S
         """When the controller last said anything, be it that it cannot write."""
-        self._refusals = 0
-        """How often this node was told that another process has its id."""
+        self._misses = 0
+        """How often in a row the controller gave no answer."""
         self._electing = False
         self._leaving = False
         self._stopping = False
@@ -172,22 +157,7 @@ class Cluster:
 
     async def read(self) -> None:
         """Learn what the log says, before the logs of this node are opened."""
-        directories = read_directories(self._world.files, self._config.log_dirs, node_id=self.node_id)
-        claimed = claimed_cluster(directories)
-        try:
-            survey = await self.ledger.survey()
-            if survey.is_empty and claimed is not None:
-                raise StartupError(
-                    f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
-                    "object store: use the store it was made with, or an empty data directory"
-                )
-            if not survey.is_empty:
-                await self.ledger.load(survey)
-        except (BrokenLog, StoreError) as error:
-            raise StartupError(str(error)) from error
-        self._directories = directories
-        self.directory_ids = {d.path: d.directory_id or self._new_id() for d in directories}
-        self._check_cluster(claimed)
+        self.directory_ids = await self._joining.read()
         self._take_configs()
 
     async def join(
@@ -203,144 +173,15 @@ class Cluster:
         where the caller knows; otherwise the markers in the log directories do.
         """
         self._task_group = task_group
-        self._endpoints = advertised_endpoints(
-            self._config, host_name=self._world.host_name, ports=ports or {}
-        )
-        try:
-            await self._register(clean)
-        except (BrokenLog, StoreError, KafkaError) as error:
-            raise StartupError(str(error)) from error
-        me = self.image.brokers[self.node_id]
-        self.broker_epoch = me.epoch
-        mark_directories(
-            self._world.files,
-            self._directories,
-            self.directory_ids,
-            cluster_id=self.image.cluster_id,
-            node_id=self.node_id,
-        )
+        self.broker_epoch = await self._joining.join(ports or {}, clean)
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)
         _log.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
-    async def _register(self, clean: bool | None) -> None:
-        """Through the controller; where there is none, by becoming it in the same slot."""
-        self._patience.sign(self.now_s())
-        is_checked = False
-        while True:
-            self._check_cluster(claimed_cluster(self._directories))
-            if not is_checked and self.image.brokers.keys() - {self.node_id}:
-                await self._check_conditions()
-                is_checked = True
-            registration = self._registration(clean)
-            if await self._must_stand():
-                if await self._stand(registration):
-                    return
-            elif await self._is_taken_in(registration):
-                return
-            if await self.ledger.catch_up():
-                self._patience.sign(self.now_s())
-
-    async def _check_conditions(self) -> None:
-        """Where nodes have nothing but the store's conditional put between them, it must hold.
-
-        A store that cannot be asked now is not refused: whoever joins later asks again.
-        """
-        store, rival = self._world.store, self._world.rival_store
-        if rival is None:
-            return
-        try:
-            for _ in range(PROBES):
-                try:
-                    found = await probe_conditions(store, rival, self._world.random)
-                except StoreError as error:
-                    _log.warning("whether the object store keeps to conditions cannot be told: %s", error)
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                if not found.is_sound:
-                    raise StartupError(
-                        "the object store does not keep to conditions and cannot hold a cluster of several "
-                        f"nodes: {found.complaints[0]}"
-                    )
-                return
-        finally:
-            await rival.close()
-
-    def _registration(self, clean: bool | None) -> RegisterBroker:
-        before = self.image.brokers.get(self.node_id)
-        return RegisterBroker(
-            cluster_id=self.image.cluster_id,
-            broker_id=self.node_id,
-            incarnation=self.incarnation,
-            directories=tuple(self.directory_ids.values()),
-            endpoints=self._endpoints,
-            rack=self._config.broker_rack,
-            clean_epoch=clean_epoch(before, self._directories, self.directory_ids, clean),
-        )
-
-    async def _must_stand(self) -> bool:
-        """Whether there is no controller to ask: none yet, an earlier life of this node, one that is gone."""
-        image = self.image
-        if not image.cluster_id or self._patience.is_over(self.now_s()):
-            return True
-        if image.controller_id != self.node_id:
-            return False
-        before = self.endpoint_of(self.node_id)
-        if before is None or before in self._endpoints:
-            return True
-        return not await self.roll_call.is_alive(self.node_id)
-
-    async def _stand(self, registration: RegisterBroker) -> bool:
-        born = [] if self.image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._new_id()))]
-        taken_in = registration.decide(self.image, self.rules()).records
-        bump = election(self.image, self.node_id)
-        records: list[Record] = [*born, bump, *taken_in]
-        if await self.ledger.commit(records, controller_epoch=bump.controller_epoch) is None:
-            return False
-        return self._lead(bump)
-
-    async def _is_taken_in(self, registration: RegisterBroker) -> bool:
-        controller = self.image.controller_id
-        fields = _registration_fields(registration)
-        try:
-            channel = self.channels.to(controller, "control")
-            answer = await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
-        except PeerLost as lost:
-            if lost.refused and self.image.controller_id == controller:
-                return await self._stand(registration)
-            await asyncio.sleep(RETRY_S)
-            return False
-        code = answer.error_code
-        if code == ErrorCode.none:
-            await self.ledger.catch_up()
-            return self._is_member()
-        if code == ErrorCode.not_controller:
-            await asyncio.sleep(RETRY_S)
-            return False
-        if code == ErrorCode.duplicate_broker_registration:
-            # The session of a life that ended without a word runs out; that of a living process does not.
-            self._patience.sign(self.now_s())
-            self._refusals += 1
-            if self._refusals * FOLLOW_INTERVAL_S > DUPLICATE_FOR_S:
-                raise StartupError(f"another process runs as node {self.node_id} of this cluster")
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-            return False
-        if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
-            await asyncio.sleep(RETRY_S)
-            return False
-        raise StartupError(f"the controller does not take node {self.node_id} in: {code.name.upper()}")
-
-    def _check_cluster(self, claimed: str | None) -> None:
-        if claimed is not None and self.image.cluster_id != claimed:
-            raise StartupError(
-                f"{self._directories[0].path} belongs to cluster {claimed}, but this object store to "
-                f"{self.image.cluster_id}: use the store it was made with, or an empty data directory"
-            )
-
     # --- roles ---
 
-    def _lead(self, bump: ControllerElected) -> bool:
+    def lead(self, bump: ControllerElected) -> bool:
         """Its bump is in the log: from here on this node decides, unless a newer one is there already."""
         if self._stopping or self.image.controller_epoch != bump.controller_epoch:
             return False
@@ -365,7 +206,7 @@ class Cluster:
     def others(self) -> list[BrokerImage]:
         return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
 
-    def _is_member(self) -> bool:
+    def is_member(self) -> bool:
         me = self.image.brokers.get(self.node_id)
         return me is not None and me.incarnation == self.incarnation
 
@@ -404,7 +245,7 @@ class Cluster:
             if delta is None:
                 await self._read_on()
             else:
-                self._lead(bump)
+                self.lead(bump)
                 await self._publish(delta)
         except (BrokenLog, StoreError) as error:
             self._be_fenced(f"the metadata log cannot be written: {error}")
@@ -443,7 +284,7 @@ class Cluster:
     async def _taken(self, deltas: Sequence[Delta]) -> None:
         if deltas:
             self._patience.sign(self.now_s())
-        if not self._is_member():
+        if not self.is_member():
             is_taken = self.node_id in self.image.brokers
             what = "another process runs as node %d" if is_taken else "somebody unregistered node %d"
             self._be_fenced(what % self.node_id + " of this cluster")
@@ -517,6 +358,7 @@ class Cluster:
         code = answer.error_code
         if asked == self.image.controller_id:
             self._answered_s = self.now_s()
+            self._misses = 0
         if code == ErrorCode.none:
             if asked == self.image.controller_id:
                 self._patience.sign(self.now_s())
@@ -546,10 +388,14 @@ class Cluster:
 
     async def _missed(self, controller: int, *, refused: bool) -> None:
         """No answer: a closed port ends the waiting, and a peer may know a newer controller."""
+        self._misses += 1
         if self._stopping or self.is_controller or controller != self.image.controller_id:
             return
         if refused:
             self._stand_soon(controller, refused=True)
+        elif self._misses == 1:
+            # The port of a process that ended refuses by now.
+            return
         await self._ask_a_peer(but=controller)
         await asyncio.sleep(RETRY_S)
 
@@ -599,7 +445,7 @@ class Cluster:
         """Hand leadership over before a clean stop; with nobody to take it there is nothing to hand over."""
         self._leaving = True
         give_up_s = self.now_s() + LEAVE_WITHIN_S
-        while self.others() and not self._stopping and self._is_member():
+        while self.others() and not self._stopping and self.is_member():
             if await self._may_go():
                 return
             if self.now_s() > give_up_s:
@@ -660,8 +506,11 @@ class Cluster:
         """On the controller alone: decide, commit, answer; KafkaError if that cannot be."""
         return await self._queue.submit(command, timeout_ms=timeout_ms)
 
+    def new_id(self) -> UUID:
+        return new_id(self._world.random)
+
     def rules(self) -> Rules:
-        return Rules(config=self.broker_config, new_id=self._new_id, pick=self._world.random.randrange)
+        return Rules(config=self.broker_config, new_id=self.new_id, pick=self._world.random.randrange)
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
         """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
@@ -761,44 +610,12 @@ class Cluster:
             return
         self._log_configs.clear()
 
-    def _new_id(self) -> UUID:
-        return self._new_id_from(self._world)
-
-    @staticmethod
-    def _new_id_from(world: World) -> UUID:
-        """Like Kafka's, an id never begins with a dash: command lines would take it for an option."""
-        while True:
-            made = UUID(bytes=world.random.randbytes(16), version=4)
-            if not encode_uuid(made).startswith("-"):
-                return made
-
     def spawn(self, work: Any) -> "asyncio.Task[None]":
         owner = self._task_group or asyncio.get_running_loop()
         task: asyncio.Task[None] = owner.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _registration_fields(registration: RegisterBroker) -> Fields:
-    return {
-        "broker_id": registration.broker_id,
-        "cluster_id": registration.cluster_id,
-        "incarnation_id": registration.incarnation,
-        "listeners": [
-            {
-                "name": endpoint.listener,
-                "host": endpoint.host,
-                "port": endpoint.port,
-                "security_protocol": PROTOCOLS.index(endpoint.protocol),
-            }
-            for endpoint in registration.endpoints
-        ],
-        "features": [],
-        "rack": registration.rack,
-        "log_dirs": list(registration.directories),
-        "previous_broker_epoch": registration.clean_epoch,
-    }
 
 
 def _creation_fields(command: CreateTopics, timeout_ms: int) -> Fields:

@@ -1,7 +1,7 @@
 """What a log directory says about itself: whose it is, of which cluster, how its last owner left it.
 
 Owns: `meta.properties`, directory ids, the epoch in the clean-shutdown marker, and what a node advertises.
-Does not own: the logs inside, or whether the cluster takes this node in (cluster.py).
+Does not own: the logs inside, or whether the cluster takes this node in (joining.py).
 
 Invariant: a directory of another node or another cluster is never used, and one is marked only after its
 cluster was joined.
@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from uuid import UUID
 
 from broker.config import BrokerConfig, Listener, parse_properties
@@ -42,6 +43,14 @@ class Directory:
 def encode_uuid(value: UUID) -> str:
     """As Kafka writes ids: base64 for URLs, no padding."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def new_id(random: Random) -> UUID:
+    """Like Kafka's, an id never begins with a dash: command lines would take it for an option."""
+    while True:
+        made = UUID(bytes=random.randbytes(16), version=4)
+        if not encode_uuid(made).startswith("-"):
+            return made
 
 
 def decode_uuid(text: str) -> UUID:

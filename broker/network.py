@@ -127,8 +127,8 @@ class NetworkStats:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client. `service` handlers may use: `slot`, `answer`, `stall`, `resume`, `waiter`, `close` and the
-    Produce template fields."""
+    """One client. `service` handlers may use: `slot`, `answer`, `stall`, `resume`, `waiter`, `on_lost`,
+    `close` and the Produce template fields."""
 
     def __init__(self, server: NetworkServer, listener: str) -> None:
         self.listener = listener
@@ -136,6 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_port = 0
         self.waiter: Waiter | None = None
         """Who answers the slot this connection stalls for; told when the client goes away."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the client went away, whether or not it waited for anything then."""
         self.produce_kind = -1
         self.produce_ends: list[int] = []
         self.produce_templates: dict[bytes, Any] = {}
@@ -193,6 +195,9 @@ class Connection(asyncio.BufferedProtocol):
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             waiter.abandoned()
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
         self._transport = None
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -10,7 +10,8 @@ then this controller may be the one that is cut off, and waits for one of them t
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
@@ -25,6 +26,7 @@ from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from broker.cluster import Cluster
+    from broker.network import Connection
 
 BEAT_EVERY_S = 2.0
 BEAT_FOR_FENCED_S = 8.0
@@ -47,8 +49,8 @@ class RollCall:
         self._sessions = Sessions(session_s)
         self._hold_s = hold_s
         self._beaten_s = 0.0
-        self._attached: dict[int, _Attached] = {}
-        """By broker: the heartbeat under way, told from its later ones."""
+        self._attached: dict[int, Connection] = {}
+        """By broker: the connection of its newest heartbeat."""
         self._deciding: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -66,7 +68,7 @@ class RollCall:
 
     # --- heartbeats ---
 
-    async def heartbeat(self, request: Any, connection: Any) -> Fields:
+    async def heartbeat(self, request: Any, connection: "Connection") -> Fields:
         """Answered at once with slots the broker lacks, or with what is wrong; else held for a second."""
         cluster, broker_id, epoch = self._cluster, request.broker_id, request.broker_epoch
         error = self._error(request)
@@ -74,8 +76,8 @@ class RollCall:
             self._sessions.heard(broker_id, cluster.now_s())
         if error is not ErrorCode.none:
             return self._answer(request, error)
-        token = self._attached[broker_id] = _Attached(lambda: self._detached(broker_id, epoch, token))
-        connection.waiter = token
+        self._attached[broker_id] = connection
+        connection.on_lost = partial(self._detached, broker_id, epoch, connection)
         try:
             if request.want_shut_down:
                 stop = ControlledShutdown(broker_id=broker_id, broker_epoch=epoch)
@@ -120,9 +122,9 @@ class RollCall:
             "slots": slots,
         }
 
-    def _detached(self, broker_id: int, epoch: int, token: "_Attached") -> None:
-        """The connection of a held heartbeat went away: the process, perhaps, with it."""
-        if self._attached.get(broker_id) is token:
+    def _detached(self, broker_id: int, epoch: int, connection: "Connection") -> None:
+        """The connection of its heartbeats went away: the process, perhaps, with it."""
+        if self._attached.get(broker_id) is connection:
             del self._attached[broker_id]
             if self._cluster.is_controller:
                 self._cluster.spawn(self._look_after(broker_id, epoch))
@@ -237,18 +239,6 @@ class RollCall:
             await self._cluster.submit(command)
         except KafkaError as error:
             _log.info("%s: %s", type(command).__name__, error)
-
-
-class _Attached:
-    """Stands at the connection of a held heartbeat, to learn that it went away."""
-
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        self.done = False
-        self._on_lost = on_lost
-
-    def abandoned(self) -> None:
-        self.done = True
-        self._on_lost()
 
 
 def _endpoint(row: Any) -> Endpoint:

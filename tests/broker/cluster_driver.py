@@ -159,11 +159,14 @@ class Wires:
     def __init__(self, site: Site, member: Cluster) -> None:
         self._site = site
         self._member = member
+        self._connections: dict[tuple[int, str], Any] = {}
 
     def to(self, node_id: int, purpose: str) -> "Call":
         if self._member.endpoint_of(node_id) is None:
             raise PeerLost(f"no broker {node_id} is registered")
-        return Call(self._site, self._member.node_id, node_id)
+        fresh = SimpleNamespace(on_lost=None, listener="PLAINTEXT")
+        connection = self._connections.setdefault((node_id, purpose), fresh)
+        return Call(self._site, self._member.node_id, node_id, connection)
 
     def forget(self, node_id: int) -> None:
         pass
@@ -172,16 +175,25 @@ class Wires:
         for call in list(self._site.calls):
             if call.source == self._member.node_id:
                 call.lose()
+        for connection in self._connections.values():
+            lose(connection)
+
+
+def lose(connection: Any) -> None:
+    """Its server hears of it once."""
+    on_lost, connection.on_lost = connection.on_lost, None
+    if on_lost is not None:
+        on_lost()
 
 
 class Call:
-    """A channel that carries one question."""
+    """One question on a connection."""
 
-    def __init__(self, site: Site, source: int, target: int) -> None:
+    def __init__(self, site: Site, source: int, target: int, connection: Any) -> None:
         self.source = source
         self.target = target
         self._site = site
-        self._connection = SimpleNamespace(waiter=None, listener="PLAINTEXT")
+        self._connection = connection
         self._lost: asyncio.Future[None] | None = None
 
     def lose(self) -> None:
@@ -210,8 +222,8 @@ class Call:
             del self._site.calls[self]
             if answer is not None and not answer.cancel() and not answer.cancelled():
                 answer.exception()  # is nobody's concern any more
-            if asked.done() and self._connection.waiter is not None:
-                self._connection.waiter.abandoned()
+            if asked.done():
+                lose(self._connection)
 
     def _is_cut_back(self) -> bool:
         return (self.target, self.source) in self._site.cut

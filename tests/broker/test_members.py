@@ -98,7 +98,7 @@ def test_a_second_process_with_a_live_node_s_id_is_refused() -> None:
         await twin.read()
         with pytest.raises(StartupError, match="another process runs as node 2"):
             await twin.join()
-        assert members[1]._is_member()
+        assert members[1].is_member()
         assert not site.fenced
 
     run(story)
@@ -223,6 +223,19 @@ def test_a_port_that_closes_a_moment_after_its_connections_ends_a_member_at_once
         site.resets[3] = 2
         await site.kill(members[2])
         assert await until(lambda: members[0].image.brokers[3].fenced) < 1.0
+
+    run(story)
+
+
+def test_a_member_that_dies_between_two_heartbeats_is_ended_at_once() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        async with members[2]._publishing:  # it takes the news of the next slot, and asks no more
+            await create(members[0], "t")
+            await until(lambda: not any(call.source == 3 for call in site.calls))
+            await site.kill(members[2])
+        assert await until(lambda: members[0].image.brokers[3].fenced) < 0.5
 
     run(story)
 

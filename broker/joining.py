@@ -1,0 +1,246 @@
+"""How a node comes into its cluster: what its directories and the log say, then a registration.
+
+Owns: the checks that refuse a start, birth, whom a joiner asks to be taken in and when it takes the place of
+a controller that is gone. Does not own: the rules of a registration (brokers.py), the files (directories.py),
+what a member does (cluster.py).
+
+Invariant: nothing is written to a directory before the registration of its node is in the log.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from broker.brokers import RegisterBroker, election
+from broker.channel import PeerLost
+from broker.config import BrokerConfig
+from broker.directories import (
+    Directory,
+    StartupError,
+    advertised_endpoints,
+    claimed_cluster,
+    clean_epoch,
+    encode_uuid,
+    mark_directories,
+    read_directories,
+)
+from broker.image import ClusterBorn, Endpoint, Image, Record
+from broker.metadata_log import BrokenLog
+from broker.ports import World
+from broker.roll_call import PROTOCOLS
+from broker.sessions import Patience
+from protocol.apis import PeerApi
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import Fields
+from remote.object_store import StoreError
+from remote.probe import probe_conditions
+
+if TYPE_CHECKING:
+    from broker.cluster import Cluster
+
+RETRY_S = 0.2
+PROBES = 3
+REGISTER_ANSWER_S = 3.0
+DUPLICATE_LOOK_S = 1.0
+DUPLICATE_FOR_S = 60.0
+"""How long another process must hold this node's id before this one gives up."""
+
+_log = logging.getLogger("broker.joining")
+
+
+class Joining:
+    """`read`, then `join`, once each."""
+
+    def __init__(self, cluster: "Cluster", config: BrokerConfig, world: World) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._world = world
+        self._node_id = config.node_id
+        self._ledger = cluster.ledger
+        self._now_s = cluster.now_s
+        self._patience = Patience(world.random.uniform)
+        self._directories: list[Directory] = []
+        self._directory_ids: dict[str, UUID] = {}
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._refusals = 0
+        """How often this node was told that another process has its id."""
+
+    def __repr__(self) -> str:
+        return f"Joining(node={self._node_id}, directories={self._directories})"
+
+    @property
+    def _image(self) -> Image:
+        return self._ledger.image
+
+    async def read(self) -> dict[str, UUID]:
+        """Load the log into the ledger; the ids of the directories by their paths."""
+        directories = read_directories(self._world.files, self._config.log_dirs, node_id=self._node_id)
+        claimed = claimed_cluster(directories)
+        try:
+            survey = await self._ledger.survey()
+            if survey.is_empty and claimed is not None:
+                raise StartupError(
+                    f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
+                    "object store: use the store it was made with, or an empty data directory"
+                )
+            if not survey.is_empty:
+                await self._ledger.load(survey)
+        except (BrokenLog, StoreError) as error:
+            raise StartupError(str(error)) from error
+        self._directories = directories
+        self._directory_ids = {d.path: d.directory_id or self._cluster.new_id() for d in directories}
+        self._check_cluster(claimed)
+        return self._directory_ids
+
+    async def join(self, ports: Mapping[str, int], clean: bool | None) -> int:
+        """The broker epoch of this life, once it is a member."""
+        self._endpoints = advertised_endpoints(self._config, host_name=self._world.host_name, ports=ports)
+        try:
+            await self._register(clean)
+        except (BrokenLog, StoreError, KafkaError) as error:
+            raise StartupError(str(error)) from error
+        mark_directories(
+            self._world.files,
+            self._directories,
+            self._directory_ids,
+            cluster_id=self._image.cluster_id,
+            node_id=self._node_id,
+        )
+        return self._image.brokers[self._node_id].epoch
+
+    async def _register(self, clean: bool | None) -> None:
+        """Through the controller; where there is none, by becoming it in the same slot."""
+        self._patience.sign(self._now_s())
+        is_checked = False
+        while True:
+            self._check_cluster(claimed_cluster(self._directories))
+            if not is_checked and self._image.brokers.keys() - {self._node_id}:
+                await self._check_conditions()
+                is_checked = True
+            registration = self._registration(clean)
+            if await self._must_stand():
+                if await self._stand(registration):
+                    return
+            elif await self._is_taken_in(registration):
+                return
+            if await self._ledger.catch_up():
+                self._patience.sign(self._now_s())
+
+    async def _check_conditions(self) -> None:
+        """Where nodes have nothing but the store's conditional put between them, it must hold.
+
+        A store that cannot be asked now is not refused: whoever joins later asks again.
+        """
+        store, rival = self._world.store, self._world.rival_store
+        if rival is None:
+            return
+        try:
+            for _ in range(PROBES):
+                try:
+                    found = await probe_conditions(store, rival, self._world.random)
+                except StoreError as error:
+                    _log.warning("whether the object store keeps to conditions cannot be told: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if not found.is_sound:
+                    raise StartupError(
+                        "the object store does not keep to conditions and cannot hold a cluster of several "
+                        f"nodes: {found.complaints[0]}"
+                    )
+                return
+        finally:
+            await rival.close()
+
+    def _registration(self, clean: bool | None) -> RegisterBroker:
+        before = self._image.brokers.get(self._node_id)
+        return RegisterBroker(
+            cluster_id=self._image.cluster_id,
+            broker_id=self._node_id,
+            incarnation=self._cluster.incarnation,
+            directories=tuple(self._directory_ids.values()),
+            endpoints=self._endpoints,
+            rack=self._config.broker_rack,
+            clean_epoch=clean_epoch(before, self._directories, self._directory_ids, clean),
+        )
+
+    async def _must_stand(self) -> bool:
+        """Whether there is no controller to ask: none yet, an earlier life of this node, one that is gone."""
+        image = self._image
+        if not image.cluster_id or self._patience.is_over(self._now_s()):
+            return True
+        if image.controller_id != self._node_id:
+            return False
+        before = self._cluster.endpoint_of(self._node_id)
+        if before is None or before in self._endpoints:
+            return True
+        return not await self._cluster.roll_call.is_alive(self._node_id)
+
+    async def _stand(self, registration: RegisterBroker) -> bool:
+        born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._cluster.new_id()))]
+        taken_in = registration.decide(self._image, self._cluster.rules()).records
+        bump = election(self._image, self._node_id)
+        records: list[Record] = [*born, bump, *taken_in]
+        if await self._ledger.commit(records, controller_epoch=bump.controller_epoch) is None:
+            return False
+        return self._cluster.lead(bump)
+
+    async def _is_taken_in(self, registration: RegisterBroker) -> bool:
+        controller = self._image.controller_id
+        fields = _registration_fields(registration)
+        try:
+            channel = self._cluster.channels.to(controller, "control")
+            answer = await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
+        except PeerLost as lost:
+            if lost.refused and self._image.controller_id == controller:
+                return await self._stand(registration)
+            await asyncio.sleep(RETRY_S)
+            return False
+        code = answer.error_code
+        if code == ErrorCode.none:
+            await self._ledger.catch_up()
+            return self._cluster.is_member()
+        if code == ErrorCode.not_controller:
+            await asyncio.sleep(RETRY_S)
+            return False
+        if code == ErrorCode.duplicate_broker_registration:
+            # The session of a life that ended without a word runs out; that of a living process does not.
+            self._patience.sign(self._now_s())
+            self._refusals += 1
+            if self._refusals * DUPLICATE_LOOK_S > DUPLICATE_FOR_S:
+                raise StartupError(f"another process runs as node {self._node_id} of this cluster")
+            await asyncio.sleep(DUPLICATE_LOOK_S)
+            return False
+        if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
+            await asyncio.sleep(RETRY_S)
+            return False
+        raise StartupError(f"the controller does not take node {self._node_id} in: {code.name.upper()}")
+
+    def _check_cluster(self, claimed: str | None) -> None:
+        if claimed is not None and self._image.cluster_id != claimed:
+            raise StartupError(
+                f"{self._directories[0].path} belongs to cluster {claimed}, but this object store to "
+                f"{self._image.cluster_id}: use the store it was made with, or an empty data directory"
+            )
+
+
+def _registration_fields(registration: RegisterBroker) -> Fields:
+    return {
+        "broker_id": registration.broker_id,
+        "cluster_id": registration.cluster_id,
+        "incarnation_id": registration.incarnation,
+        "listeners": [
+            {
+                "name": endpoint.listener,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "security_protocol": PROTOCOLS.index(endpoint.protocol),
+            }
+            for endpoint in registration.endpoints
+        ],
+        "features": [],
+        "rack": registration.rack,
+        "log_dirs": list(registration.directories),
+        "previous_broker_epoch": registration.clean_epoch,
+    }
