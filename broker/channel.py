@@ -56,8 +56,9 @@ class Channel:
     ) -> None:
         self.host = host
         self.port = port
-        self.on_closed: Callable[[], None] | None = None
-        """Called once for each connection that was open and is no longer."""
+        self.on_open: Callable[[], None] | None = None
+        self.on_closed_there: Callable[[], None] | None = None
+        """Called when the peer, or its end, closed a connection that was open."""
         self._network = network
         self._client_id = client_id
         self._frame_bytes_max = frame_bytes_max
@@ -133,13 +134,15 @@ class Channel:
             if wire.lost is not None:
                 raise PeerLost(wire.lost)
             self._wire = wire
+            if self.on_open is not None:
+                self.on_open()
             return wire
 
     def _forget(self, wire: _Wire) -> None:
         if self._wire is wire:
             self._wire = None
-            if self.on_closed is not None:
-                self.on_closed()
+            if wire.is_closed_there and self.on_closed_there is not None:
+                self.on_closed_there()
 
 
 class _Wire(asyncio.BufferedProtocol):
@@ -148,6 +151,7 @@ class _Wire(asyncio.BufferedProtocol):
     def __init__(self, frame_bytes_max: int, on_lost: Callable[[_Wire], None]) -> None:
         self.asked: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self.lost: str | None = None
+        self.is_closed_there = False
         self._reader = FrameReader(frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._on_lost = on_lost
@@ -194,6 +198,7 @@ class _Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self.is_closed_there = self.lost is None
         self.lose(f"the peer is gone: {exc}" if exc is not None else "the peer closed the connection")
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -246,6 +251,8 @@ class Channels:
         self._endpoint_of = endpoint_of
         self._frame_bytes_max = frame_bytes_max
         self._channels: dict[tuple[int, str], Channel] = {}
+        self._closed_s: dict[int, float] = {}
+        """By peer: when it last closed a connection, unless another was opened since."""
 
     def __repr__(self) -> str:
         return f"<Channels of {self._node_id}: {list(self._channels.values())}>"
@@ -268,10 +275,23 @@ class Channels:
             client_id=client_id,
             frame_bytes_max=self._frame_bytes_max,
         )
+        channel.on_open = lambda: self._opened(node_id)
+        channel.on_closed_there = lambda: self._closed(node_id)
         return channel
+
+    def _opened(self, node_id: int) -> None:
+        self._closed_s.pop(node_id, None)
+
+    def _closed(self, node_id: int) -> None:
+        self._closed_s[node_id] = asyncio.get_running_loop().time()
+
+    def closed_since(self, since_s: float) -> list[int]:
+        """The peers that closed a connection since then, and to whom none was opened after it."""
+        return [node_id for node_id, at_s in self._closed_s.items() if at_s >= since_s]
 
     def forget(self, node_id: int) -> None:
         """It is no member any more."""
+        self._closed_s.pop(node_id, None)
         for key in [key for key in self._channels if key[0] == node_id]:
             self._channels.pop(key).close()
 

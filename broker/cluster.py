@@ -66,6 +66,8 @@ ASK_S = 5.0
 """How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
 LEAVE_WITHIN_S = 10.0
+DOUBT_S = 0.3
+"""How long a broker whose connection just closed may be gone without the log saying so."""
 
 _log = logging.getLogger("broker.cluster")
 
@@ -560,6 +562,19 @@ class Cluster:
         give_up_s = self.now_s() + timeout_s
         while not is_known() and self.now_s() < give_up_s:
             await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
+
+    def is_in_doubt(self) -> bool:
+        """Whether somebody whom the image calls alive seems to have ended this very moment."""
+        closed = self.channels.closed_since(self.now_s() - DOUBT_S)
+        return any(
+            (broker := self.image.brokers.get(node_id)) is not None and not broker.fenced
+            for node_id in closed
+        )
+
+    async def doubt_over(self) -> None:
+        """A client that lost its leader asks at once for the next one. A moment later there is one to name;
+        named the old one, some clients ask again after seconds only."""
+        await self.news_until(lambda: not self.is_in_doubt(), DOUBT_S)
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
         """The internal topic, made if it is not there; COORDINATOR_NOT_AVAILABLE while it cannot be."""

@@ -81,7 +81,7 @@ async def _metadata_later(ctx: Context, request: Any, missing: Sequence[str]) ->
 
 
 def metadata(ctx: Context, request: Any) -> Any:
-    """At once, unless a topic is made first because somebody asked for it."""
+    """At once, unless a topic is made first because somebody asked for it, or a broker seems to be gone."""
     if _misses_topic_ids(ctx.api_version, request):
         return _metadata_refused(request)
     image = ctx.broker.cluster.image
@@ -95,6 +95,8 @@ def metadata(ctx: Context, request: Any) -> Any:
         missing = [name for name in names if name not in image.topics and invalid_topic_name(name) is None]
         if missing:
             return _metadata_later(ctx, request, missing)
+    if ctx.broker.cluster.is_in_doubt():
+        return _metadata_after_doubt(ctx, request)
     return _metadata(ctx, request)
 
 
@@ -120,6 +122,11 @@ def _wants_all(version: int, request: Any) -> bool:
 def _ids(request: Any) -> list[UUID]:
     found = (get(topic, "topic_id") for topic in request.topics or ())
     return [topic_id for topic_id in dict.fromkeys(found) if topic_id not in (None, _NO_ID)]
+
+
+async def _metadata_after_doubt(ctx: Context, request: Any) -> Fields:
+    await ctx.broker.cluster.doubt_over()
+    return _metadata(ctx, request)
 
 
 async def _auto_create(ctx: Context, names: Sequence[str]) -> None:

@@ -53,6 +53,8 @@ _NO_TOPIC_ID: Final = UUID(int=0)
 
 
 async def find_coordinator(ctx: Context, request: Any) -> Fields:
+    if ctx.broker.cluster.is_in_doubt():
+        await ctx.broker.cluster.doubt_over()
     key_type = get(request, "key_type", _GROUP_COORDINATOR)
     if ctx.api_version < 4:
         return {"throttle_time": 0, **await _coordinator_of(ctx, key_type, request.key, none_text="NONE")}

@@ -160,13 +160,17 @@ class Wires:
         self._site = site
         self._member = member
         self._connections: dict[tuple[int, str], Any] = {}
+        self.closed_s: dict[int, float] = {}
 
     def to(self, node_id: int, purpose: str) -> "Call":
         if self._member.endpoint_of(node_id) is None:
             raise PeerLost(f"no broker {node_id} is registered")
         fresh = SimpleNamespace(on_lost=None, listener="PLAINTEXT")
         connection = self._connections.setdefault((node_id, purpose), fresh)
-        return Call(self._site, self._member.node_id, node_id, connection)
+        return Call(self, self._site, self._member.node_id, node_id, connection)
+
+    def closed_since(self, since_s: float) -> list[int]:
+        return [node_id for node_id, at_s in self.closed_s.items() if at_s >= since_s]
 
     def forget(self, node_id: int) -> None:
         pass
@@ -189,7 +193,8 @@ def lose(connection: Any) -> None:
 class Call:
     """One question on a connection."""
 
-    def __init__(self, site: Site, source: int, target: int, connection: Any) -> None:
+    def __init__(self, wires: Wires, site: Site, source: int, target: int, connection: Any) -> None:
+        self._wires = wires
         self.source = source
         self.target = target
         self._site = site
@@ -224,6 +229,7 @@ class Call:
                 answer.exception()  # is nobody's concern any more
             if asked.done():
                 lose(self._connection)
+                self._wires.closed_s[self.target] = self._site.loop.time()
 
     def _is_cut_back(self) -> bool:
         return (self.target, self.source) in self._site.cut

@@ -123,23 +123,19 @@ def test_an_answer_that_does_not_come_ends_the_connection_and_the_next_question_
     two = Two()
 
     async def main() -> None:
-        closed = []
         two.peers.is_silent = True
         await two.listen()
         channel = two.channel()
-        channel.on_closed = lambda: closed.append(True)
         patient = asyncio.ensure_future(ask(channel, timeout_s=60))
         with pytest.raises(PeerLost) as lost:
             await ask(channel, timeout_s=1)
         assert not lost.value.refused
         with pytest.raises(PeerLost):
             await patient
-        assert closed == [True]
         two.peers.is_silent = False
         assert (await ask(channel)).topics == ()
         assert len(two.peers.accepted) == 2
         channel.close()
-        assert closed == [True, True]
 
     two.run(main())
 
@@ -293,3 +289,26 @@ async def _over_a_real_socket() -> None:
         listening.close()
         for peer in peers.accepted:
             peer.transport.abort()
+
+
+def test_it_is_known_who_closed_a_connection_and_has_none_since() -> None:
+    two = Two()
+
+    async def main() -> None:
+        await two.listen()
+        channels = Channels(two.at_a, 1, lambda _: Endpoint(listener="PLAINTEXT", host="b", port=9092))
+        await ask(channels.to(2, "fetch"))
+        assert channels.closed_since(0) == []
+        two.fabric.reset_some(1.0)
+        await asyncio.sleep(1)
+        assert channels.closed_since(0) == [2]
+        assert channels.closed_since(two.loop.time()) == []
+        await ask(channels.to(2, "control"))
+        assert channels.closed_since(0) == []
+        two.peers.is_silent = True
+        with pytest.raises(PeerLost):
+            await ask(channels.to(2, "fetch"), timeout_s=1)
+        assert channels.closed_since(0) == [], "given up from this side"
+        channels.close()
+
+    two.run(main())

@@ -90,6 +90,9 @@ class FakeCluster:
     def subscribe(self, listener: Callable[[Delta], None]) -> None:
         self.listeners.append(listener)
 
+    def is_in_doubt(self) -> bool:
+        return False
+
     def log_config(self, topic: str) -> LogConfig:
         return log_config(config(), self.image.config(ResourceType.TOPIC, topic))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cluster import Cluster
+from broker.cluster import DOUBT_S, Cluster
 from broker.controller import CreateTopics, NewTopic
 from broker.directories import StartupError
 from protocol.apis import PeerApi
@@ -236,6 +236,35 @@ def test_a_member_that_dies_between_two_heartbeats_is_ended_at_once() -> None:
             await until(lambda: not any(call.source == 3 for call in site.calls))
             await site.kill(members[2])
         assert await until(lambda: members[0].image.brokers[3].fenced) < 0.5
+
+    run(story)
+
+
+def test_who_asks_when_a_broker_just_died_hears_of_its_end() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        assert not members[1].is_in_doubt()
+        await site.kill(members[0])
+        await until(members[1].is_in_doubt)
+        await members[1].doubt_over()
+        assert members[1].image.brokers[1].fenced
+        assert not members[1].is_in_doubt()
+
+    run(story)
+
+
+def test_a_broker_that_closed_a_connection_and_lives_on_is_not_doubted_for_long() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        for call in [call for call in site.calls if (call.source, call.target) == (2, 1)]:
+            call.lose()
+        await until(members[1].is_in_doubt)
+        asked_s = site.loop.time()
+        await members[1].doubt_over()
+        assert site.loop.time() - asked_s <= DOUBT_S + 0.1
+        assert not members[1].image.brokers[1].fenced
 
     run(story)
 
