@@ -393,7 +393,7 @@ class Fetcher:
         held = partition.log
         size = len(fetched.records)
         if size:
-            append_fetched(held, fetched.records)
+            append_fetched(held, fetched.records, leader_start=fetched.log_start)
             partition.stats.replication_bytes_in += size
             listed = held.config.follower_replication_throttled_replicas
             self._owner.throttle.sent(listed, partition.index, partition.node_id, size)
@@ -502,12 +502,12 @@ class Fetcher:
         return found
 
 
-def append_fetched(held: AbstractLog, records: memoryview) -> None:
-    """Appends what the leader sent. Its first batch may begin before our log does: when the leader's own
-    start lies inside a batch, an empty log has to begin with the whole of it."""
+def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
+    """Appends what the leader sent. Its start may lie inside a batch and where our log ends, which is empty
+    or has only what the leader deleted, if it ever had it: then ours has to begin with the whole batch."""
     first = parse_header(records)
     end = held.log_end_offset
-    if end == held.log_start_offset and first.base_offset < end <= first.last_offset:
+    if first.base_offset < end <= min(first.last_offset, leader_start):
         held.truncate_fully(first.base_offset)
         held.append_as_follower(records)
         held.set_high_watermark(end)

@@ -416,6 +416,29 @@ def test_a_replica_whose_end_was_deleted_by_the_leader_begins_anew() -> None:
     Replicas().run(main)
 
 
+def test_a_replica_that_parted_from_what_the_leader_has_deleted_since_begins_anew() -> None:
+    """The leader's epochs no longer tell that the logs differ: it has nothing left from before its start,
+    which lies inside a batch and where the other one ends."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"lost", acks=1)
+        await world.append(1, b"lost too", acks=1)
+        world.change(leader=2, isr=(2,))
+        await world.append(2, b"b", b"c", b"d", b"e")
+        log_of(world, 2).advance_log_start(3)
+        world.fabric.heal()
+        await world.agree(1, 2)
+        await world.until(lambda: 1 in world.isr())
+        assert log_of(world, 1).log_start_offset == 3
+        assert world.nodes[1].values() == world.nodes[2].values() == [b"b", b"c", b"d", b"e"]
+
+    Replicas(2).run(main)
+
+
 def test_an_unclean_leader_takes_what_was_committed_with_it() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2)
