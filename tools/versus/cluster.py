@@ -109,9 +109,17 @@ ROWS: tuple[Row, ...] = (
         Measure(name="mb_per_s", unit="MB/s", at_least=1),
         _less("cpu_s_per_gb", "s/GB"),
     ),
-    _row("kill-member-stock", "kill -9 of a leader: C client without acknowledgement", *SILENCE),
+    _row(
+        "kill-member-stock",
+        "kill -9 of a leader, not the controller: C client without acknowledgement",
+        *SILENCE,
+    ),
     _row("kill-member-raw", "the same: raw client", *SILENCE),
-    _row("kill-controller-stock", "kill -9 of a leader that is the controller: C client", *SILENCE),
+    _row(
+        "kill-controller-stock",
+        "kill -9 of a leader, the controller: C client without acknowledgement",
+        *SILENCE,
+    ),
     _row("kill-controller-raw", "the same: raw client", *SILENCE),
     _row(
         "read",
