@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="tidewal-cluster-", dir=options.folder) as folder:
             measure(compared, sizes, Path(folder))
-    except Failure as failure:  # what was measured before is shown all the same
+    except (Failure, OSError) as failure:  # what was measured before is shown all the same
         complain(f"bench-cluster: {failure}")
         failed = True
     except KeyboardInterrupt:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import confluent_kafka
+
 from protocol import records
 from protocol.errors import ErrorCode
 from tools.console import Failure
@@ -137,8 +139,6 @@ class StockWriter(Writer):
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__("the C client")
-        import confluent_kafka
-
         self._topic = topic
         self._refused: list[str] = []
         self._producer = confluent_kafka.Producer(

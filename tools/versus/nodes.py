@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import confluent_kafka
+
+from tools import bench
 from tools.console import Failure
 from tools.versus import brokers
 from tools.versus.caller import Caller, until
@@ -179,24 +182,20 @@ class Cluster:
 
     def read(self, topic: str) -> list[bytes]:
         """Every value of partition 0, by offset, through the C client."""
-        import confluent_kafka
-
         where = confluent_kafka.TopicPartition(topic, 0, 0)
         reader = confluent_kafka.Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": "tidewal-bench", "log_level": 0}
         )
         values: list[bytes] = []
-        try:
+        deadline_s = time.perf_counter() + READ_S_MAX
+        with contextlib.closing(reader), bench.refusals():
             _, end = reader.get_watermark_offsets(where, timeout=READ_S_MAX)
             reader.assign([where])
-            deadline_s = time.perf_counter() + READ_S_MAX
             while len(values) < end:
                 found = reader.consume(10_000, timeout=0.2)
                 values += [one.value() or b"" for one in found if one.error() is None]
                 if time.perf_counter() > deadline_s:
                     raise Failure(f"{len(values)} of {end} records of {topic} within {READ_S_MAX:.0f} s")
-        finally:
-            reader.close()
         return values
 
 
