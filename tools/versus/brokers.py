@@ -5,6 +5,7 @@ says of their processes. Does not own any load.
 Invariant: a broker that was started is gone, with its data, when its `with` block ends; no wait is unbounded.
 """
 
+import base64
 import contextlib
 import os
 import resource
@@ -14,19 +15,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tools.console import Failure
-from tools.versus.caller import POLL_S, answers
+from tools.versus.caller import READY_S_MAX, answers, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KAFKA_HOME = ROOT / ".peers" / "kafka"
-READY_S_MAX = 60.0
 STOP_S_MAX = 60.0
 # As bin/kafka-run-class.sh and bin/kafka-server-start.sh give them.
 KAFKA_FLAGS = (
@@ -41,10 +41,12 @@ DELETE_DELAY = {"log.segment.delete.delay.ms": "1000"}
 class Broker:
     """A process that serves Kafka's protocol on `port` once `start` returned."""
 
-    def __init__(self, name: str, folder: Path, cores: set[int]) -> None:
+    def __init__(self, name: str, folder: Path, cores: set[int], *, node_id: int = 1) -> None:
         self.name = name
         self.folder = folder
+        self.data = folder / "data"
         self.cores = cores
+        self.node_id = node_id
         self.port = free_port()
         self.ready_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,8 +65,18 @@ class Broker:
     def working_folder(self) -> Path:
         return ROOT
 
-    def start(self) -> Self:
-        """Start it and wait until it serves; `ready_s` is how long that took."""
+    def prepare(self) -> None:
+        """What must be there before the process is started, and is not part of its start."""
+
+    def renew(self) -> Path:
+        """The next start is on an empty data directory. The one so far, which may go once nobody uses it."""
+        old = self.data
+        self.data = self.folder / f"{old.name}-again"
+        self.prepare()
+        return old
+
+    def launch(self) -> float:
+        """Start the process; when that was."""
         command, cores = self.command(), self.cores
         with (self.folder / "output.txt").open("ab") as output:
             started_s = time.perf_counter()
@@ -78,19 +90,35 @@ class Broker:
                 start_new_session=True,
                 preexec_fn=lambda: os.sched_setaffinity(0, cores),
             )
-        while not answers(self.port):
-            if self._process.poll() is not None:
-                raise Failure(f"{self.name} ended before it was ready: {self._last_words()}")
-            if time.perf_counter() - started_s > READY_S_MAX:
-                raise Failure(f"{self.name} was not ready within {READY_S_MAX:.0f} s")
-            threading.Event().wait(POLL_S)
+        return started_s
+
+    def start(self) -> Self:
+        """Start it and wait until it serves; `ready_s` is how long that took."""
+        self.prepare()
+        started_s = self.launch()
+        until(self._serves, f"{self.name} that is ready")
         self.ready_s = time.perf_counter() - started_s
         return self
 
+    def _serves(self) -> bool:
+        self.check_running()
+        return answers(self.port)
+
+    def check_running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            raise Failure(f"{self.name} ended by itself: {self._last_words()}")
+
     def stop(self) -> None:
         """A clean stop, as SIGTERM asks for."""
+        self.terminate()
+        self.wait_stopped()
+
+    def terminate(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        assert self._process is not None
         try:
             self._process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
@@ -125,21 +153,25 @@ class Tidewal(Broker):
         cores: set[int],
         *,
         name: str = "Tidewal",
+        node_id: int = 1,
+        store: str | None = None,
         tree: Path = ROOT,
         settings: Mapping[str, str] | None = None,
         module: str = "tools.cli",
     ) -> None:
-        """`module` is what runs `tidewal`."""
-        super().__init__(name, folder, cores)
+        """`module` is what runs `tidewal`; `store` is what makes several of them one cluster."""
+        super().__init__(name, folder, cores, node_id=node_id)
+        self._store = store
         self._tree = tree
         self._module = module
         self._settings = {**DELETE_DELAY, **(settings or {})}
 
     def command(self) -> list[str]:
         settings = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
+        member = [] if self._store is None else ["--node-id", str(self.node_id), "--store", self._store]
         return [
             *(sys.executable, "-m", self._module, "broker", "--listen", f"127.0.0.1:{self.port}"),
-            *("--data", str(self.folder / "data"), *settings),
+            *("--data", str(self.data), *member, *settings),
         ]
 
     def environment(self) -> Mapping[str, str]:
@@ -149,50 +181,74 @@ class Tidewal(Broker):
         return self._tree
 
 
-class Kafka(Broker):
-    """Apache Kafka: one KRaft node, its default configuration and its scripts' JVM flags, 1 GB of heap."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quorum:
+    """The KRaft controllers of one cluster: their ports, by node id."""
 
-    def __init__(self, folder: Path, cores: set[int], *, name: str = "Kafka") -> None:
-        super().__init__(name, folder, cores)
-        self._controller_port = free_port()
+    cluster_id: str
+    ports: Mapping[int, int]
+
+    @staticmethod
+    def of(node_ids: Iterable[int]) -> "Quorum":
+        # The zero keeps the id from starting with a dash, which the storage tool takes for an option.
+        identity = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+        return Quorum(cluster_id=identity, ports={node_id: free_port() for node_id in node_ids})
+
+
+class Kafka(Broker):
+    """Apache Kafka: a KRaft node that is broker and controller, alone or one of a quorum; its default
+    configuration and its scripts' JVM flags, 1 GB of heap.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cores: set[int],
+        *,
+        name: str = "Kafka",
+        node_id: int = 1,
+        quorum: Quorum | None = None,
+    ) -> None:
+        super().__init__(name, folder, cores, node_id=node_id)
+        self._quorum = quorum or Quorum.of([node_id])
+        self._properties = folder / "server.properties"
 
     @staticmethod
     def is_there() -> bool:
         return (KAFKA_HOME / ".stamp").exists() and shutil.which("java") is not None
 
     def command(self) -> list[str]:
-        properties = self.folder / "server.properties"
-        if not properties.exists():
-            self._format(properties)
-        return self._java("kafka.Kafka", str(properties))
+        return self._java("kafka.Kafka", str(self._properties))
 
-    def _format(self, properties: Path) -> None:
-        controller = f"127.0.0.1:{self._controller_port}"
+    def prepare(self) -> None:
+        """Format the data directory, unless that was done."""
+        if (self.data / "meta.properties").exists():
+            return
+        ports = self._quorum.ports
+        replicas = min(3, len(ports))
         values = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.bootstrap.servers": controller,
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://{controller}",
+            "node.id": str(self.node_id),
+            "controller.quorum.voters": ",".join(f"{each}@127.0.0.1:{port}" for each, port in ports.items()),
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{ports[self.node_id]}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "log.dirs": str(self.folder / "data"),
-            "offsets.topic.replication.factor": "1",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
+            "log.dirs": str(self.data),
+            "offsets.topic.replication.factor": str(replicas),
+            "transaction.state.log.replication.factor": str(replicas),
+            "transaction.state.log.min.isr": str(min(2, replicas)),
             **DELETE_DELAY,
         }
-        properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-        cluster_id = self._tool("random-uuid").strip()
-        self._tool("format", "--standalone", "-t", cluster_id, "-c", str(properties))
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        self._format("-t", self._quorum.cluster_id, "-c", str(self._properties))
 
-    def _tool(self, *arguments: str) -> str:
-        command = self._java("kafka.tools.StorageTool", *arguments)
+    def _format(self, *arguments: str) -> None:
+        command = self._java("kafka.tools.StorageTool", "format", *arguments)
         done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S_MAX, check=False)
         if done.returncode != 0:
             raise Failure(f"Apache Kafka's storage tool failed: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
 
     def _java(self, main: str, *arguments: str) -> list[str]:
         log_config = f"-Dlog4j2.configurationFile={KAFKA_HOME / 'config' / 'log4j2.xml'}"
@@ -223,6 +279,14 @@ def resident_mb(pid: int) -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
     raise Failure(f"process {pid} has no resident memory")
+
+
+def proportional_mb(pid: int) -> float:
+    """Its memory, pages that it shares with other processes counted in part."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise Failure(f"process {pid} has no memory")
 
 
 def read_bytes(pid: int) -> int:

@@ -2,7 +2,7 @@
 
 Owns topics made and deleted, log ends, and frames read off a socket. Does not own the load itself, nor
 retries beyond the wait for a new topic's leaders.
-Invariant: every wait is bounded by the socket's deadline or by READY_S_MAX.
+Invariant: every wait is bounded by the socket's deadline or by `until`.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from protocol import messages
 from protocol.apis import Api
@@ -24,12 +25,31 @@ READY_S_MAX = 60.0
 POLL_S = 0.02
 LATEST = -1
 CREATE_TOPICS_VERSION, DELETE_TOPICS_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 5, 5, 6, 9
+DESCRIBE_QUORUM_VERSION = 0
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
+METADATA_TOPIC = "__cluster_metadata"
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = READY_S_MAX) -> T:
+    """The first truthy value of `condition`."""
+    deadline_s = time.perf_counter() + timeout_s
+    while not (value := condition()):
+        if time.perf_counter() > deadline_s:
+            raise Failure(f"no {what} within {timeout_s:.0f} s")
+        threading.Event().wait(POLL_S)
+    return value
+
+
+def wall_ms() -> int:
+    """A client's clock, outside every seam."""
+    return time.time_ns() // 1_000_000  # noqa: TID251
 
 
 class Caller:
-    def __init__(self, port: int) -> None:
-        self.socket = open_socket(port)
+    def __init__(self, port: int, *, deadline_s: float = DEADLINE_S) -> None:
+        self.socket = open_socket(port, deadline_s=deadline_s)
         self._correlation_ids = count(1)
 
     def __enter__(self) -> Self:
@@ -46,22 +66,35 @@ class Caller:
         )
         return messages.decode_response(api, version, read_frame(self.socket))[1]
 
-    def metadata(self, topic: str | None = None) -> Any:
+    def metadata(self, *topics: str, all_topics: bool = False) -> Any:
         fields = {
-            "topics": [] if topic is None else [{"topic_id": None, "name": topic}],
+            "topics": None if all_topics else [{"topic_id": None, "name": topic} for topic in topics],
             "allow_auto_topic_creation": False,
             "include_cluster_authorized_operations": False,
             "include_topic_authorized_operations": False,
         }
         return self.call(Api.METADATA, METADATA_VERSION, fields)
 
-    def create(self, topic: str, partitions: int = 1, configs: dict[str, str] | None = None) -> None:
-        """Make a topic and wait until every partition has a leader."""
+    def create(
+        self,
+        topic: str,
+        partitions: int = 1,
+        configs: dict[str, str] | None = None,
+        *,
+        replicas: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Make a topic and wait until every partition has a leader. `replicas` names each partition's, the
+        leader first; without it there is one of each.
+        """
+        partitions = len(replicas) or partitions
         row = {
             "name": topic,
-            "num_partitions": partitions,
-            "replication_factor": 1,
-            "assignments": [],
+            "num_partitions": -1 if replicas else partitions,
+            "replication_factor": -1 if replicas else 1,
+            "assignments": [
+                {"partition_index": partition, "broker_ids": list(node_ids)}
+                for partition, node_ids in enumerate(replicas)
+            ],
             "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
         }
         answer = self.call(
@@ -71,11 +104,7 @@ class Caller:
         )
         if answer.topics[0].error_code:
             raise Failure(f"cannot create topic {topic}: error {int(answer.topics[0].error_code)}")
-        deadline_s = time.perf_counter() + READY_S_MAX
-        while not self._has_leaders(topic, partitions):
-            if time.perf_counter() > deadline_s:
-                raise Failure(f"topic {topic} has no leaders after {READY_S_MAX:.0f} s")
-            threading.Event().wait(POLL_S)
+        until(lambda: self._has_leaders(topic, partitions), f"leaders of topic {topic}")
 
     def delete(self, topic: str) -> None:
         fields = {"topic_names": [topic], "timeout": int(DEADLINE_S * 1000)}
@@ -97,16 +126,40 @@ class Caller:
         answer = self.call(Api.LIST_OFFSETS, LIST_OFFSETS_VERSION, fields)
         return int(answer.topics[0].partitions[0].offset)
 
+    def all_log_ends(self, topic: str) -> int:
+        """The sum over the topic's partitions, each asked of its leader."""
+        found = self.metadata(topic)
+        ports = {broker.node_id: broker.port for broker in found.brokers}
+        total = 0
+        for row in found.topics[0].partitions:
+            with Caller(ports[row.leader_id]) as leader:
+                total += leader.log_end(topic, row.partition_index)
+        return total
+
+    def quorum_leader(self) -> int:
+        """The controller that is active; -1 when this broker knows of none."""
+        topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
+        answer = self.call(Api.DESCRIBE_QUORUM, DESCRIBE_QUORUM_VERSION, {"topics": topics})
+        if answer.error_code or not answer.topics:
+            return -1
+        return int(answer.topics[0].partitions[0].leader_id)
+
+    def produce(self, topic: str, batch: bytes | bytearray, *, acks: int) -> int:
+        """To partition 0; the error code."""
+        self.socket.sendall(produce_request(topic, 0, batch, acks=acks))
+        answer = messages.decode_response(Api.PRODUCE, PRODUCE_VERSION, read_frame(self.socket))[1]
+        return int(answer.responses[0].partition_responses[0].error_code)
+
     def _has_leaders(self, topic: str, partitions: int) -> bool:
         found = self.metadata(topic).topics[0]
         return len(found.partitions) == partitions and all(row.leader_id >= 0 for row in found.partitions)
 
 
-def open_socket(port: int) -> socket.socket:
+def open_socket(port: int, *, deadline_s: float = DEADLINE_S) -> socket.socket:
     """Blocking, with the kernel's own time limits: Python's would cost a poll before every call."""
-    opened = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+    opened = socket.create_connection(("127.0.0.1", port), timeout=deadline_s)
     opened.settimeout(None)
-    limit = struct.pack("ll", int(DEADLINE_S), 0)
+    limit = struct.pack("ll", int(deadline_s), 0)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -135,11 +188,11 @@ def answers(port: int) -> bool:
     return False
 
 
-def produce_request(topic: str, partition: int, batch: bytes | bytearray) -> bytes:
-    """The whole frame, acks=1."""
+def produce_request(topic: str, partition: int, batch: bytes | bytearray, *, acks: int = 1) -> bytes:
+    """The whole frame."""
     fields = {
         "transactional_id": None,
-        "acks": 1,
+        "acks": acks,
         "timeout": int(DEADLINE_S * 1000),
         "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": batch}]}],
     }

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from tools.versus.caller import (
     open_socket,
     produce_request,
     read_frame,
+    wall_ms,
 )
 
 RUN_S_MAX = 60.0
@@ -53,9 +54,10 @@ class Load:
     """What to send to a topic that exists.
 
     `idempotent` numbers the batches of a raw produce to one partition, from sequence 0 of a new topic: one
-    producer for each connection.
-    `kind`: produce and fetch are raw; client-produce and client-consume go through the C client. A raw run
-    ends after `seconds` or `bytes_max`, whichever comes first; a run of the C client after `records`.
+    producer for each connection. The C client does it by itself.
+    `kind`: produce and fetch are raw and ask for acks=1; client-produce, client-latency (one record at a
+    time) and client-consume go through the C client. A raw run ends after `seconds` or `bytes_max`, whichever
+    comes first; a run of the C client after `records`.
     """
 
     kind: str
@@ -70,6 +72,7 @@ class Load:
     partitions: int = 1
     fetch_bytes: int = 1 << 20
     idempotent: bool = False
+    acks: str = "1"
 
     @property
     def batch_bytes(self) -> int:
@@ -87,15 +90,33 @@ class Measured:
     latency_us: dict[str, float]
 
 
-def run(load: Load, broker: brokers.Broker, topic: str, core: int) -> Measured:
-    """In a process of its own, which is killed when it takes too long."""
-    spec = {
-        "load": dataclasses.asdict(load),
-        "port": broker.port,
-        "pid": broker.pid,
-        "topic": topic,
-        "core": core,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A topic and the brokers that serve it: the first is asked about it, the CPU of all counts."""
+
+    topic: str
+    ports: Sequence[int]
+    pids: Sequence[int]
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def cpu_s(self) -> float:
+        return sum(map(brokers.cpu_s, self.pids))
+
+
+def run(
+    load: Load, broker: brokers.Broker, topic: str, core: int | None, *, peers: Iterable[brokers.Broker] = ()
+) -> Measured:
+    """In a process of its own, which is killed when it takes too long. Without a `core` it may run on any."""
+    members = (broker, *peers)
+    target = Target(topic=topic, ports=[each.port for each in members], pids=[each.pid for each in members])
+    spec = {"load": dataclasses.asdict(load), "target": dataclasses.asdict(target), "core": core}
     command = [sys.executable, "-m", "tools.versus.load", json.dumps(spec)]
     environment = {**os.environ, "PYTHONPATH": str(brokers.ROOT)}
     try:
@@ -139,7 +160,8 @@ Answered = tuple[int, list[int]]
 """How many requests, and each one's nanoseconds where only one is in flight."""
 
 
-def _raw(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measured:
+def _raw(load: Load, caller: Caller, target: Target) -> Measured:
+    topic, port = target.topic, target.port
     prebuilt, api, version = _prebuild(load, topic)
     before = caller.log_end(topic)
     first = open_socket(port)
@@ -148,7 +170,7 @@ def _raw(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measure
     limit = max(load.in_flight, load.bytes_max // max(1, _moved_bytes(load, requests)))
     if load.idempotent:
         limit = min(limit, requests.count - 1)
-    broker_s, client_s, started_s = brokers.cpu_s(pid), time.process_time(), time.perf_counter()
+    broker_s, client_s, started_s = target.cpu_s(), time.process_time(), time.perf_counter()
     if load.connections > 1:
         each = requests.count // load.connections if load.idempotent else limit
         answered, waits_ns = _spread(connections, requests, limit, each, started_s + load.seconds)
@@ -157,7 +179,7 @@ def _raw(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measure
     else:
         answered, waits_ns = _ping_pong(first, requests, limit, started_s + load.seconds)
     elapsed_s = time.perf_counter() - started_s
-    broker_s, client_s = brokers.cpu_s(pid) - broker_s, time.process_time() - client_s
+    broker_s, client_s = target.cpu_s() - broker_s, time.process_time() - client_s
     for connection in connections:
         connection.close()
     if load.kind == "produce" and load.partitions == 1:
@@ -171,10 +193,12 @@ def _raw(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measure
         seconds=elapsed_s,
         broker_cpu_s=broker_s,
         client_cpu_s=client_s,
-        latency_us={
-            name: value * 1000 for name, value in bench.summary([ns / 1e6 for ns in waits_ns]).items()
-        },
+        latency_us=_in_us(bench.summary([ns / 1e6 for ns in waits_ns])),
     )
+
+
+def _in_us(latency_ms: Mapping[str, float]) -> dict[str, float]:
+    return {name: value * 1000 for name, value in latency_ms.items()}
 
 
 def _moved_bytes(load: Load, requests: _Requests) -> int:
@@ -193,7 +217,7 @@ def _prebuild(load: Load, topic: str) -> tuple[list[bytes], Api, int]:
             FETCH_VERSION,
         )
     payloads = bench.payloads_of(load.record_bytes)
-    now_ms = time.time_ns() // 1_000_000  # noqa: TID251 (a client's clock, outside every seam)
+    now_ms = wall_ms()
     rows = [(None, payloads[at % len(payloads)], (), now_ms) for at in range(load.batch_records)]
     if load.idempotent:
         return _numbered(load, topic, rows), Api.PRODUCE, PRODUCE_VERSION
@@ -336,9 +360,11 @@ def _is_whole(missing: dict[int, int], file: int, size: int, response_bytes: int
 # ---- the C client ------------------------------------------------------------------------------------------
 
 
-def _client_produce(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measured:
+def _client_produce(load: Load, caller: Caller, target: Target) -> Measured:
+    """The partitions in turn, a call's worth of records each."""
     import confluent_kafka
 
+    topic = target.topic
     failures: list[str] = []
 
     def refused(error: Any, message: Any) -> None:
@@ -346,8 +372,9 @@ def _client_produce(load: Load, caller: Caller, port: int, topic: str, pid: int)
 
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": f"127.0.0.1:{port}",
-            "acks": 1,
+            "bootstrap.servers": target.bootstrap,
+            "acks": load.acks,
+            "enable.idempotence": load.idempotent,
             "linger.ms": load.linger_ms,
             "message.max.bytes": max(1_000_000, load.record_bytes + 1000),
             "queue.buffering.max.messages": 10_000_000,
@@ -358,26 +385,26 @@ def _client_produce(load: Load, caller: Caller, port: int, topic: str, pid: int)
         }
     )
     producer.list_topics(topic, timeout=POLL_S_MAX)
-    before = caller.log_end(topic)
+    before = caller.all_log_ends(topic)
     values = [{"value": value} for value in bench.payloads_of(load.record_bytes)]
     call_records = max(1, min(CALL_RECORDS, QUEUE_BYTES_MAX // 8 // load.record_bytes))
     rows = [values[at % len(values)] for at in range(call_records)]
     queue_max = max(2, QUEUE_BYTES_MAX // load.record_bytes)
-    broker_s, client_s, started_s = brokers.cpu_s(pid), time.process_time(), time.perf_counter()
+    broker_s, client_s, started_s = target.cpu_s(), time.process_time(), time.perf_counter()
     deadline_s = started_s + RUN_S_MAX
     sent = 0
     while sent < load.records and not failures and time.perf_counter() < deadline_s:
         if len(producer) > queue_max:
             producer.poll(0.001)
             continue
-        _enqueue(producer, topic, rows)
+        _enqueue(producer, topic, sent // len(rows) % load.partitions, rows)
         sent += len(rows)
     producer.flush(RUN_S_MAX)
     elapsed_s = time.perf_counter() - started_s
-    broker_s, client_s = brokers.cpu_s(pid) - broker_s, time.process_time() - client_s
+    broker_s, client_s = target.cpu_s() - broker_s, time.process_time() - client_s
     if failures:
         raise Failure(f"a record was not delivered: {failures[0]}")
-    appended = caller.log_end(topic) - before
+    appended = caller.all_log_ends(topic) - before
     if appended != sent:
         raise Failure(f"{sent} records were sent, the log grew by {appended}")
     return Measured(
@@ -391,57 +418,82 @@ def _client_produce(load: Load, caller: Caller, port: int, topic: str, pid: int)
     )
 
 
-def _enqueue(producer: Any, topic: str, rows: list[dict[str, bytes]]) -> None:
+def _enqueue(producer: Any, topic: str, partition: int, rows: list[dict[str, bytes]]) -> None:
     """By the batch call where the installed client has it: twice as fast, and small records need it."""
     if hasattr(producer, "produce_batch"):
-        if producer.produce_batch(topic, rows, partition=0) != len(rows):
+        if producer.produce_batch(topic, rows, partition=partition) != len(rows):
             raise Failure("the client's queue is full below its bound")
         return
     for row in rows:
-        producer.produce(topic, row["value"], partition=0)
+        producer.produce(topic, row["value"], partition=partition)
 
 
-def _client_consume(load: Load, caller: Caller, port: int, topic: str, pid: int) -> Measured:
+def _client_latency(load: Load, caller: Caller, target: Target) -> Measured:
+    """With a consumer that waits for each record; what is told is the time to its acknowledgement."""
+
+    def measure() -> Any:
+        return bench.latency(
+            _bench_load(load, target, load.records),
+            acks=load.acks,
+            compression="none",
+            partitions=load.partitions,
+            progress=_no_progress,
+        )
+
+    return _of_bench(measure, target)
+
+
+def _client_consume(load: Load, caller: Caller, target: Target) -> Measured:
     """The topic from its start; connecting and metadata are in the figures of both brokers."""
-    wanted = caller.log_end(topic)
-    broker_s, client_s = brokers.cpu_s(pid), time.process_time()
-    result: Any = bench.consume(
-        bench.Load(
-            bootstrap=f"127.0.0.1:{port}",
-            topic=topic,
-            records=wanted,
-            record_size_bytes=load.record_bytes,
-        ),
-        fetch_size_bytes=load.fetch_bytes,
-        progress=lambda more: None,
+    wanted = _bench_load(load, target, caller.log_end(target.topic))
+    return _of_bench(
+        lambda: bench.consume(wanted, fetch_size_bytes=load.fetch_bytes, progress=_no_progress), target
     )
+
+
+def _bench_load(load: Load, target: Target, records: int) -> bench.Load:
+    return bench.Load(
+        bootstrap=target.bootstrap, topic=target.topic, records=records, record_size_bytes=load.record_bytes
+    )
+
+
+def _of_bench(measure: Callable[[], Any], target: Target) -> Measured:
+    """What `tidewal bench` measures, and the CPU beside it."""
+    broker_s, client_s = target.cpu_s(), time.process_time()
+    result = measure()
     return Measured(
         requests=0,
-        records=wanted,
+        records=int(result["records"]),
         bytes=int(result["bytes"]),
         seconds=float(result["seconds"]),
-        broker_cpu_s=brokers.cpu_s(pid) - broker_s,
+        broker_cpu_s=target.cpu_s() - broker_s,
         client_cpu_s=time.process_time() - client_s,
-        latency_us={},
+        latency_us=_in_us(result.get("acknowledged_ms", {})),
     )
 
 
-RUNS: dict[str, Callable[[Load, Caller, int, str, int], Measured]] = {
+def _no_progress(more: int) -> None:
+    pass
+
+
+RUNS: dict[str, Callable[[Load, Caller, Target], Measured]] = {
     "produce": _raw,
     "fetch": _raw,
     "client-produce": _client_produce,
+    "client-latency": _client_latency,
     "client-consume": _client_consume,
 }
 
 
 def main() -> int:
     spec = json.loads(sys.argv[1])
-    os.sched_setaffinity(0, {spec["core"]})
+    if spec["core"] is not None:
+        os.sched_setaffinity(0, {spec["core"]})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    load = Load(**spec["load"])
+    load, target = Load(**spec["load"]), Target(**spec["target"])
     try:
-        with Caller(spec["port"]) as caller:
-            measured = RUNS[load.kind](load, caller, spec["port"], spec["topic"], spec["pid"])
+        with Caller(target.port) as caller:
+            measured = RUNS[load.kind](load, caller, target)
     except (Failure, OSError) as failure:
         complain(str(failure))
         return 1

@@ -19,12 +19,16 @@ MEBI_RECORD_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a row. `at_least` or `at_most` bounds ours / theirs."""
+    """One figure of a row. `at_least` or `at_most` bounds ours / theirs; with neither it is shown only."""
 
     name: str
     unit: str
     at_least: float | None = None
     at_most: float | None = None
+
+    @property
+    def has_target(self) -> bool:
+        return self.at_least is not None or self.at_most is not None
 
     @property
     def target(self) -> str:
@@ -39,8 +43,8 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`load` is None for the row of starts and memory. A consume row reads what the row `reads` has
-    written.
+    """`load` is None for a row that is no load: starts, memory, faults. A consume row reads what the row
+    `reads` has written.
     """
 
     name: str
@@ -200,7 +204,7 @@ def verdicts(row: Row, ours: Figures, theirs: Figures) -> list[Verdict]:
     return [
         Verdict(measure=measure, ratio=ours[measure.name] / theirs[measure.name])
         for measure in row.measures
-        if measure.name in ours and theirs.get(measure.name)
+        if measure.has_target and measure.name in ours and theirs.get(measure.name)
     ]
 
 
@@ -244,6 +248,8 @@ def told(row: Row, found: Figures) -> str:
 
 def number(value: float) -> str:
     """Three digits that count, and no fewer than all before the point."""
+    if not value:
+        return "0"
     for bound, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < bound:
             return f"{value:.{digits}f}"

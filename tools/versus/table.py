@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tools.console import Failure, complain, emit
 from tools.versus import brokers, rows
 from tools.versus.caller import Caller
 from tools.versus.load import run
-from tools.versus.rows import Row
+from tools.versus.rows import Figures, Row
 
 MINUTES = 11.0
 STARTS = 3
@@ -38,9 +38,6 @@ class System:
     name: str
     start: Start
     rounds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-
-    def medians(self) -> dict[str, dict[str, float]]:
-        return {name: rows.median(found) for name, found in self.rounds.items()}
 
 
 Running = list[tuple[System, brokers.Broker]]
@@ -159,19 +156,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Failure as failure:  # what was measured before is shown all the same
             complain(f"bench: {failure}")
             failed = True
-    results = {system.name: system.medians() for system in compared}
-    names = [system.name for system in compared]
+    report(chosen, {system.name: system.rounds for system in compared}, options)
+    emit(f"{time.perf_counter() - started_s:.0f} s; each figure is the median of its rounds")
+    return 1 if failed else 0
+
+
+Rounds = Mapping[str, Sequence[Figures]]
+"""By row: each round's figures."""
+
+
+def report(chosen: Sequence[Row], found: Mapping[str, Rounds], options: argparse.Namespace) -> None:
+    """The medians of each system, ours first: on stdout, and in the files that were asked for."""
+    results = {
+        name: {row: rows.median(rounds) for row, rounds in by_row.items()} for name, by_row in found.items()
+    }
+    names = list(results)
     table = rows.markdown(chosen, names, results)
     emit(table)
-    if with_kafka:
+    if len(names) > 1:
         emit(rows.summary(chosen, results[names[0]], results[names[1]]))
-    emit(f"{time.perf_counter() - started_s:.0f} s; each figure is the median of its rounds")
     if options.markdown is not None:
         options.markdown.write_text(table)
     if options.json is not None:
-        rounds = {system.name: system.rounds for system in compared}
-        options.json.write_text(json.dumps({"medians": results, "rounds": rounds}, indent=2) + "\n")
-    return 1 if failed else 0
+        options.json.write_text(json.dumps({"medians": results, "rounds": found}, indent=2) + "\n")
 
 
 def _options() -> argparse.ArgumentParser:
@@ -181,7 +188,6 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", action="append", default=[], metavar="NAME[,…]", help="only these rows (and what they read)"
     )
-    parser.add_argument("--own", action="store_true", help="this broker alone, as when Kafka is not here")
     parser.add_argument(
         "--fresh",
         action="store_true",
@@ -189,9 +195,14 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pinned-only", action="store_true", help="no second column for Kafka on both cores")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="bound of the whole run (default: 11)")
+    add_report_options(parser)
+    return parser
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--own", action="store_true", help="this broker alone, as when Kafka is not here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    return parser
 
 
 if __name__ == "__main__":
