@@ -26,7 +26,10 @@ WATERMARK_WAIT_S: Final = 0.01
 """How long a high watermark waits for a batch to travel with. The next Fetch of a busy follower carries it
 anyway; an answer at once for each move would double what replication costs."""
 
-
+GATHER_S: Final = 1.0
+GATHER_WAIT_S: Final = 0.02
+"""How long after a partition got its leader here its followers are held only shortly: one that is held for
+other partitions asks for this one next time, and acks=all waits for it."""
 LOOK_AT_ALL_S: Final = 5.0
 """How long a log start that retention moved may wait to be told."""
 
@@ -123,6 +126,18 @@ class ReplicaFetch(Fetch):
         self._throttle = throttle
         self._standings: dict[int, Standing] = {}
         """The one that counts of each broker: an older one is of a connection that is lost."""
+        self._gathers_until = -inf
+        self._replicas.on_leadership.append(self._leads)
+
+    def _leads(self, topic: str, index: int, leader_epoch: int | None) -> None:
+        now = self._replicas.now()
+        if leader_epoch is None:
+            return
+        if now >= self._gathers_until:
+            for standing in self._standings.values():
+                if standing.wait is not None and not standing.wait.done:
+                    self._purgatory.watch(standing.wait, GATHER_WAIT_S)
+        self._gathers_until = now + GATHER_S
 
     def answer_follower(
         self,
@@ -158,6 +173,8 @@ class ReplicaFetch(Fetch):
         wait.standing = standing
         standing.wait = wait
         wait_s = request.max_wait_ms / 1000
+        if self._replicas.now() < self._gathers_until:
+            wait_s = min(wait_s, GATHER_WAIT_S)
         if is_behind(standing):
             wait.will_tell = True
             wait_s = min(wait_s, WATERMARK_WAIT_S)

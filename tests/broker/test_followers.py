@@ -7,7 +7,7 @@ import pytest
 
 from broker.config import RACK_AWARE_SELECTOR
 from broker.fetch_sessions import Wanted
-from broker.handlers.replica_fetch import WATERMARK_WAIT_S, Standing
+from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, Standing
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchItem
@@ -61,6 +61,26 @@ def test_an_idle_follower_learns_the_high_watermark_within_moments() -> None:
         assert log_of(world, 2).high_watermark == 1
 
     Replicas(2).run(main)
+
+
+def test_a_new_partition_does_not_wait_until_its_followers_have_waited_for_another() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, topic="quiet")
+        await world.append(1, b"x", topic="quiet")
+        await asyncio.sleep(2.2)
+        since = world.loop.now
+        world.create(1, 2, 3)
+        await world.append(1, b"x")
+        assert world.loop.now - since < 5 * GATHER_WAIT_S
+        await asyncio.sleep(2 * GATHER_S)
+        standing = next(iter(world.nodes[1].fetch_followers._standings.values()))
+        asked_at = set()
+        for _ in range(200):
+            asked_at.add(standing.visit.at)
+            await asyncio.sleep(0.01)
+        assert len(asked_at) < 8, "it goes on hurrying"
+
+    Replicas().run(main)
 
 
 def test_a_large_answer_and_a_batch_above_every_limit_arrive_whole() -> None:
