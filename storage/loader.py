@@ -272,7 +272,8 @@ def _recover(
         # what the recovery point vouches for is on the disk as it is, names included
         if segment.size < size or expected > since or since == 0:
             loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]
-        if segment.size < size or _is_torn_off(segments, index, expected, gapless_from):
+        is_cut = segment.size < size or _is_torn_off(segments, index, expected, gapless_from)
+        if is_cut or _reaches_into_the_next(segments, index, expected):
             if index + 1 < len(segments):
                 for later in segments[index + 1 :]:
                     loaded.dropped_bytes += later.size
@@ -310,6 +311,12 @@ def _is_torn_off(segments: Sequence[Segment], index: int, end_offset: int, gaple
     if gapless_from is None or index + 1 == len(segments):
         return False
     return max(end_offset, gapless_from) < segments[index + 1].base_offset
+
+
+def _reaches_into_the_next(segments: Sequence[Segment], index: int, end_offset: int) -> bool:
+    """Whether a power cut brought back what was cut off a segment before the next one was made. The epochs of
+    both together need not rise: only this one is a log."""
+    return index + 1 < len(segments) and segments[index + 1].base_offset < end_offset
 
 
 def _replay(loaded: Loaded, segment: Segment, batch: bytes, header: BatchHeader) -> None:

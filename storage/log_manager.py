@@ -141,7 +141,7 @@ class LogManager:
         self._on_dir_failure = on_dir_failure
         self._background = background
         self._failure_of = {path: partial(self._dir_failed, path) for path in dirs}
-        self._truncation_of = {path: partial(self._truncated, path) for path in dirs}
+        self._cut_of = {path: partial(self._cut, path) for path in dirs}
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
@@ -288,7 +288,7 @@ class LogManager:
             now_ms=self._now_ms(),
             jitter=self._random.randrange,
             on_failure=self._failure_of[path],
-            on_truncated=self._truncation_of[path],
+            on_cut=self._cut_of[path],
             is_clean=notes is not None,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
             gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
@@ -327,7 +327,7 @@ class LogManager:
                 now_ms=now_ms,
                 jitter=self._random.randrange,
                 on_failure=self._failure_of[path],
-                on_truncated=self._truncation_of[path],
+                on_cut=self._cut_of[path],
                 producer_expiration_ms=self.producer_expiration_ms,
             )
             log = _in_one_go(opening)
@@ -613,9 +613,12 @@ class LogManager:
 
     # ---- failure and stop ----------------------------------------------------------------------------------
 
-    def _truncated(self, path: str) -> None:
-        """A recovery point past the end would vouch for bytes that are yet to come."""
+    def _cut(self, path: str) -> None:
+        """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
+        drop them."""
         self._write_points(path, RECOVERY_POINTS, run_inline)
+        if any(log.log_start_unsaved for log in self.logs.values()):
+            self._write_points(path, LOG_STARTS, run_inline)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:

@@ -116,7 +116,7 @@ class UnifiedLog(AbstractLog):
         "_marks",
         "_names_changed_at",
         "_on_failure",
-        "_on_truncated",
+        "_on_cut",
         "_plain_size_max",
         "_roll_at",
         "_roll_by_clock",
@@ -145,7 +145,7 @@ class UnifiedLog(AbstractLog):
         loaded: Loaded,
         jitter: Jitter,
         on_failure: Callable[[OSError], None],
-        on_truncated: Callable[[], None] = _ignore,
+        on_cut: Callable[[], None] = _ignore,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self.files = files
@@ -153,7 +153,7 @@ class UnifiedLog(AbstractLog):
         self.log_dir = dirname(directory)
         self._jitter = jitter
         self._on_failure = on_failure
-        self._on_truncated = on_truncated
+        self._on_cut = on_cut
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
         self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
@@ -202,7 +202,7 @@ class UnifiedLog(AbstractLog):
         now_ms: int,
         jitter: Jitter,
         on_failure: Callable[[OSError], None],
-        on_truncated: Callable[[], None] = _ignore,
+        on_cut: Callable[[], None] = _ignore,
         is_clean: bool = False,
         recovery_point: int = 0,
         gapless_from: int | None = None,
@@ -233,7 +233,7 @@ class UnifiedLog(AbstractLog):
             loaded=loaded,
             jitter=jitter,
             on_failure=on_failure,
-            on_truncated=on_truncated,
+            on_cut=on_cut,
             producer_expiration_ms=producer_expiration_ms,
         )
 
@@ -566,13 +566,20 @@ class UnifiedLog(AbstractLog):
             self.truncate_fully(offset)
             return
         keep = bisect_right(self._bases, offset)
+        base = self._bases[keep - 1]
+        self._vouch_to(max(base, offset - 1))
         with self._disk(), self._reading():
             for segment in reversed(self._segments[keep:]):
                 self._remove_now(segment)
             del self._segments[keep:], self._bases[keep:]
             self._active = self._segments[-1]
+            size = self._active.size
             self._active.truncate(offset)
             self._cut_back_to(self._active.end_offset())
+            if self._active.size < size:
+                # Until it is synced a power cut may bring back what was cut off, before a newer segment.
+                self._vouch_to(max(base, self.log_end_offset - 1))
+                self._unsynced[self._active.path(LOG)] = None
             for at in snapshot_offsets(self.files, self.directory):
                 if at > self.log_end_offset:
                     self.files.unlink(snapshot_path(self.directory, at))
@@ -581,13 +588,18 @@ class UnifiedLog(AbstractLog):
             )
             self.epochs.truncate_from_end(self.log_end_offset)
             self._write_epochs(force=True)
+        if self.log_end_offset < self.log_start_offset:
+            # The log started inside the batch that went. On the disk it must not go on doing so.
+            self.log_start_offset = self.local_log_start_offset = self.log_end_offset
+            self.log_start_unsaved = True
+            self._on_cut()
         self.set_high_watermark(self.high_watermark)
-        self._on_truncated()
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
             raise LogOffline(self.offline)
         self._staged = []
+        self._vouch_to(0)
         with self._disk():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
@@ -603,17 +615,23 @@ class UnifiedLog(AbstractLog):
         self.log_start_offset = self.local_log_start_offset = start_at
         self.log_start_unsaved = True
         self.set_high_watermark(start_at)
-        self._on_truncated()
 
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
         self._snapshot_at = UNKNOWN
         self._marks = [at for at in self._marks if at <= log_end_offset]
         self._marked_upto = min(self._marked_upto, log_end_offset)
-        self.recovery_point = min(self.recovery_point, log_end_offset)
-        self._flushable = min(self._flushable, log_end_offset)
+        self._vouch_to(log_end_offset)
         self._roll_at = UNKNOWN
         self.generation += 1
+
+    def _vouch_to(self, offset: int) -> None:
+        """What comes after is to be synced anew, whatever flush is under way. The disk is told first: a power
+        cut amid the change must find that all of it is to be read again."""
+        self._flushable = min(self._flushable, offset)
+        if self.recovery_point > offset:
+            self.recovery_point = offset
+            self._on_cut()
 
     def _remove_now(self, segment: Segment) -> None:
         """The log first: indexes without a log are orphans, a log without its indexes is still a log."""
@@ -781,7 +799,8 @@ class UnifiedLog(AbstractLog):
             self._write_epochs()
             if self._snapshot_at != self.log_end_offset and self._needs_snapshot():
                 self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
-        if self.recovery_point == self.log_end_offset and not self._directory_unsynced:
+        was_cut = self._active.path(LOG) in self._unsynced
+        if self.recovery_point == self.log_end_offset and not self._directory_unsynced and not was_cut:
             return None
         lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
         return self._flush_of(self.log_end_offset, lasting)

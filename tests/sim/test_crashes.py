@@ -22,6 +22,7 @@ TP = ("t", 0)
 ROUNDS = 4
 SEEDS_PER_TEST = 25
 PRODUCER_ID = 5
+BATCH_MAX = 3
 
 
 class Bench:
@@ -39,6 +40,8 @@ class Bench:
         self.values: dict[int, int] = {}  # offset -> value, as acknowledged and not taken back
         self.next_value = 1
         self.synced = 0
+        self.was_cut = False  # since the last sync: what was cut off may come back
+        self.epoch = 1
         self.config = from_properties({"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://:9092"})
         self.log_config = LogConfig(
             segment_bytes=self.rng.choice((300, 1000, 100_000)),
@@ -64,8 +67,7 @@ class Bench:
             logs.load(lambda _: self.log_config)
             log = logs.create("t", UUID(int=7), 0, self.log_config)
             log.set_high_watermark(log.log_end_offset)
-            entry = log.producer_table.entries.get(PRODUCER_ID)
-            self.sequence = entry.next_sequence if entry is not None else 0
+            self._take_up_sequence(logs)
             for _ in range(self.rng.randrange(5, 40)):
                 self._act(logs)
             logs.close(clean=self.rng.random() < 0.3)
@@ -77,14 +79,20 @@ class Bench:
             assert durable >= self.synced, f"synced to {self.synced}, the disk holds {durable} for certain"
             self.disk.power_cut()
             kept = readable_ends(self.disk.snapshot(), ["/data"]).get(TP, 0)
-            self.values = {offset: value for offset, value in self.values.items() if offset < kept}
+            if self.was_cut:
+                kept = min(kept, self.synced)
+            self._expect_no_more_than(kept)
+
+    def _take_up_sequence(self, logs: LogManager) -> None:
+        entry = logs.logs[TP].producer_table.entries.get(PRODUCER_ID)
+        self.sequence = entry.next_sequence if entry is not None else 0
 
     def _act(self, logs: LogManager) -> None:
         log = logs.logs[TP]
         self.clock_ms += self.rng.choice((0, 1, 50, 5000))
-        match self.rng.choice(("append",) * 8 + ("fsync", "maintain", "delete")):
+        match self.rng.choice(("append",) * 8 + ("fsync", "maintain", "delete", "truncate")):
             case "append":
-                values = list(range(self.next_value, self.next_value + self.rng.choice((1, 1, 3))))
+                values = list(range(self.next_value, self.next_value + self.rng.choice((1, 1, BATCH_MAX))))
                 self.next_value += len(values)
                 batch = records.build_batch(
                     [(None, payload(value), (), self.clock_ms) for value in values],
@@ -92,7 +100,9 @@ class Bench:
                     producer_epoch=0,
                     base_sequence=self.sequence,
                 )
-                appended = log.append_records(batch, leader_epoch=1, now_ms=self.clock_ms, origin="client")
+                appended = log.append_records(
+                    batch, leader_epoch=self.epoch, now_ms=self.clock_ms, origin="client"
+                )
                 assert not appended.duplicate
                 log.set_high_watermark(log.log_end_offset)
                 self.sequence += len(values)
@@ -102,13 +112,31 @@ class Bench:
                 end = log.log_end_offset
                 log.fsync()
                 self.synced = max(self.synced, end)
+                self.was_cut = False
             case "maintain":
                 for _ in logs.maintain(self.clock_ms):
                     pass
+            case "truncate":
+                at = self.rng.randrange(log.log_start_offset, log.log_end_offset + 1)
+                self._expect_no_more_than(at - BATCH_MAX + 1)  # the batch that holds it goes as a whole
+                self._forget_deleted(log.log_start_offset)
+                self.was_cut = True
+                self.epoch += 1
+                log.truncate_to(at)
+                self._take_up_sequence(logs)
             case "delete":
                 log.advance_log_start(self.rng.randrange(log.log_start_offset, log.high_watermark + 1))
+                self._forget_deleted(log.log_start_offset)
                 for _ in logs.maintain(self.clock_ms):
                     pass
+
+    def _expect_no_more_than(self, end: int) -> None:
+        self.synced = min(self.synced, max(end, 0))
+        self.values = {offset: value for offset, value in self.values.items() if offset < end}
+
+    def _forget_deleted(self, log_start: int) -> None:
+        if self.synced <= log_start:
+            self.synced = 0  # none of it is left to be kept
 
     def check_indexes(self) -> None:
         """What recovery takes over of the indexes is as if it had read everything."""
