@@ -82,6 +82,7 @@ class Components:
     cluster: Cluster
     purgatory: Purgatory
     replicas: ReplicaManager
+    isr: IsrManager
     groups: GroupCoordinator
     fetch_sessions: FetchSessions
     metrics: Metrics
@@ -105,7 +106,6 @@ class Broker:
         self._root: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
-        self._isr: IsrManager
         self._fetchers: ReplicaFetchers
         self._stopping = asyncio.Event()
         self._failure: str | None = None
@@ -220,11 +220,12 @@ class Broker:
             cluster=cluster,
             purgatory=purgatory,
             replicas=replicas,
+            isr=IsrManager(replicas=replicas, controller=cluster),
             groups=GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas),
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
-        self._isr = IsrManager(replicas=replicas, controller=cluster)
+        cluster.subscribe(components.metrics.follow)
         self._fetchers = ReplicaFetchers(
             replicas=replicas,
             channels=cluster.channels,
@@ -351,7 +352,7 @@ class Broker:
         )
         self._take_configs()
         await _in_slices(components.replicas.load(components.cluster.image))
-        self._background.update(self._isr.start(self._tasks))
+        self._background.update(components.isr.start(self._tasks))
         self._fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         components.network.open()
