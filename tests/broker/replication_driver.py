@@ -507,9 +507,9 @@ class Replicas:
             )
         )
 
-    def client(self, node_id: int) -> Channel:
+    def client(self, node_id: int, port: int = PORT) -> Channel:
         network = self.fabric.endpoint("client", self._client)
-        return Channel(network, self.nodes[node_id].name, PORT, client_id="client")
+        return Channel(network, self.nodes[node_id].name, port, client_id="client")
 
     async def fetch(self, node_id: int, offset: int, *, topic: str = "t", **changes: Any) -> Any:
         """What a consumer is answered for the first partition."""
@@ -527,8 +527,8 @@ class Replicas:
         channel.close()
         return response.responses[0].partition_responses[0]
 
-    async def ask(self, node_id: int, api: Api, version: int, **fields: Any) -> Any:
-        channel = self.client(node_id)
+    async def ask(self, node_id: int, api: Api, version: int, *, port: int = PORT, **fields: Any) -> Any:
+        channel = self.client(node_id, port)
         response = await channel.ask(api, version, fields, timeout_s=60)
         channel.close()
         return response
