@@ -494,7 +494,8 @@ def run(
     admin: str | None,
     print_ready: Callable[[str], None],
 ) -> None:
-    """Runs one broker on the real world until a signal; StartupError says in one line what prevented that."""
+    """Runs one broker on the real world until a signal, whose clean stop ends the process; StartupError says
+    in one line what prevented that."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -540,19 +541,21 @@ async def _serve(
         loop.add_signal_handler(number, broker.request_stop)
     loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
     try:
-        if not await broker.start():
+        if await broker.start():
+            gc.freeze()
+            first = next(iter(broker.listeners.values()))
+            host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+            print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+            await broker.run_until_stopped()
+            log.info("node %d stopped", config.node_id)
+        else:
             log.info("node %d stopped before it was ready", config.node_id)
-            sys.stdout.flush()
-            # all is closed; a store that does not answer may hold a thread, which Python would wait for
-            os._exit(0)
-        gc.freeze()
-        first = next(iter(broker.listeners.values()))
-        host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
-        print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
-        await broker.run_until_stopped()
+        sys.stdout.flush()
+        # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
+        # without the loop's handlers one more signal would end a clean stop with another exit code.
+        os._exit(0)
     finally:
         await world.store.close()
-    log.info("node %d stopped", config.node_id)
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:

@@ -21,6 +21,7 @@ from storage.files import DiskFiles
 from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, complain, read_pairs
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_WITHIN_S = 30.0
 READY_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.2
@@ -50,7 +51,7 @@ def run_cluster(options: ClusterOptions) -> None:
     def stop(number: int, frame: object) -> None:
         stopping[0] = True
 
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in STOP_SIGNALS:
         signal.signal(signal_number, stop)
     with _locked(options.data), _processes(map(_command, brokers)) as processes:
         deadline_s = time.monotonic() + READY_WITHIN_S
@@ -62,6 +63,9 @@ def run_cluster(options: ClusterOptions) -> None:
             _fail_if_one_ended(processes)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 processes[0].wait(LOOK_EVERY_S)
+    for signal_number in STOP_SIGNALS:
+        # A handler would be gone before the interpreter is, and one more signal end a clean stop otherwise.
+        signal.signal(signal_number, signal.SIG_IGN)
 
 
 def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:

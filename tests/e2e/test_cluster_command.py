@@ -20,10 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.compat.peers import stable_port, unique, until
 from tests.compat.raw import RawClient
 from tests.e2e.load import values_at
-from tests.processes import ROOT, TIDEWAL
+from tests.processes import ROOT, STOP_S_MAX, TIDEWAL, signal_until_the_end
 
 READY_S_MAX = 60.0
-STOP_S_MAX = 40.0
 
 
 class ClusterCommand:
@@ -197,6 +196,14 @@ def test_started_again_it_goes_on_where_it_was(start: Start) -> None:
         return [int(value) for _, value in sorted(max(logs, key=len).items())]
 
     until(lambda: values() == list(range(80)), "all that was acknowledged")
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_however_many_signals_come_a_clean_stop_is_one(start: Start, kind: signal.Signals) -> None:
+    command = start().wait_ready()
+    signal_until_the_end(command.process, kind)
+    assert command.ended() == 0
+    assert not any("Traceback" in line for line in command.stderr)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
