@@ -9,6 +9,7 @@ returns left the clean-shutdown marker; a background task that dies takes the br
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -342,7 +343,10 @@ class Broker:
                 )
             except OSError as error:
                 where = f"{listener.host}:{listener.port}"
-                raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from error
+                # asyncio tells the address once more, and a name that is not found has a number of its own
+                number = error.errno or 0
+                why = os.strerror(number) if number in errno.errorcode else error.strerror or error
+                raise StartupError(f"cannot listen on {where}: {why}") from error
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
         self._take_configs()

@@ -223,16 +223,20 @@ def test_a_second_one_on_the_same_data_is_refused_with_one_line(start: Start, tm
     produce(first, make_topic(first, 3), range(10))
 
 
-def test_a_port_that_is_taken_ends_all_of_it(start: Start) -> None:
+@pytest.mark.parametrize("number", range(3))
+def test_a_port_that_is_taken_is_one_line_and_no_broker_starts(
+    start: Start, tmp_path: Path, number: int
+) -> None:
     port = stable_port()
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", port + 1))
+        holder.bind(("127.0.0.1", port + number))
         holder.listen()
         command = start(listen=f"127.0.0.1:{port}")
         assert command.ended() == 1
-    said = command.stderr
-    assert any(f"127.0.0.1:{port + 1}" in line for line in said if line.startswith("tidewal: "))
-    assert said[-1] == "tidewal: broker 2 ended with exit code 1; the others are stopped"
+    assert command.stderr == [
+        f"tidewal: cannot listen on 127.0.0.1:{port + number}: Address already in use"
+    ]
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(

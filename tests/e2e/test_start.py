@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_refused_with_one_line(start_broker: StartBroker
             start_broker(listen=address)
         assert refused.value.returncode not in (None, 0)
         (line,) = refused.value.stderr.strip().splitlines()
-        assert address in line
+        assert line == f"tidewal: cannot listen on {address}: Address already in use"
 
 
 @pytest.mark.parametrize(
