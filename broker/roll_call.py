@@ -171,7 +171,7 @@ class RollCall:
         """A broker whose port refuses is gone, and need not be waited for. That of a process that is killed
         may close a moment after its connections."""
         for _ in range(LOOKS):
-            if not await self.is_alive(broker_id):
+            if await self.answers(broker_id) is False:
                 break
             await asyncio.sleep(LOOK_AGAIN_S)
             if broker_id in self._attached:
@@ -184,13 +184,13 @@ class RollCall:
         if broker is not None and broker.epoch == epoch and not broker.fenced:
             await self._fence([broker])
 
-    async def is_alive(self, node_id: int) -> bool:
-        """False only if nobody listens there: no answer in time proves nothing."""
+    async def answers(self, node_id: int) -> bool | None:
+        """False if nobody listens there. None: no answer in time proves nothing."""
         try:
             channel = self._cluster.channels.to(node_id, "look")
             await channel.ask(Api.API_VERSIONS, 0, {}, timeout_s=LOOK_S)
         except PeerLost as lost:
-            return not lost.refused
+            return False if lost.refused else None
         return True
 
     # --- registration ---
