@@ -44,7 +44,7 @@ run: setup ## a broker on 127.0.0.1:9092; its logs and its object store live in 
 test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-sim: setup ## many simulation seeds, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3" fixes it)
+sim: setup ## many simulation seeds on every CPU, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
 differential: SEEDS := 20

@@ -389,6 +389,12 @@ class Delta:
     topics_changed: dict[str, TopicImage] = field(default_factory=dict)
     configs_changed: set[tuple[ResourceType, str]] = field(default_factory=set)
     brokers_changed: set[int] = field(default_factory=set)
+    elections: int = 0
+    """How often a partition got another leader, and how often one that was not in sync."""
+    unclean_elections: int = 0
+
+    def partition_changed(self, before: PartitionImage, after: PartitionImage) -> None:
+        self.elections += after.leader not in (before.leader, NO_LEADER)
 
     def __bool__(self) -> bool:
         return bool(
@@ -638,6 +644,8 @@ class Image:
         for topic in list(self.topics.values()):
             partitions = tuple(map(change, topic.partitions))
             if partitions != topic.partitions:
+                for before, after in zip(topic.partitions, partitions, strict=True):
+                    delta.partition_changed(before, after)
                 self._replace_topic(topic, partitions, delta)
 
     def _topic_created(self, record: TopicCreated, delta: Delta) -> None:
@@ -662,7 +670,10 @@ class Image:
         partitions = list(topic.partitions)
         for record in records:
             if 0 <= record.partition < len(partitions):
-                partitions[record.partition] = record.of(partitions[record.partition])
+                before = partitions[record.partition]
+                after = partitions[record.partition] = record.of(before)
+                delta.partition_changed(before, after)
+                delta.unclean_elections += record.unclean
         if (changed := tuple(partitions)) != topic.partitions:
             self._replace_topic(topic, changed, delta)
 

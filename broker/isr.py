@@ -78,7 +78,7 @@ class IsrManager:
         self._has_work = asyncio.Event()
         self.expands = 0
         self.shrinks = 0
-        self.failures = 0
+        self.refusals = 0
         replicas.on_proposal.append(self._proposed)
 
     def __repr__(self) -> str:
@@ -123,7 +123,6 @@ class IsrManager:
             if await self._send_once():
                 backoff_s = BACKOFF_MIN_S
             else:
-                self.failures += 1
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -196,7 +195,7 @@ class IsrManager:
             if moved:
                 self._replicas.wake_committed(partition)
             return True
-        self.failures += 1
+        self.refusals += 1
         if code in _NOT_DONE:
             partition.withdraw(proposal)
             return True

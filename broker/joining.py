@@ -172,12 +172,20 @@ class Joining:
             return True
         if image.controller_id != self._node_id:
             return False
+        return await self._does_earlier_life_answer() is False
+
+    async def _does_earlier_life_answer(self) -> bool | None:
+        """None: it is silent. Where it listened on an address of this one, it is gone."""
         before = self._cluster.endpoint_of(self._node_id)
         if before is None or before in self._endpoints:
-            return True
-        return not await self._cluster.roll_call.is_alive(self._node_id)
+            return False
+        return await self._cluster.roll_call.answers(self._node_id)
 
     async def _stand(self, registration: RegisterBroker) -> bool:
+        if await self._does_earlier_life_answer():
+            # A controller would know of its session; where there is none, it would take us for its successor.
+            await self._wait_for_earlier_life()
+            return False
         born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._cluster.new_id()))]
         taken_in = registration.decide(self._image, self._cluster.rules()).records
         bump = election(self._image, self._node_id)
@@ -205,17 +213,20 @@ class Joining:
             await asyncio.sleep(RETRY_S)
             return False
         if code == ErrorCode.duplicate_broker_registration:
-            # The session of a life that ended without a word runs out; that of a living process does not.
-            self._patience.sign(self._now_s())
-            self._refusals += 1
-            if self._refusals * DUPLICATE_LOOK_S > DUPLICATE_FOR_S:
-                raise StartupError(f"another process runs as node {self._node_id} of this cluster")
-            await asyncio.sleep(DUPLICATE_LOOK_S)
+            await self._wait_for_earlier_life()
             return False
         if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
             await asyncio.sleep(RETRY_S)
             return False
         raise StartupError(f"the controller does not take node {self._node_id} in: {code.name.upper()}")
+
+    async def _wait_for_earlier_life(self) -> None:
+        """The session of one that ended without a word runs out; that of a living process does not."""
+        self._patience.sign(self._now_s())
+        self._refusals += 1
+        if self._refusals * DUPLICATE_LOOK_S > DUPLICATE_FOR_S:
+            raise StartupError(f"another process runs as node {self._node_id} of this cluster")
+        await asyncio.sleep(DUPLICATE_LOOK_S)
 
     def _check_cluster(self, claimed: str | None) -> None:
         if claimed is not None and self._image.cluster_id != claimed:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from broker.image import NO_LEADER
 from broker.membership import State
 from protocol.apis import KNOWN
 from protocol.errors import error_code
@@ -24,6 +25,7 @@ from remote.object_store import Operation
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from broker.image import Delta
     from broker.partition import Partition
     from broker.server import Components
 
@@ -39,7 +41,12 @@ class Metrics:
         self.requests = [0] * _API_KEYS
         """By API key."""
         self.errors: Counter[int] = Counter()
-        self.fetch_sessions_evicted = 0
+        self.elections = 0
+        self.unclean_elections = 0
+
+    def follow(self, delta: Delta) -> None:
+        self.elections += delta.elections
+        self.unclean_elections += delta.unclean_elections
 
 
 def collect(components: Components) -> Iterator[Metric]:
@@ -146,19 +153,31 @@ def _replicas(components: Components) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     partitions = list(components.replicas.partitions())
-    leaders = [partition for partition in partitions if partition.is_leader]
-    name = "kafka_server_replicamanager"
+    leaders = [partition for partition in partitions if partition.is_leader and not partition.offline]
+    name, isr = "kafka_server_replicamanager", components.isr
     yield GaugeMetricFamily(f"{name}_partitioncount", "Partitions here.", value=len(partitions))
     yield GaugeMetricFamily(f"{name}_leadercount", "Partitions led here.", value=len(leaders))
+    yield CounterMetricFamily(f"{name}_isrexpands", "In-sync replicas that grew.", value=isr.expands)
+    yield CounterMetricFamily(f"{name}_isrshrinks", "In-sync replicas that shrank.", value=isr.shrinks)
+    yield CounterMetricFamily(
+        f"{name}_failedisrupdates",
+        "Changes of in-sync replicas that the controller refused.",
+        value=isr.refusals,
+    )
     yield GaugeMetricFamily(
         f"{name}_underreplicatedpartitions",
         "Partitions led here with replicas out of sync.",
-        value=sum(len(partition.isr) < len(partition.replicas) for partition in leaders),
+        value=sum(len(partition.isr) < partition.replication_factor for partition in leaders),
     )
     yield GaugeMetricFamily(
         f"{name}_underminisrpartitioncount",
         "Partitions led here that refuse acks=all.",
         value=sum(not partition.acks_all_ok for partition in leaders),
+    )
+    yield GaugeMetricFamily(
+        f"{name}_atminisrpartitioncount",
+        "Partitions led here that would refuse acks=all with one in-sync replica less.",
+        value=sum(len(partition.isr) == partition.min_isr for partition in leaders),
     )
     yield GaugeMetricFamily(
         f"{name}_offlinereplicacount",
@@ -254,17 +273,33 @@ def _groups(components: Components) -> Iterator[Metric]:
 
 
 def _controller(components: Components) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
+    """By the image of this broker: each of them may come to be the controller."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    image = components.cluster.image
+    image, metrics = components.cluster.image, components.metrics
     name = "kafka_controller_kafkacontroller"
-    is_controller = int(image.controller_id == components.config.node_id)
-    partitions = sum(len(topic.partitions) for topic in image.topics.values())
-    yield GaugeMetricFamily(f"{name}_activecontrollercount", "1 on the controller.", value=is_controller)
+    partitions = [partition for topic in image.topics.values() for partition in topic.partitions]
+    yield GaugeMetricFamily(
+        f"{name}_activecontrollercount", "1 on the controller.", value=components.cluster.is_controller
+    )
     yield GaugeMetricFamily(f"{name}_globaltopiccount", "Topics.", value=len(image.topics))
-    yield GaugeMetricFamily(f"{name}_globalpartitioncount", "Partitions.", value=partitions)
+    yield GaugeMetricFamily(f"{name}_globalpartitioncount", "Partitions.", value=len(partitions))
+    yield GaugeMetricFamily(
+        f"{name}_offlinepartitionscount",
+        "Partitions without a leader.",
+        value=sum(partition.leader == NO_LEADER for partition in partitions),
+    )
     yield GaugeMetricFamily(
         f"{name}_activebrokercount", "Brokers that are not fenced.", value=len(image.live_brokers())
+    )
+    name = "kafka_controller_controllerstats"
+    yield CounterMetricFamily(
+        f"{name}_leaderelections", "Partitions that got another leader.", value=metrics.elections
+    )
+    yield CounterMetricFamily(
+        f"{name}_uncleanleaderelections",
+        "Partitions that got a leader that was not in sync.",
+        value=metrics.unclean_elections,
     )
 
 

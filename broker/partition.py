@@ -197,6 +197,7 @@ class Partition:
         "proposal",
         "replica_waiters",
         "replicas",
+        "replication_factor",
         "stats",
         "synced",
         "syncing",
@@ -231,6 +232,8 @@ class Partition:
         self.is_leader = False
         self.offline = False
         self.replicas: tuple[int, ...] = ()
+        self.replication_factor = 0
+        """Of a partition led here: without what a reassignment under way is about to add."""
         self.isr: tuple[int, ...] = ()
         """As committed."""
         self.maximal_isr: frozenset[int] = frozenset()
@@ -278,6 +281,7 @@ class Partition:
             return False
         was_leader = self.is_leader
         self.replicas = view.replicas
+        self.replication_factor = len(view.replicas) - len(view.adding)
         self.syncs = syncs and len(view.replicas) == 1
         self.internal = internal
         if not is_known or view.partition_epoch > self.partition_epoch:
@@ -320,6 +324,11 @@ class Partition:
         self._resign(view.leader)
         return newer
 
+    @property
+    def min_isr(self) -> int:
+        """In-sync replicas that acks=all needs: more than there are replicas cannot be asked for."""
+        return min(self.log.config.min_insync_replicas, max(len(self.replicas), 1))
+
     def leave(self) -> None:
         """This broker holds it no longer."""
         self._resign(NO_LEADER)
@@ -346,8 +355,7 @@ class Partition:
         log = self.log
         writable = self.is_leader and not self.offline and not self.internal
         self.fast_log = log if writable and not log.needs_walk else None
-        needed = min(log.config.min_insync_replicas, max(len(self.replicas), 1))
-        self.acks_all_ok = len(self.isr) >= needed
+        self.acks_all_ok = len(self.isr) >= self.min_isr
         self._stands_alone = self.replicas == self.isr == (self.node_id,) and not self.syncs
         if self.is_leader and not self.acks_all_ok:
             # the high watermark stands still from here on

@@ -1,7 +1,8 @@
 """The controller's side of heartbeats: who is here, who hears of a slot, who is to be written off.
 
-Owns: sessions, the heartbeats held for the next slot, taking in a broker that registers, fencing those of
-whom nothing is heard. Does not own: being the controller, the log, what a fence does (cluster.py, image.py).
+Owns: sessions, the heartbeats held for the next slot, what they tell of each broker's progress, taking in a
+broker that registers, fencing those of whom nothing is heard. Does not own: being the controller, the log,
+what a fence does (cluster.py, image.py).
 
 Invariants: a heartbeat is answered within a second or so, whatever happens. Nobody is fenced because this
 process or its store stood still. Every broker that is silent sees the log grow, unless all of them are:
@@ -43,6 +44,30 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _log = logging.getLogger("broker.roll_call")
 
 
+class Progress:
+    """How far a broker has followed the log, as its last heartbeat told."""
+
+    __slots__ = ("_end", "caught_up_s", "heard_s", "seq")
+
+    def __init__(self) -> None:
+        self.seq = -1
+        self.heard_s: float | None = None
+        self.caught_up_s: float | None = None
+        self._end = -1
+        """Where the log ended when it told."""
+
+    def __repr__(self) -> str:
+        return f"Progress({self.seq} of {self._end})"
+
+    def told(self, seq: int, *, end: int, now_s: float) -> None:
+        """It is caught up now, or was when it told last if it has all there was then."""
+        if seq >= end:
+            self.caught_up_s = now_s
+        elif self.heard_s is not None and seq >= self._end:
+            self.caught_up_s = self.heard_s
+        self.seq, self.heard_s, self._end = seq, now_s, end
+
+
 class RollCall:
     def __init__(self, cluster: "Cluster", *, session_s: float, hold_s: float) -> None:
         self._cluster = cluster
@@ -51,6 +76,8 @@ class RollCall:
         self._beaten_s = 0.0
         self._attached: dict[int, Connection] = {}
         """By broker: the connection of its newest heartbeat."""
+        self._progress: dict[int, Progress] = {}
+        """Of those who were heard since this node is the controller."""
         self._deciding: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -62,9 +89,18 @@ class RollCall:
         """
         others = self._cluster.others()
         self._attached.clear()
+        self._progress.clear()
         self._sessions.begin((broker.id for broker in others), self._cluster.now_s())
         for broker in others:
             self._cluster.spawn(self._look_after(broker.id, broker.epoch))
+
+    def progress_of(self, broker_id: int) -> Progress:
+        """On the controller, which has everything itself."""
+        if broker_id != self._cluster.node_id:
+            return self._progress.get(broker_id) or Progress()
+        own, seq = Progress(), self._cluster.image.seq
+        own.told(seq, end=seq, now_s=self._cluster.now_s())
+        return own
 
     # --- heartbeats ---
 
@@ -73,7 +109,9 @@ class RollCall:
         cluster, broker_id, epoch = self._cluster, request.broker_id, request.broker_epoch
         error = self._error(request)
         if error in (ErrorCode.none, ErrorCode.request_timed_out):
-            self._sessions.heard(broker_id, cluster.now_s())
+            now_s, seq = cluster.now_s(), request.current_metadata_offset
+            self._sessions.heard(broker_id, now_s)
+            self._progress.setdefault(broker_id, Progress()).told(seq, end=cluster.image.seq, now_s=now_s)
         if error is not ErrorCode.none:
             return self._answer(request, error)
         self._attached[broker_id] = connection
@@ -133,7 +171,7 @@ class RollCall:
         """A broker whose port refuses is gone, and need not be waited for. That of a process that is killed
         may close a moment after its connections."""
         for _ in range(LOOKS):
-            if not await self.is_alive(broker_id):
+            if await self.answers(broker_id) is False:
                 break
             await asyncio.sleep(LOOK_AGAIN_S)
             if broker_id in self._attached:
@@ -146,13 +184,13 @@ class RollCall:
         if broker is not None and broker.epoch == epoch and not broker.fenced:
             await self._fence([broker])
 
-    async def is_alive(self, node_id: int) -> bool:
-        """False only if nobody listens there: no answer in time proves nothing."""
+    async def answers(self, node_id: int) -> bool | None:
+        """False if nobody listens there. None: no answer in time proves nothing."""
         try:
             channel = self._cluster.channels.to(node_id, "look")
             await channel.ask(Api.API_VERSIONS, 0, {}, timeout_s=LOOK_S)
         except PeerLost as lost:
-            return not lost.refused
+            return False if lost.refused else None
         return True
 
     # --- registration ---
@@ -175,6 +213,7 @@ class RollCall:
             others_alive=frozenset({*alive, cluster.node_id}),
         )
         await cluster.submit(registration, timeout_ms=REGISTER_WITHIN_MS)
+        self._progress.pop(request.broker_id, None)
         self._sessions.heard(request.broker_id, cluster.now_s())
         epoch = cluster.image.brokers[request.broker_id].epoch
         return {"throttle_time": 0, "error_code": ErrorCode.none, "broker_epoch": epoch}
@@ -232,6 +271,7 @@ class RollCall:
     def _forget(self, broker_id: int) -> None:
         self._sessions.end(broker_id)
         self._attached.pop(broker_id, None)
+        self._progress.pop(broker_id, None)
 
     async def _try(self, command: Command[Any]) -> None:
         """What the controller decides by itself; if it cannot now, the next look asks for it again."""

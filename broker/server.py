@@ -9,6 +9,7 @@ returns left the clean-shutdown marker; a background task that dies takes the br
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -82,6 +83,7 @@ class Components:
     cluster: Cluster
     purgatory: Purgatory
     replicas: ReplicaManager
+    isr: IsrManager
     groups: GroupCoordinator
     fetch_sessions: FetchSessions
     metrics: Metrics
@@ -105,7 +107,6 @@ class Broker:
         self._root: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
-        self._isr: IsrManager
         self._fetchers: ReplicaFetchers
         self._stopping = asyncio.Event()
         self._failure: str | None = None
@@ -220,11 +221,12 @@ class Broker:
             cluster=cluster,
             purgatory=purgatory,
             replicas=replicas,
+            isr=IsrManager(replicas=replicas, controller=cluster),
             groups=GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas),
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
-        self._isr = IsrManager(replicas=replicas, controller=cluster)
+        cluster.subscribe(components.metrics.follow)
         self._fetchers = ReplicaFetchers(
             replicas=replicas,
             channels=cluster.channels,
@@ -341,7 +343,10 @@ class Broker:
                 )
             except OSError as error:
                 where = f"{listener.host}:{listener.port}"
-                raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from error
+                # asyncio tells the address once more, and a name that is not found has a number of its own
+                number = error.errno or 0
+                why = os.strerror(number) if number in errno.errorcode else error.strerror or error
+                raise StartupError(f"cannot listen on {where}: {why}") from error
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
         self._take_configs()
@@ -351,7 +356,7 @@ class Broker:
         )
         self._take_configs()
         await _in_slices(components.replicas.load(components.cluster.image))
-        self._background.update(self._isr.start(self._tasks))
+        self._background.update(components.isr.start(self._tasks))
         self._fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         components.network.open()
@@ -493,7 +498,8 @@ def run(
     admin: str | None,
     print_ready: Callable[[str], None],
 ) -> None:
-    """Runs one broker on the real world until a signal; StartupError says in one line what prevented that."""
+    """Runs one broker on the real world until a signal, whose clean stop ends the process; StartupError says
+    in one line what prevented that."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -539,19 +545,21 @@ async def _serve(
         loop.add_signal_handler(number, broker.request_stop)
     loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
     try:
-        if not await broker.start():
+        if await broker.start():
+            gc.freeze()
+            first = next(iter(broker.listeners.values()))
+            host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+            print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+            await broker.run_until_stopped()
+            log.info("node %d stopped", config.node_id)
+        else:
             log.info("node %d stopped before it was ready", config.node_id)
-            sys.stdout.flush()
-            # all is closed; a store that does not answer may hold a thread, which Python would wait for
-            os._exit(0)
-        gc.freeze()
-        first = next(iter(broker.listeners.values()))
-        host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
-        print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
-        await broker.run_until_stopped()
+        sys.stdout.flush()
+        # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
+        # without the loop's handlers one more signal would end a clean stop with another exit code.
+        os._exit(0)
     finally:
         await world.store.close()
-    log.info("node %d stopped", config.node_id)
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:

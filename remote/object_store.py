@@ -180,6 +180,10 @@ class LocalStore:
     name is taken: that makes one winner among threads and processes, and a crash at any point leaves no half
     object. The temporary name is unlinked before it is opened, because after a crash between link and unlink
     it is still the same file as the object.
+
+    The directory of temporary names tells a store from the place where one was: once it was seen, nothing is
+    absent, and nothing is made, while it is missing. Under a file system that was unmounted there is an empty
+    directory, which would pass for an empty store.
     """
 
     def __init__(
@@ -198,6 +202,7 @@ class LocalStore:
         self._temporary = f"{self.root}/.tmp"
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
+        self._was_seen = False
         self._directories: set[str] = set()
         self._unsynced: set[str] = set()
 
@@ -225,6 +230,7 @@ class LocalStore:
         path, temporary = self._path(key), self._next_temporary()
 
         def write() -> None:
+            self._look()
             self._write_temporary(temporary, path, data)
             self._files.rename(temporary, path)
             self._files.fsync_dir(_parent(path))
@@ -238,6 +244,7 @@ class LocalStore:
             if self._files.exists(path):
                 return PutResult.LOST
             try:
+                self._look()
                 self._write_temporary(temporary, path, data)
                 self._link(temporary, path)
                 self._files.fsync_dir(_parent(path))
@@ -259,8 +266,9 @@ class LocalStore:
         directory, _, start = check_prefix(prefix).rpartition("/")
 
         def walk() -> list[str]:
-            found = self._keys_below(directory, start)
-            return sorted(key for key in found if key > after)
+            found = sorted(key for key in self._keys_below(directory, start) if key > after)
+            self._look()
+            return found
 
         return await self._ask(prefix, walk)
 
@@ -271,6 +279,8 @@ class LocalStore:
             if self._files.exists(path):
                 self._files.unlink(path)
                 self._files.fsync_dir(_parent(path))
+            else:
+                self._look()
 
         await self._ask(key, remove)
 
@@ -284,11 +294,21 @@ class LocalStore:
             try:
                 data = work()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._look()
                 raise NoSuchObject(key) from None
+            if not self._was_seen:
+                self._look()
             self._sync_names(_parent(path))
             return data
 
         return await self._ask(key, read)
+
+    def _look(self) -> None:
+        """To be called before anything is made, and after something was not found."""
+        if self._files.exists(self._temporary):
+            self._was_seen = True
+        elif self._was_seen:
+            raise OSError(errno.ENOENT, f"the store is gone, {self._temporary} is missing")
 
     def _sync_names(self, directory: str) -> None:
         if directory not in self._unsynced:
@@ -321,6 +341,7 @@ class LocalStore:
 
     def _write_temporary(self, temporary: str, path: str, data: bytes) -> None:
         self._make_directory(self._temporary)
+        self._was_seen = True
         self._make_directory(_parent(path))
         self._files.unlink(temporary)
         file = self._files.open(temporary, create=True)

@@ -20,6 +20,7 @@ from typing import IO, Self
 ROOT = Path(__file__).resolve().parent.parent
 TIDEWAL: Sequence[str] = (sys.executable, "-m", "tools.cli")
 READY_S_MAX = 30.0
+STOP_S_MAX = 40.0
 
 
 class DidNotStart(Exception):
@@ -128,3 +129,11 @@ class BrokerProcess:
         if not line.startswith("ready "):
             raise DidNotStart(f"unexpected first line {line!r}", None, self.stderr)
         return line
+
+
+def signal_until_the_end(process: "subprocess.Popen[bytes]", kind: signal.Signals) -> None:
+    """One signal after the other, so that some come at every stage of its exit."""
+    deadline_s = time.monotonic() + STOP_S_MAX
+    while process.poll() is None:
+        assert time.monotonic() < deadline_s, f"still there after {STOP_S_MAX:.0f} s of signals"
+        process.send_signal(kind)

@@ -9,6 +9,7 @@ ends by itself ends the others, and the exit code says so.
 import contextlib
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from storage.files import DiskFiles
 from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, complain, read_pairs
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_WITHIN_S = 30.0
 READY_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.2
@@ -50,18 +52,26 @@ def run_cluster(options: ClusterOptions) -> None:
     def stop(number: int, frame: object) -> None:
         stopping[0] = True
 
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in STOP_SIGNALS:
         signal.signal(signal_number, stop)
-    with _locked(options.data), _processes(map(_command, brokers)) as processes:
-        deadline_s = time.monotonic() + READY_WITHIN_S
-        for line in _ready_lines(processes, stopping, deadline_s):
-            print_ready(line)
-        if not stopping[0]:
-            print_ready("ready cluster")
-        while not stopping[0]:
-            _fail_if_one_ended(processes)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                processes[0].wait(LOOK_EVERY_S)
+    with _locked(options.data):
+        _check_ports(brokers)
+        with _processes(map(_command, brokers)) as processes:
+            _watch(processes, stopping)
+    for signal_number in STOP_SIGNALS:
+        # A handler would be gone before the interpreter is, and one more signal end a clean stop otherwise.
+        signal.signal(signal_number, signal.SIG_IGN)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], stopping: list[bool]) -> None:
+    for line in _ready_lines(processes, stopping, time.monotonic() + READY_WITHIN_S):
+        print_ready(line)
+    if not stopping[0]:
+        print_ready("ready cluster")
+    while not stopping[0]:
+        _fail_if_one_ended(processes)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            processes[0].wait(LOOK_EVERY_S)
 
 
 def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
@@ -90,6 +100,24 @@ def _command(broker: BrokerOptions) -> list[str]:
     for setting in broker.settings:
         command += ["--set", setting]
     return command
+
+
+def _check_ports(brokers: Iterable[BrokerOptions]) -> None:
+    """One line for a port that is taken, before any broker is started that would have to be stopped."""
+    for broker in brokers:
+        host, _, port = str(broker.listen).rpartition(":")
+        try:
+            for family, kind, protocol, _name, address in socket.getaddrinfo(
+                host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                with socket.socket(family, kind, protocol) as probe:
+                    # as a listener does it: what an earlier broker left open is no hindrance
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    probe.bind(address)
+        except OSError as error:
+            raise Failure(f"cannot listen on {broker.listen}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager

@@ -211,12 +211,12 @@ class Fetch:
         fetched = self.read(turn, request, version)
         min_bytes = min(request.min_bytes, request.max_bytes, self._max_bytes)
         if fetched.available >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
-            answer = self.respond(turn, version, correlation_id, fetched)
+            answer = self.respond(connection, turn, version, correlation_id, fetched)
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
         partitions = [wanted.partition for wanted in turn.wanted if wanted.partition is not None]
         if not partitions:
-            return self.respond(turn, version, correlation_id, fetched)
+            return self.respond(connection, turn, version, correlation_id, fetched)
         wait = FetchWait(
             self, connection, turn, request, version, correlation_id, min_bytes, partitions, fetched.failures
         )
@@ -343,7 +343,9 @@ class Fetch:
 
     # ------------------------------------------------------------------------------------------- answering
 
-    def respond(self, turn: FetchTurn, version: int, correlation_id: int, fetched: Fetched) -> bytes | Bulk:
+    def respond(
+        self, connection: Connection, turn: FetchTurn, version: int, correlation_id: int, fetched: Fetched
+    ) -> bytes | Bulk:
         session_id = 0
         reads = fetched.reads
         if turn.session is not None:
@@ -362,9 +364,12 @@ class Fetch:
                 now_ms=self._now_ms(),
                 is_privileged=self.is_privileged,
             )
-        return self._pack(version, correlation_id, session_id, reads)
+        return self._pack(connection, version, correlation_id, session_id, reads)
 
-    def _pack(self, version: int, correlation_id: int, session_id: int, reads: list[Read]) -> bytes | Bulk:
+    def _pack(
+        self, connection: Connection, version: int, correlation_id: int, session_id: int, reads: list[Read]
+    ) -> bytes | Bulk:
+        listener = connection.listener
         pieces: list[Any] = [b"", b""]
         hints: dict[int, Hint] = {}
         topics = at = records_size = 0
@@ -375,7 +380,7 @@ class Fetch:
                 stop += 1
             pieces.append(fetch_topic_head(version, topic, stop - at))
             for read in reads[at:stop]:
-                records_size += self._pack_partition(version, read, pieces, hints)
+                records_size += self._pack_partition(listener, version, read, pieces, hints)
             pieces.append(fetch_topic_tail(version))
             topics += 1
             at = stop
@@ -386,13 +391,15 @@ class Fetch:
                 body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
             except OSError:
                 _drop_unreadable(reads, version)
-                return self._pack(version, correlation_id, session_id, reads)
+                return self._pack(connection, version, correlation_id, session_id, reads)
             return _SIZE.pack(len(body)) + body
         size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
         pieces[0] = _SIZE.pack(size)
         return Bulk(_joined(pieces), size + 4)
 
-    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> int:
+    def _pack_partition(
+        self, listener: str, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]
+    ) -> int:
         """Adds its pieces; the size of its records."""
         wanted, part = read.wanted, read.part
         size = 0 if part is None else part.size
@@ -420,16 +427,11 @@ class Fetch:
                 stats.failed_fetch += 1
         hint = None
         if version >= _HINT_FROM and read.error in _LEADER_MOVED:
-            hint = self._hint(wanted)
+            hint = leader_hint(self._cluster.image, wanted.topic, wanted.index, listener)
             if hint is not None:
                 hints[hint.leader_id] = hint
         pieces.append(fetch_partition_tail(version, read.diverging, hint))
         return size
-
-    def _hint(self, wanted: Wanted) -> Hint | None:
-        topic = wanted.topic
-        name = self._cluster.image.topic_names.get(topic) if isinstance(topic, UUID) else topic
-        return None if name is None else leader_hint(self._cluster, name, wanted.index)
 
 
 class FetchWait(Waiter):
@@ -496,8 +498,8 @@ class FetchWait(Waiter):
     def _answer(self, fetched: Fetched) -> None:
         self.finish()
         self._leave()
-        answer = self._fetch.respond(self._turn, self._version, self._correlation_id, fetched)
         connection = self._connection
+        answer = self._fetch.respond(connection, self._turn, self._version, self._correlation_id, fetched)
         connection.answer(self.slot, answer)
         connection.resume()
 

@@ -17,6 +17,7 @@ from uuid import UUID
 from crc32c import crc32c
 
 from broker.cluster import Cluster
+from broker.image import Image
 from broker.network import Answer, Connection, Disconnect, Frame, Slot
 from broker.partition import Partition
 from broker.ports import Offload
@@ -57,11 +58,13 @@ TEMPLATE_BYTES_MAX: Final = 1024
 ENDS_MAX: Final = 8
 ACKS: Final = (-1, 0, 1)
 Topics: TypeAlias = list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
+Answered: TypeAlias = list[tuple[TopicKey, list[ProduceResult]]]
 _ZSTD_FROM: Final = 7
 _HINT_FROM: Final = 10
 _TRANSACTION_ABORTABLE_FROM: Final = 11
 _TRANSACTION_ABORTABLE: Final = 120
 _NONE: Final = ErrorCode.none.value
+_NOT_LEADER: Final = ErrorCode.not_leader_or_follower.value
 # Kafka tells the log start offset with every refusal but these.
 _START_UNTOLD: Final = frozenset(
     {
@@ -318,7 +321,7 @@ class Produce:
                 refused.append(error)
         if sound and refused:
             job.failed = True
-            job.refused[topic, index] = self._error_result(job.version, index, refused[-1])
+            job.refused[topic, index] = _error_result(index, refused[-1])
         return sound[-1] if sound else given[-1]
 
     def _must_walk(self, request: ProduceRequest) -> bool:
@@ -418,7 +421,7 @@ class Produce:
             return self._append_to(job, partition, records, prepared)
         except KafkaError as error:
             job.failed = True
-            result = self._error_result(job.version, index, error, topic=topic)
+            result = _error_result(index, error)
             if partition is not None:
                 partition.stats.failed_produce += 1
                 if error.code not in _START_UNTOLD and _is_one_batch(records):
@@ -473,16 +476,6 @@ class Produce:
             raise _Aborted
         raise KafkaError(ErrorCode.invalid_txn_state, "the partition is not part of the transaction")
 
-    def _error_result(
-        self, version: int, index: int, error: KafkaError, *, topic: str | None = None
-    ) -> ProduceResult:
-        code = _TRANSACTION_ABORTABLE if isinstance(error, _AbortedType) else error.code.value
-        errors = error.record_errors if isinstance(error, RecordsRejected) else ()
-        hint = None
-        if version >= _HINT_FROM and topic is not None and error.code == ErrorCode.not_leader_or_follower:
-            hint = leader_hint(self._cluster, topic, index)
-        return ProduceResult(index, code, message=error.message, record_errors=errors, hint=hint)
-
     def _learn(self, connection: Connection, frame: Frame, version: int, request: ProduceRequest) -> None:
         topic, partitions = request.topics[0]
         name = self._name(topic)
@@ -521,18 +514,31 @@ class Produce:
                 if partition.is_leader:
                     waiting.append((partition, result, needed))
                 else:  # it resigned since the append: nobody would end the wait
-                    result.error = ErrorCode.not_leader_or_follower.value
+                    result.error = _NOT_LEADER
         if acks == 0:
             if job.failed:
                 raise Disconnect("a Produce with acks=0 failed")
             return None
         if not waiting:
-            return encode_produce(job.version, job.correlation_id, job.topics)
-        wait = CommitWait(connection, job.version, job.correlation_id, job.topics, slot)
+            return self.encode(connection, job.version, job.correlation_id, job.topics)
+        wait = CommitWait(self, connection, job.version, job.correlation_id, job.topics, slot)
         for partition, result, needed in waiting:
             wait.on(partition, result, needed)
         self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
         return wait.slot
+
+    def encode(
+        self, connection: Connection, version: int, correlation_id: int, topics: Answered
+    ) -> bytes:
+        """With a hint for everyone who asked the wrong broker, or one that resigned meanwhile."""
+        if version >= _HINT_FROM:
+            for topic, results in topics:
+                for result in results:
+                    if result.error == _NOT_LEADER:
+                        result.hint = leader_hint(
+                            self._cluster.image, topic, result.index, connection.listener
+                        )
+        return encode_produce(version, correlation_id, topics)
 
 
 class _AbortedType(KafkaError):
@@ -551,7 +557,7 @@ class _Job:
         self.version = version
         self.correlation_id = correlation_id
         self.request = request
-        self.topics: list[tuple[TopicKey, list[ProduceResult]]] = []
+        self.topics: Answered = []
         self.appended: list[tuple[Partition, ProduceResult, int]] = []
         self.refused: dict[tuple[TopicKey, int], ProduceResult] = {}
         """What is answered whatever became of the append."""
@@ -564,17 +570,19 @@ class CommitWait(Waiter):
     Whatever ends the wait, the offset is told: the batch has one.
     """
 
-    __slots__ = ("_connection", "_correlation_id", "_open", "_topics", "_version", "slot")
+    __slots__ = ("_connection", "_correlation_id", "_open", "_produce", "_topics", "_version", "slot")
 
     def __init__(
         self,
+        produce: Produce,
         connection: Connection,
         version: int,
         correlation_id: int,
-        topics: list[tuple[TopicKey, list[ProduceResult]]],
+        topics: Answered,
         slot: Slot | None = None,
     ) -> None:
         super().__init__()
+        self._produce = produce
         self.slot = Slot() if slot is None else slot
         self._connection = connection
         self._version = version
@@ -600,7 +608,9 @@ class CommitWait(Waiter):
 
     def _answer(self) -> None:
         self.finish()
-        self._connection.answer(self.slot, encode_produce(self._version, self._correlation_id, self._topics))
+        connection = self._connection
+        answer = self._produce.encode(connection, self._version, self._correlation_id, self._topics)
+        connection.answer(self.slot, answer)
 
 
 class _PartitionCommit:
@@ -630,18 +640,21 @@ class _PartitionCommit:
         self._owner.settled(self)
 
 
-def leader_hint(cluster: Cluster, topic: str, index: int) -> Hint | None:
-    """Where a client should go instead, as far as the image knows.
-
-    Of several listeners only one is the client's: then it asks Metadata, as without a hint.
-    """
-    image = cluster.image
-    found = image.partition(topic, index)
+def leader_hint(image: Image, topic: TopicKey, index: int, listener: str) -> Hint | None:
+    """Where a client should go instead: the leader's address on the listener that the client came by."""
+    name = image.topic_names.get(topic) if isinstance(topic, UUID) else topic
+    found = None if name is None else image.partition(name, index)
     leader = None if found is None else image.brokers.get(found.leader)
-    if found is None or leader is None or len(leader.endpoints) != 1:
+    endpoint = None if leader is None else leader.endpoint(listener)
+    if found is None or leader is None or endpoint is None:
         return None
-    endpoint = leader.endpoints[0]
     return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)
+
+
+def _error_result(index: int, error: KafkaError) -> ProduceResult:
+    code = _TRANSACTION_ABORTABLE if isinstance(error, _AbortedType) else error.code.value
+    errors = error.record_errors if isinstance(error, RecordsRejected) else ()
+    return ProduceResult(index, code, message=error.message, record_errors=errors)
 
 
 def _refuse_all(request: ProduceRequest) -> ErrorCode | None:

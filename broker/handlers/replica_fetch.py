@@ -156,7 +156,7 @@ class ReplicaFetch(Fetch):
             or request.max_wait_ms <= 0
             or standing is None
         ):
-            answer = self.respond(turn, version, correlation_id, fetched)
+            answer = self.respond(connection, turn, version, correlation_id, fetched)
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
         wait = ReplicaFetchWait(
@@ -317,7 +317,9 @@ class ReplicaFetch(Fetch):
 
     # ------------------------------------------------------------------------------------------- answering
 
-    def _pack_partition(self, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]) -> int:
+    def _pack_partition(
+        self, listener: str, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]
+    ) -> int:
         """Replication is no client's traffic, and its followers ask the image who leads."""
         wanted, part = read.wanted, read.part
         size = 0 if part is None else part.size

@@ -9,13 +9,13 @@ done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from broker.brokers import UnregisterBroker
 from broker.controller import METADATA_TOPIC
 from broker.handlers.cluster import timeout_ms_of
 from broker.handlers.configs import message_of
-from broker.image import BrokerImage, Image, TopicImage
+from broker.image import BrokerImage, TopicImage
 from broker.replication import (
     AlterPartitionReassignments,
     ElectionResult,
@@ -28,6 +28,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
 
 if TYPE_CHECKING:
+    from broker.cluster import Cluster
     from broker.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -195,20 +196,22 @@ def describe_quorum(ctx: Context, request: Any) -> Fields:
     """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
     are voters, and what is in the image is committed.
     """
-    image = ctx.broker.cluster.image
+    cluster = ctx.broker.cluster
+    image = cluster.image
     asked = [
         (topic.topic_name, each.partition_index) for topic in request.topics for each in topic.partitions
     ]
     if asked != [(METADATA_TOPIC, _METADATA_PARTITION)]:
         return _no_such_quorum(request)
-    voters, now_ms = image.live_brokers(), ctx.broker.world.now_ms()
+    voters = image.live_brokers()
+    clock = Clock(now_s=cluster.now_s(), now_ms=ctx.broker.world.now_ms())
     quorum = {
         "partition_index": _METADATA_PARTITION,
         **_FINE,
         "leader_id": image.controller_id,
         "leader_epoch": image.controller_epoch,
         "high_watermark": image.seq,
-        "current_voters": [_voter(image, broker, now_ms) for broker in voters],
+        "current_voters": [_voter(cluster, broker, clock) for broker in voters],
         "observers": [],
     }
     return {
@@ -227,16 +230,26 @@ def describe_quorum(ctx: Context, request: Any) -> Fields:
     }
 
 
-def _voter(image: Image, broker: BrokerImage, now_ms: int) -> Fields:
-    """Of the others only the slots that all of them are given are known."""
-    last_heard_ms = now_ms if broker.id == image.controller_id else _UNKNOWN_TIME
+def _voter(cluster: Cluster, broker: BrokerImage, clock: Clock) -> Fields:
+    """Its heartbeats tell what a voter's fetches would."""
+    progress = cluster.roll_call.progress_of(broker.id)
     return {
         "replica_id": broker.id,
         "replica_directory_id": broker.directories[0],
-        "log_end_offset": image.seq,
-        "last_fetch_timestamp": last_heard_ms,
-        "last_caught_up_timestamp": last_heard_ms,
+        "log_end_offset": progress.seq,
+        "last_fetch_timestamp": clock.ms_of(progress.heard_s),
+        "last_caught_up_timestamp": clock.ms_of(progress.caught_up_s),
     }
+
+
+class Clock(NamedTuple):
+    """One moment on the loop's clock and on the wall's."""
+
+    now_s: float
+    now_ms: int
+
+    def ms_of(self, at_s: float | None) -> int:
+        return _UNKNOWN_TIME if at_s is None else self.now_ms - round((self.now_s - at_s) * 1000)
 
 
 def _no_such_quorum(request: Any) -> Fields:

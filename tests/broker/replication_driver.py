@@ -83,6 +83,7 @@ class Member:
         self.config = self.broker_config = config
         self.image = Image()
         self.broker_epoch = -1
+        self.is_controller = False
         self.listeners: list[DeltaListener] = []
         self._controller = controller
 
@@ -116,6 +117,7 @@ class Node:
         self._world = world
         self.process: Process
         self.member: Member
+        self.components: Components
         self.replicas: ReplicaManager
         self.fetchers: ReplicaFetchers
         self.isr: IsrManager
@@ -167,7 +169,6 @@ class Node:
             clock=loop.time,
             lag_ms=config.replica_lag_time_max_ms,
         )
-        member.subscribe(self.replicas.apply)
         sessions = FetchSessions(max_sessions=100, randrange=at.random.randrange)
         self.channels = Channels(at.network, self.id, member.endpoint_of)
         self.isr = IsrManager(replicas=self.replicas, controller=member)
@@ -179,17 +180,20 @@ class Node:
             throttle=self._throttle(lambda: config.follower_replication_throttled_rate),
         )
         self.groups = GroupCoordinator(config=config, world=at, cluster=cluster, replicas=self.replicas)
-        components = Components(
+        components = self.components = Components(
             config=config,
             world=at,
             logs=self.logs,
             cluster=cluster,
             purgatory=purgatory,
             replicas=self.replicas,
+            isr=self.isr,
             groups=self.groups,
             fetch_sessions=sessions,
             metrics=Metrics(),
         )
+        member.subscribe(self.replicas.apply)
+        member.subscribe(components.metrics.follow)
         shared: dict[str, Any] = {
             "replicas": self.replicas,
             "cluster": cluster,
@@ -470,12 +474,20 @@ class Replicas:
         leader: int | None = None,
         isr: tuple[int, ...] | None = None,
         replicas: tuple[int, ...] | None = None,
+        adding: tuple[int, ...] | None = None,
         topic: str = "t",
         partition: int = 0,
+        unclean: bool = False,
     ) -> None:
         self.controller.publish(
             PartitionChanged(
-                topic_id=self.id_of(topic), partition=partition, leader=leader, isr=isr, replicas=replicas
+                topic_id=self.id_of(topic),
+                partition=partition,
+                leader=leader,
+                isr=isr,
+                replicas=replicas,
+                adding=adding,
+                unclean=unclean,
             )
         )
 
@@ -495,9 +507,9 @@ class Replicas:
             )
         )
 
-    def client(self, node_id: int) -> Channel:
+    def client(self, node_id: int, port: int = PORT) -> Channel:
         network = self.fabric.endpoint("client", self._client)
-        return Channel(network, self.nodes[node_id].name, PORT, client_id="client")
+        return Channel(network, self.nodes[node_id].name, port, client_id="client")
 
     async def fetch(self, node_id: int, offset: int, *, topic: str = "t", **changes: Any) -> Any:
         """What a consumer is answered for the first partition."""
@@ -515,8 +527,8 @@ class Replicas:
         channel.close()
         return response.responses[0].partition_responses[0]
 
-    async def ask(self, node_id: int, api: Api, version: int, **fields: Any) -> Any:
-        channel = self.client(node_id)
+    async def ask(self, node_id: int, api: Api, version: int, *, port: int = PORT, **fields: Any) -> Any:
+        channel = self.client(node_id, port)
         response = await channel.ask(api, version, fields, timeout_s=60)
         channel.close()
         return response

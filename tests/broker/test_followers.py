@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
+from broker import metrics
 from broker.config import RACK_AWARE_SELECTOR
 from broker.fetch_sessions import Wanted
 from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, Standing
+from broker.image import BrokerRegistered, Endpoint
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchItem
 from protocol.records import iter_batches
-from tests.broker.raw_client import batch_of
-from tests.broker.replication_driver import Replicas
+from tests.broker.raw_client import batch_of, fetch_fields, produce_fields
+from tests.broker.replication_driver import LISTENER, PORT, Replicas
 
 
 def log_of(world: Replicas, node_id: int) -> Any:
@@ -147,6 +149,60 @@ def test_a_delete_that_a_live_follower_does_not_follow_times_out() -> None:
 
 
 # --- the ISR ----------------------------------------------------------------------------------------------
+
+
+def told(world: Replicas, node_id: int) -> dict[str, float]:
+    """What a scrape of this node finds, of all that has no labels but the topic's."""
+    return {
+        sample.name.removeprefix("kafka_"): sample.value
+        for family in metrics.collect(world.nodes[node_id].components)
+        for sample in family.samples
+        if sample.labels in ({}, {"topic": "t"})
+    }
+
+
+def test_replication_is_measured_under_the_names_that_kafka_has() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, min_insync_replicas="2")
+        await world.append(1, bytes(1000))
+        await world.agree(1, 2)
+        found, name = told(world, 1), "server_replicamanager"
+        assert found[f"{name}_partitioncount"] == found[f"{name}_leadercount"] == 1
+        assert found[f"{name}_atminisrpartitioncount"] == 1
+        assert found[f"{name}_underreplicatedpartitions"] == found[f"{name}_underminisrpartitioncount"] == 0
+        read = told(world, 2)["server_brokertopicmetrics_replicationbytesin_total"]
+        assert found["server_brokertopicmetrics_replicationbytesout_total"] == read > 1000
+        world.change(replicas=(1, 2, 3), adding=(3,))
+        assert told(world, 1)[f"{name}_underreplicatedpartitions"] == 0, "it still has what it had before"
+        await world.until(lambda: 3 in world.isr())
+        world.kill(2)
+        world.kill(3)
+        found = told(world, 1)
+        assert found[f"{name}_underreplicatedpartitions"] == found[f"{name}_underminisrpartitioncount"] == 1
+        assert found[f"{name}_atminisrpartitioncount"] == 0
+        assert found[f"{name}_isrexpands_total"] == 1
+        assert found[f"{name}_failedisrupdates_total"] == found[f"{name}_isrshrinks_total"] == 0
+
+    Replicas().run(main)
+
+
+def test_elections_and_partitions_without_a_leader_are_counted() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        found, name = told(world, 2), "controller_kafkacontroller"
+        assert found[f"{name}_offlinepartitionscount"] == found[f"{name}_activecontrollercount"] == 0
+        world.kill(1)
+        world.kill(2, is_noticed=False)
+        await world.start(2)
+        world.kill(2)
+        assert told(world, 3)[f"{name}_offlinepartitionscount"] == 1
+        world.change(replicas=(3, 2), leader=3, isr=(3,), unclean=True)
+        found = told(world, 3)
+        assert found[f"{name}_offlinepartitionscount"] == 0
+        assert found["controller_controllerstats_leaderelections_total"] == 2
+        assert found["controller_controllerstats_uncleanleaderelections_total"] == 1
+
+    Replicas().run(main)
 
 
 def test_a_slow_follower_leaves_the_isr_and_comes_back() -> None:
@@ -690,12 +746,76 @@ def test_a_new_leader_tells_no_offsets_before_its_watermark_reaches_its_epoch() 
     Replicas(2).run(main)
 
 
-def test_who_asks_the_wrong_broker_is_told_the_right_one() -> None:
+def advertise(world: Replicas, node_id: int, *endpoints: Endpoint) -> None:
+    broker = world.controller.image.brokers[node_id]
+    world.controller.publish(
+        BrokerRegistered(
+            broker_id=broker.id,
+            incarnation=broker.incarnation,
+            directories=broker.directories,
+            endpoints=endpoints,
+            rack=broker.rack,
+            epoch=broker.epoch,
+        )
+    )
+
+
+def hint_of(response: Any) -> tuple[Any, ...]:
+    """Leader and epoch of the first partition, and the addresses told, of a Produce or a Fetch."""
+    topic = response.responses[0]
+    (answer,) = topic.partition_responses if hasattr(topic, "partition_responses") else topic.partitions
+    assert answer.error_code is ErrorCode.not_leader_or_follower
+    leader = answer.current_leader
+    return (
+        (leader.leader_id, leader.leader_epoch),
+        *((node.node_id, node.host, node.port) for node in response.node_endpoints),
+    )
+
+
+def test_who_asks_the_wrong_broker_is_told_the_right_one_on_its_own_listener() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1)
+        node, outside = world.nodes[2], Endpoint(listener="OUTSIDE", host="public", port=443)
+        await node.run(node.server.listen("OUTSIDE", "0.0.0.0", 9093))
+        inside = Endpoint(listener=LISTENER, host="node1", port=PORT)
+        requests: list[tuple[Api, int, dict[str, Any]]] = [
+            (Api.PRODUCE, 10, produce_fields("t", batch_of(b"x"), acks=-1)),
+            (Api.FETCH, 16, fetch_fields("t", 0, topic_id=Replicas.id_of("t"))),
+        ]
+        for endpoints, port, told in (
+            ((inside,), PORT, [(1, "node1", PORT)]),
+            ((outside, inside), PORT, [(1, "node1", PORT)]),
+            ((outside, inside), 9093, [(1, "public", 443)]),
+        ):
+            advertise(world, 1, *endpoints)
+            for api, version, fields in requests:
+                response = await world.ask(2, api, version, port=port, **fields)
+                assert hint_of(response) == ((1, 0), *told)
+        advertise(world, 1, inside)
+        for api, version, fields in requests:
+            response = await world.ask(2, api, version, port=9093, **fields)
+            assert hint_of(response) == ((-1, -1),), "a leader without this listener"
+
+    Replicas(2).run(main)
+
+
+def test_who_waits_when_leadership_moves_is_told_where_it_went() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2)
-        answer = await world.produce(2, b"x")
-        assert answer.error_code is ErrorCode.not_leader_or_follower
-        assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (1, 0)
+        await world.append(1, b"x")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        produce = produce_fields("t", batch_of(b"y"), acks=-1)
+        fetch = fetch_fields("t", 1, topic_id=Replicas.id_of("t"), min_bytes=1, max_wait=10_000)
+        waiting = [
+            asyncio.ensure_future(world.ask(1, Api.PRODUCE, 10, **produce)),
+            asyncio.ensure_future(world.ask(1, Api.FETCH, 16, **fetch)),
+        ]
+        await world.until(lambda: world.nodes[1].partition().commit_waits)
+        await world.until(lambda: world.nodes[1].partition().data_waiters)
+        world.change(leader=2, replicas=(2,), isr=(2,))
+        for answer in waiting:
+            assert hint_of(await answer) == ((2, 1), (2, "node2", PORT))
 
     Replicas(2).run(main)
 

@@ -170,7 +170,7 @@ async def test_only_the_controller_opens_an_envelope_and_only_what_belongs_in_on
 
 async def test_who_is_no_member_any_more_has_no_channels(trio: list[Broker]) -> None:
     cluster = trio[1].components.cluster
-    await cluster.roll_call.is_alive(3)
+    await cluster.roll_call.answers(3)
     assert any(node_id == 3 for node_id, _purpose in cluster.channels._channels)
     await trio[2].stop()
     await trio[0].components.cluster.submit(UnregisterBroker(broker_id=3))

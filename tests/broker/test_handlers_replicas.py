@@ -282,8 +282,8 @@ def test_the_metadata_log_is_told_as_a_quorum(version: int) -> None:
         assert quorum.high_watermark == member.image.seq
         assert [(voter.replica_id, voter.log_end_offset) for voter in quorum.current_voters] == [
             (1, member.image.seq),
-            (2, member.image.seq),
-        ]
+            (2, -1),
+        ], "of the other nothing was heard yet"
         assert quorum.observers == ()
         if version >= 1:
             times = [(v.last_fetch_timestamp, v.last_caught_up_timestamp) for v in quorum.current_voters]
@@ -294,6 +294,45 @@ def test_the_metadata_log_is_told_as_a_quorum(version: int) -> None:
                 (1, "this-host"),
                 (2, "host-2"),
             ]
+
+    run(story)
+
+
+def test_a_voter_has_what_its_last_heartbeat_told() -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        async def followed() -> tuple[int, int, int]:
+            topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+            answer = await client.ask(Api.DESCRIBE_QUORUM, 2, topics=topics)
+            (quorum,) = answer.topics[0].partitions
+            (voter,) = (voter for voter in quorum.current_voters if voter.replica_id == 2)
+            times = (voter.last_fetch_timestamp, voter.last_caught_up_timestamp)
+            return (voter.log_end_offset, *(-1 if at < 0 else NOW_MS - at for at in times))
+
+        def beat(seq: int) -> "asyncio.Task[Any]":
+            fields = {"broker_id": 2, "broker_epoch": 102, "want_fence": False, "want_shut_down": False}
+            asked = client.ask(PeerApi.BROKER_HEARTBEAT, 1, current_metadata_offset=seq, **fields)
+            return asyncio.ensure_future(asked)
+
+        end = member.image.seq
+        await beat(end - 1)
+        assert await followed() == (end - 1, 0, -1)
+        held = beat(end)
+        await asyncio.sleep(0.5)
+        assert await followed() == (end, 500, 500)
+        await member.create_topics([NewTopic(name="new")])
+        await held
+        assert member.image.seq == end + 1
+        behind_ms = (await followed())[1]
+        await beat(end)
+        assert await followed() == (end, 0, behind_ms), "it had all there was when it told that"
+        await asyncio.sleep(0.25)
+        await beat(end)
+        assert await followed() == (end, 0, behind_ms + 250)
+        unknown = {"broker_id": 2, "broker_epoch": 9, "want_fence": False, "want_shut_down": False}
+        await client.ask(PeerApi.BROKER_HEARTBEAT, 1, current_metadata_offset=end + 1, **unknown)
+        assert await followed() == (end, 0, behind_ms + 250), "an earlier life tells nothing"
+        member.roll_call.begin()
+        assert await followed() == (-1, -1, -1)
 
     run(story)
 

@@ -201,6 +201,17 @@ def test_a_delta_tells_what_a_slot_did_as_a_whole() -> None:
     assert not image.apply_slot(7, [])
 
 
+def test_a_delta_counts_elections_that_gave_a_partition_another_leader() -> None:
+    image = three_brokers(topic((1, 2), (1, 2, 3), (3, 1), (1,)))
+    elections = image.apply_slot(5, [BrokerFenced(broker_id=1, broker_epoch=1, fenced=True)])
+    assert [state(image, index)[0] for index in range(4)] == [2, 2, 3, NO_LEADER]
+    assert (elections.elections, elections.unclean_elections) == (2, 0)
+    same = PartitionChanged(topic_id=TOPIC, partition=0, leader=2)
+    unclean = PartitionChanged(topic_id=TOPIC, partition=1, leader=1, isr=(1,), unclean=True)
+    elections = image.apply_slot(6, [same, unclean])
+    assert (elections.elections, elections.unclean_elections) == (1, 1)
+
+
 def test_internal_topics_are_known_by_name() -> None:
     image = three_brokers(
         topic((1,), name="__consumer_offsets"), topic((1,), name="__mine", topic_id=UUID(int=8))

@@ -126,17 +126,17 @@ def test_proposals_that_come_together_share_requests_and_name_every_epoch() -> N
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    ("trouble", "is_refused"),
     [
-        lambda _: PeerLost("gone"),
-        lambda _: KafkaError(ErrorCode.not_controller),
-        lambda request: {**granted(request), "error_code": ErrorCode.stale_broker_epoch},
-        lambda request: granted(request, ErrorCode.unknown_server_error),
-        lambda request: {**granted(request), "topics": []},
+        (lambda _: PeerLost("gone"), False),
+        (lambda _: KafkaError(ErrorCode.not_controller), False),
+        (lambda request: {**granted(request), "error_code": ErrorCode.stale_broker_epoch}, False),
+        (lambda request: granted(request, ErrorCode.unknown_server_error), True),
+        (lambda request: {**granted(request), "topics": []}, False),
     ],
     ids=["lost", "no controller", "stale", "unknown", "left out"],
 )
-def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any) -> None:
+def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any, is_refused: bool) -> None:
     async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
         controller.answer = trouble
         (partition,) = replicas.all
@@ -149,6 +149,7 @@ def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any) 
         await asyncio.sleep(2 * BACKOFF_MAX_S)
         assert partition.isr == (1, 2)
         assert len(controller.asked) == asked + 1
+        assert (manager.expands, manager.refusals) == (1, asked if is_refused else 0)
 
     run(1, act)
 
@@ -172,6 +173,7 @@ def test_what_is_refused_for_good_is_left_to_the_image(code: ErrorCode, maximal:
         await asyncio.sleep(10)
         assert len(controller.asked) == 1
         assert partition.maximal_isr == maximal
+        assert (manager.expands, manager.refusals) == (0, 1)
         lead(partition, view_of((1, 2), (1, 2), partition_epoch=6))
         assert (partition.isr, partition.proposal) == ((1, 2), None)
 

@@ -104,6 +104,40 @@ def test_a_second_process_with_a_live_node_s_id_is_refused() -> None:
     run(story)
 
 
+def test_a_second_process_with_a_live_node_s_id_is_refused_where_there_is_no_controller_to_say_so() -> None:
+    """It would stand for election at once, and the one that lives would take it for its successor."""
+
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await create(members[0], "t", replication_factor=3)
+        await asyncio.sleep(1)
+        twin = site.member(node_id="2", dirs="/data/twin", listeners="PLAINTEXT://:9192")
+        await twin.read()
+        await site.kill(members[0])
+        with pytest.raises(StartupError, match="another process runs as node 2"):
+            await twin.join()
+        assert members[1].is_member()
+        assert not site.fenced
+        await until(lambda: controllers(site))
+        assert all(2 in each.isr for each in members[1].image.topics["t"].partitions)
+
+    run(story)
+
+
+def test_nodes_whose_addresses_have_changed_start_again_where_the_old_ones_are_silent() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        for member in members:
+            site.isolate(member.node_id)
+            await member.stop()
+        begun = site.loop.time()
+        again = await site.started(node_id="2", dirs="/data/2", listeners="PLAINTEXT://:9192")
+        assert again.is_controller
+        assert site.loop.time() - begun < 15
+
+    run(story)
+
+
 def test_a_killed_node_comes_back_at_once() -> None:
     """The controller saw its connection go, so nobody waits for a session to end."""
 

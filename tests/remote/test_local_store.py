@@ -3,7 +3,7 @@
 import errno
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -144,6 +144,98 @@ async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -
     files.fail = {"open": errno.EACCES}
     with pytest.raises(StoreError):
         await make(tmp_path, files).put_if_absent("k", b"x")
+
+
+# --- a store that vanishes ----------------------------------------------------------------------------------
+
+
+def unmount(root: Path) -> None:
+    """What it leaves: the directory it was mounted on."""
+    root.rename(root.with_name("aside"))
+    root.mkdir()
+
+
+def mount(root: Path) -> None:
+    root.rmdir()
+    root.with_name("aside").rename(root)
+
+
+def delete(root: Path) -> None:
+    root.rename(root.with_name("aside"))
+
+
+def bring_back(root: Path) -> None:
+    root.with_name("aside").rename(root)
+
+
+Act = Callable[[LocalStore], Awaitable[object]]
+ACTS: dict[str, Act] = {
+    "get": lambda store: store.get("meta/1"),
+    "get another": lambda store: store.get("meta/2"),
+    "get a range": lambda store: store.get_range("meta/1", 0, 1),
+    "put": lambda store: store.put("meta/2", b"x"),
+    "list": lambda store: store.list(""),
+    "list a folder": lambda store: store.list("meta/"),
+    "delete": lambda store: store.delete("meta/1"),
+}
+FIRST: dict[str, Act] = {
+    "put": lambda store: store.put("meta/0", b"x"),
+    "put if absent": lambda store: store.put_if_absent("meta/0", b"x"),
+    "get": lambda store: store.get("meta/1"),
+    "get a missing one": lambda store: absent(store, "meta/0"),
+    "list": lambda store: store.list(""),
+}
+
+
+async def absent(store: LocalStore, key: str) -> None:
+    with pytest.raises(NoSuchObject):
+        await store.get(key)
+
+
+@pytest.mark.parametrize(
+    ("vanish", "come_back"), [(unmount, mount), (delete, bring_back)], ids=["unmounted", "deleted"]
+)
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+async def test_a_store_that_vanished_is_no_empty_one(
+    tmp_path: Path, first: Act, act: Act, vanish: Callable[[Path], None], come_back: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "store"
+    await make(tmp_path).put("meta/1", b"x")
+    store = make(tmp_path)
+    await first(store)
+    vanish(root)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the store is gone") as caught:
+            await act(store)
+        assert not caught.value.permanent
+    assert not root.exists() or list(root.iterdir()) == [], "nothing is made where it was"
+    come_back(root)
+    assert await store.get("meta/1") == b"x"
+    await act(store) if act is not ACTS["get another"] else await absent(store, "meta/2")
+
+
+@pytest.mark.parametrize("vanish", [unmount, delete])
+async def test_no_slot_is_won_where_a_store_was(tmp_path: Path, vanish: Callable[[Path], None]) -> None:
+    store = make(tmp_path)
+    await store.put_if_absent("meta/1", b"x")
+    vanish(tmp_path / "store")
+    for key in ("meta/1", "meta/2"):
+        assert await store.put_if_absent(key, b"y") is PutResult.UNKNOWN
+        with pytest.raises(StoreError):
+            await store.get(key)
+    bring_back(tmp_path / "store") if vanish is delete else mount(tmp_path / "store")
+    await absent(store, "meta/2")
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
+
+
+async def test_a_store_that_was_copied_without_its_empty_folders_is_one(tmp_path: Path) -> None:
+    await make(tmp_path).put("meta/1", b"x")
+    (tmp_path / "store" / ".tmp").rmdir()
+    store = make(tmp_path)
+    assert await store.list("") == ["meta/1"]
+    assert await store.get("meta/1") == b"x"
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
 
 
 def _race(root: str, rival: int, wins: "multiprocessing.Queue[int]") -> None:

@@ -1,7 +1,8 @@
 """`python -m tests.sim.run`: many seeds, one line each; or one seed, told in full.
 
-Exits 1 when a seed fails, with the command that replays it. Resumable: --from continues where an earlier run
-stopped.
+Owns: which process runs which seed, in order, and what is told of it. Exits 1 when a seed fails, with the
+command that replays it, and 130 when it is interrupted. Resumable: the last line says up to which seed
+everything is done. Invariant: what a seed does depends on nothing but the seed, so neither do the processes.
 """
 
 from __future__ import annotations
@@ -9,12 +10,23 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import multiprocessing
+import os
+import signal
 import sys
-from time import process_time
+from collections.abc import Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count, islice
+from time import monotonic, process_time
 
 from tests.sim.scenario import Outcome, simulate
 
 COLLECT_EVERY = 20
+INTERRUPTED = 130
+_ran = count(1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,49 +35,139 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this one seed and print everything that happened")
     parser.add_argument("--brokers", type=int, default=0, help="brokers of each run; 0: as the seed says")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes run seeds")
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
+    brokers = given.brokers or None
     if given.seed is not None:
-        return replay(given.seed, given.brokers or None)
-    return run_many(given.first, given.seeds, given.brokers or None, keep_going=given.keep_going)
+        logging.disable(logging.CRITICAL)
+        return replay(given.seed, brokers)
+    seeds = range(given.first, given.first + given.seeds)
+    return report(run_in_processes(seeds, brokers, given.jobs), given.first, keep_going=given.keep_going)
 
 
-def run_many(first: int, count: int, brokers: int | None, *, keep_going: bool) -> int:
-    failed: list[Outcome] = []
-    operations = lost_by_all = lost_by_last = lost_with_leader = 0
-    simulate(first, brokers=brokers)  # warms codecs, so that the time per seed is that of seeds
+# --- running -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is told of a seed, small enough to be sent from process to process."""
+
+    seed: int
+    brokers: int
+    line: str
+    passed: bool
+    operations: int = 0
+    lost_by_all: int = 0
+    lost_by_last: int = 0
+    lost_with_leader: int = 0
+    cpu_s: float = 0.0
+
+
+def run_in_processes(seeds: range, brokers: int | None, jobs: int) -> Generator[Row, None, None]:
+    """Handed out in order, one seed at a time to each process, so that a failure is told when it happens."""
+    left = iter(seeds)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(brokers,)
+    )
+    try:
+        running: set[Future[Row]] = {_submit(pool, seed, brokers) for seed in islice(left, jobs)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {_submit(pool, seed, brokers) for seed in islice(left, len(done))}
+            for future in done:
+                yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, seed: int, brokers: int | None) -> Future[Row]:
+    """A process that this starts is deaf to an interrupt until it can end by it without a word."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(run_seed, seed, brokers)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(brokers: int | None) -> None:
+    """In each process. Codecs are warmed, so that the time per seed is that of seeds."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    logging.disable(logging.CRITICAL)
+    simulate(0, brokers=brokers)
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+def run_seed(seed: int, brokers: int | None) -> Row:
     begun = process_time()
-    done = 0
-    for seed in range(first, first + count):
-        outcome = simulate(seed, brokers=brokers)
-        done += 1
-        operations += outcome.history.operations()
-        lost_by_all += outcome.verdict.lost_by_all
-        lost_by_last += outcome.verdict.lost_by_last
-        lost_with_leader += outcome.verdict.lost_with_leader
-        say(outcome.line())
-        if not outcome.passed:
-            failed.append(outcome)
-            say(f"replay: python -m tests.sim.run --seed {seed} --brokers {outcome.plan.brokers}")
-            if not keep_going:
-                break
-        if done % COLLECT_EVERY == 0:
-            gc.collect()
-    spent = process_time() - begun
-    say(
-        f"{done} seeds, {len(failed)} failed, {operations} operations,"
-        f" {lost_by_all} acked values lost by all who had them, {lost_by_last} by the last in an ISR,"
-        f" {lost_with_leader} of acks=1 with their leader, {spent / done:.3f} CPU seconds a seed"
+    outcome = simulate(seed, brokers=brokers)
+    if next(_ran) % COLLECT_EVERY == 0:
+        gc.collect()
+    return row_of(outcome, cpu_s=process_time() - begun)
+
+
+def row_of(outcome: Outcome, *, cpu_s: float) -> Row:
+    verdict = outcome.verdict
+    return Row(
+        seed=outcome.seed,
+        brokers=outcome.plan.brokers,
+        line=outcome.line(),
+        passed=outcome.passed,
+        operations=outcome.history.operations(),
+        lost_by_all=verdict.lost_by_all,
+        lost_by_last=verdict.lost_by_last,
+        lost_with_leader=verdict.lost_with_leader,
+        cpu_s=cpu_s,
     )
+
+
+# --- telling -----------------------------------------------------------------------------------------------
+
+
+def report(rows: Generator[Row, None, None], first: int, *, keep_going: bool) -> int:
+    """A line for each seed as it ends, then the sum; the exit code."""
+    told: list[Row] = []
+    code, begun_s = 0, monotonic()
+    try:
+        with closing(rows):
+            for row in rows:
+                told.append(row)
+                say(row.line)
+                if not row.passed:
+                    code = 1
+                    say(f"replay: python -m tests.sim.run --seed {row.seed} --brokers {row.brokers}")
+                    if not keep_going:
+                        break
+    except KeyboardInterrupt:
+        code = code or INTERRUPTED
+    except BrokenProcessPool as error:
+        code = 1
+        say(f"a process that ran seeds has died: {error}")
+    for line in summary(told, first, wall_s=monotonic() - begun_s):
+        say(line)
+    return code
+
+
+def summary(told: list[Row], first: int, *, wall_s: float) -> Iterator[str]:
+    failed = sorted(row.seed for row in told if not row.passed)
     if failed:
-        say("failed: " + " ".join(str(outcome.seed) for outcome in failed))
-    else:
-        say(f"next: --from {first + count}")
-    return 1 if failed else 0
+        yield "failed: " + " ".join(map(str, failed))
+    seeds = {row.seed for row in told}
+    below = first
+    while below in seeds:
+        below += 1
+    each = max(len(told), 1)
+    yield (
+        f"{len(told)} seeds, {len(failed)} failed, {sum(row.operations for row in told)} operations,"
+        f" {sum(row.lost_by_all for row in told)} acked values lost by all who had them,"
+        f" {sum(row.lost_by_last for row in told)} by the last in an ISR,"
+        f" {sum(row.lost_with_leader for row in told)} of acks=1 with their leader,"
+        f" {wall_s / each:.3f} wall and {sum(row.cpu_s for row in told) / each:.3f} CPU seconds a seed;"
+        f" everything below is done: --from {below}"
+    )
 
 
 def replay(seed: int, brokers: int | None) -> int:

@@ -1,0 +1,79 @@
+"""`python -m tests.sim.run`: what is told of many seeds, in whatever order and however they end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterable
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from tests.processes import ROOT
+from tests.sim.run import INTERRUPTED, Row, report, run_in_processes
+from tests.sim.scenario import simulate
+
+
+def row(seed: int, *, passed: bool = True) -> Row:
+    return Row(seed=seed, brokers=3, line=f"seed={seed}", passed=passed, operations=10, cpu_s=1.5)
+
+
+def rows_of(rows: Iterable[Row], then: BaseException | None = None) -> Generator[Row, None, None]:
+    yield from rows
+    if then is not None:
+        raise then
+
+
+def test_a_seed_does_the_same_in_any_process() -> None:
+    rows = sorted(run_in_processes(range(4, 9), 1, jobs=2), key=lambda row: row.seed)
+    assert [row.line for row in rows] == [simulate(seed, brokers=1).line() for seed in range(4, 9)]
+    assert all(row.cpu_s > 0 and row.operations > 0 for row in rows)
+
+
+def test_what_is_done_is_told_up_to_the_first_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(rows_of(map(row, (5, 7, 6, 9))), 5, keep_going=False) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == ["seed=5", "seed=7", "seed=6", "seed=9"]
+    assert last.startswith("4 seeds, 0 failed, 40 operations,")
+    assert "1.500 CPU seconds a seed" in last
+    assert last.endswith("everything below is done: --from 8")
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_failure_is_told_with_its_replay_at_once(
+    capsys: pytest.CaptureFixture[str], keep_going: bool
+) -> None:
+    given = [row(1), row(0, passed=False), row(2)]
+    assert report(rows_of(given), 0, keep_going=keep_going) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["seed=0", "replay: python -m tests.sim.run --seed 0 --brokers 3"]
+    assert lines[-2] == "failed: 0"
+    assert ("seed=2" in lines) is keep_going
+    assert lines[-1].endswith(f"--from {3 if keep_going else 2}")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(KeyboardInterrupt(), INTERRUPTED), (BrokenProcessPool("killed"), 1)]
+)
+def test_what_was_done_before_an_end_is_summed_up(
+    capsys: pytest.CaptureFixture[str], end: BaseException, code: int
+) -> None:
+    assert report(rows_of([row(0)], end), 0, keep_going=False) == code
+    assert capsys.readouterr().out.splitlines()[-1].endswith("--from 1")
+
+
+def test_an_interrupt_from_the_terminal_ends_it_with_its_sum() -> None:
+    command = [sys.executable, "-m", "tests.sim.run", "--seeds", "1000000", "--brokers", "1", "--jobs", "2"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("seed=")
+            os.killpg(process.pid, signal.SIGINT)
+            said, complaints = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == INTERRUPTED
+    assert "everything below is done: --from " in said.splitlines()[-1]
+    assert complaints == ""
