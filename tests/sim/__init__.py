@@ -10,6 +10,7 @@
     metalog.py   the metadata log read from the bucket's journal, without asking a broker
     custody.py   who was bound to keep a record, and whether all of them lost it
     checks.py    the rules a client could state, replica_checks.py those of replicas and the metadata log
+    census.py    what every broker still holds when all clients have gone; leak_checks.py what it may
     verdict.py   all rules over one history
     salvage.py   how far a disk can be read, worked out without the broker
     inspection.py  the files after the end: recovery is exact, a second restart changes nothing

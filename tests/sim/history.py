@@ -316,6 +316,31 @@ class Recovery:
     differences: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """What one broker holds when every client has gone and nothing is under way: `tasks` and `waiters` by
+    kind, `connections` as (peer, whether its end is there: "open", "gone" or "untold"), heartbeats that are
+    `silent_beats` because their connection is lost, `queues` by name, what it keeps of what is `no_more`, and
+    open files that were `deleted`. `others` are the brokers of the cluster but this one, `followed` those
+    that lead what it follows."""
+
+    node: int
+    life: int
+    at: float
+    others: tuple[int, ...]
+    followed: tuple[int, ...]
+    is_controller: bool
+    tasks: Mapping[str, int]
+    waiters: Mapping[str, int] = field(default_factory=dict)
+    overdue: int = 0
+    connections: tuple[tuple[str, str], ...] = ()
+    counted_connections: int = 0
+    silent_beats: tuple[int, ...] = ()
+    queues: Mapping[str, int] = field(default_factory=dict)
+    no_more: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class History:
     """One run. `single_replica_flush` is the broker's log.flush.single.replica; `unclean_topics` are those in
@@ -341,6 +366,7 @@ class History:
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)
+    censuses: list[Census] = field(default_factory=list)
 
     def operations(self) -> int:
         return (

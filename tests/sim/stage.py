@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.image import Image
-from tests.sim import inspection, metalog, salvage
+from tests.sim import census, inspection, leak_checks, metalog, salvage
 from tests.sim.client import RETRY_S, Env, Lost, SimClient
 from tests.sim.history import Batch, FinalLog, History, MetaSlot, ReplicaLog, Sample, TopicPartition
 from tests.sim.inspection import FoundLog
@@ -30,6 +30,7 @@ READY_S = 60.0
 SETTLE_S = 90.0
 WHOLE_S = 60.0
 QUIESCE_S = 5.0
+LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
 STEPS_PER_BROKER = 400_000
 
 
@@ -84,6 +85,7 @@ class Stage:
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.truth = Truth(self.bucket)
         self.stuck: list[str] = []
+        self._clients: list[SimClient] = []
         self.nodes = {
             number: Node(
                 loop=self.loop,
@@ -110,7 +112,8 @@ class Stage:
     # who and where ------------------------------------------------------------------------------------------
 
     def client(self, name: str) -> SimClient:
-        return SimClient(self.env, name, random.Random(f"{self.seed}/{name}"))
+        self._clients.append(SimClient(self.env, name, random.Random(f"{self.seed}/{name}")))
+        return self._clients[-1]
 
     def living(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.is_alive]
@@ -313,6 +316,20 @@ class Stage:
         for tp in partitions:
             self._keep_final(tp, served[tp], found)
         self._keep_slots()
+        await self._take_census()
+
+    async def _take_census(self) -> None:
+        """Every client leaves; what is under way then has its time to end."""
+        for client in self._clients:
+            client.process.die()
+        deadline = self.loop.now + LEAVE_S
+        while True:
+            await asyncio.sleep(0.5)
+            image, connections = self.truth.image, self.fabric.connections
+            found = [census.take(node, image, connections, at=self.loop.now) for node in self.ready()]
+            if self.loop.now > deadline or not any(any(leak_checks.leaks(each)) for each in found):
+                break
+        self.history.censuses += found
 
     def _keep_final(
         self, tp: TopicPartition, served: tuple[tuple[int, int], ...], found: Sequence[Found]
