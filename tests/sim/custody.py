@@ -50,7 +50,7 @@ class Custody:
                     before is not None
                     and state.leader >= 0
                     and state.leader_epoch != before.leader_epoch
-                    and state.leader not in before.isr
+                    and not state.may_lead_after(before)
                 )
                 known.append(Moment(at=slot.at, seq=slot.seq, state=state, is_unclean=is_unclean))
                 self._times[state.tp].append(slot.at)
@@ -77,14 +77,15 @@ class Custody:
         """Who led in this epoch, as committed; None when nobody did, or nothing was committed."""
         return self._leaders.get((tp, epoch))
 
-    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
-        moments = self.moments(tp)
-        return moments[-1].state.replicas if moments else ALONE
+    def is_single(self, tp: TopicPartition) -> bool:
+        """Whether it never had more than one replica."""
+        return all(len(moment.state.replicas) == 1 for moment in self.moments(tp))
 
     def whose_watermark_holds(self, tp: TopicPartition, when: float) -> set[int]:
         """Every replica; since an unclean election, those who were in the ISR after it. The others may not
         have heard of it, and keep what it took back until they have."""
-        bound = set(self.replicas(tp))
+        state = self.at(tp, when)
+        bound = set(ALONE if state is None else state.replicas)
         for moment in self.moments(tp):
             if moment.at > when:
                 break
@@ -126,10 +127,10 @@ class Custody:
             for crash in self._crashes
             if self._took(crash, tp, offset)
             and (crash.replaced or not was_synced)
-            and (crash.at >= begin or not self._is_back(crash, begin))
+            and (crash.at >= begin or not self.is_back(crash, begin))
         ]
 
-    def _is_back(self, crash: Crash, when: float) -> bool:
+    def is_back(self, crash: Crash, when: float) -> bool:
         return any(node == crash.node and crash.at < at <= when for at, node in self._registered)
 
     def _all_lost(self, tp: TopicPartition, losses: list[Crash], begin: float, isr: tuple[int, ...]) -> bool:
@@ -142,7 +143,7 @@ class Custody:
                 holders.discard(change.node)
             else:
                 # who joins after a loss by what it had fetched before it is dead, and not noticed yet
-                gone = {crash.node for crash in losses if crash.at <= at and not self._is_back(crash, at)}
+                gone = {crash.node for crash in losses if crash.at <= at and not self.is_back(crash, at)}
                 joined = set(change.isr) - members - gone
                 members = set(change.isr)
                 holders = (holders & members) | joined  # who joins has copied what a holder had

@@ -14,9 +14,7 @@ from tests.sim.history import (
     Commit,
     CommitRead,
     Crash,
-    CreateTopic,
     DeleteRecords,
-    DeleteTopic,
     Fetch,
     FinalLog,
     Heartbeat,
@@ -111,7 +109,6 @@ def clean() -> History:
         fetch(6.6, 4, b2, hw=6, epoch=1),
     ]
     history.deletes = [DeleteRecords(tp=U, before=1, invoked=4, done=4.1, result="ok", low_watermark=1)]
-    history.creates = [CreateTopic(topic="t", partitions=1, invoked=0, done=0.1, result="ok")]
     history.syncs = [
         Sync(group="g", member="m1", generation=1, assignment=(T,), invoked=1, done=1.1),
         Sync(group="g", member="m2", generation=1, assignment=(U,), invoked=1, done=1.2),
@@ -137,7 +134,6 @@ def clean() -> History:
     history.crashes = [Crash(life=1, at=5, power=False, synced_end={T: 0, U: 0}, kept_end={T: 4, U: 3})]
     history.recoveries = [Recovery()]
     history.logs = {T: final(b0, b1, b2, b3), U: final(batch(1, 21), batch(2, 22), log_start=1)}
-    history.topics = frozenset({"t", "u"})
     return history
 
 
@@ -185,10 +181,6 @@ def lose_an_acked_value_to_power_despite_the_flush(history: History) -> None:
 def lose_an_acked_value_to_power(history: History) -> None:
     history.crashes.append(Crash(life=2, at=9, power=True, synced_end={T: 6, U: 3}, kept_end={T: 6, U: 3}))
     with_batches(history, *the_batches(history)[:-1])
-
-
-def keep_a_deleted_topic(history: History) -> None:
-    history.topic_deletes.append(DeleteTopic(topic="u", invoked=1, done=2, result="ok"))
 
 
 def lose_what_was_synced_to_power(history: History) -> None:
@@ -346,10 +338,6 @@ def recover_differently(history: History) -> None:
     history.recoveries.append(Recovery(differences=("t-0: index entry at 4 points to 77",)))
 
 
-def lose_a_topic(history: History) -> None:
-    history.topics = frozenset({"u"})
-
-
 def lose_the_middle(history: History) -> None:
     lose_an_acked_value_to_power(history)
     history.crashes[-1] = replace(history.crashes[-1], synced_end={T: 4, U: 3}, kept_end={T: 4, U: 3})
@@ -398,8 +386,6 @@ MUTATIONS: dict[Mutation, set[str]] = {
     apply_a_refused_commit: {"16 commits"},
     read_an_offset_nobody_committed: {"16 commits"},
     recover_differently: {"18 recovery"},
-    lose_a_topic: {"19 topics stay"},
-    keep_a_deleted_topic: {"19 topics stay"},
 }
 
 
