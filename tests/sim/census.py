@@ -68,7 +68,8 @@ def _waiters(components: Components) -> dict[str, int]:
         waiters["consumers"] += len(partition.data_waiters)
         waiters["commits"] += partition.commit_waits
         waiters["deletions"] += len(partition._low_waiters)
-        waiters["followers too many"] += max(0, len(partition.replica_waiters) - len(partition.replicas) + 1)
+        watched = len(partition.replica_waiters)
+        waiters["most watchers of a partition"] = max(waiters["most watchers of a partition"], watched)
     return {kind: count for kind, count in waiters.items() if count}
 
 

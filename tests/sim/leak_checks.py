@@ -26,6 +26,8 @@ STANDING = (
     "IsrManager._watch_for_ever",
     "Node._live",
 )
+# A broker that stopped following is watched for until it fetches again: its last session tells of no end.
+WAITERS_FOR_EACH_PEER = ("ReplicaFetchWait", "most watchers of a partition")
 CHANNELS_FOR_EACH_PEER = 6  # heartbeats, ISR changes, questions, what is forwarded, fetches, looks
 IN_FLIGHT = 1
 
@@ -37,7 +39,7 @@ def leaks(census: Census) -> Iterator[str]:
     heartbeats = peers if census.is_controller else 0
     least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
     yield from _uneven("tasks of", census.tasks, least, {**least, "Dispatcher._finish": heartbeats})
-    yield from _uneven("waiters:", census.waiters, {}, {"ReplicaFetchWait": peers})
+    yield from _uneven("waiters:", census.waiters, {}, dict.fromkeys(WAITERS_FOR_EACH_PEER, peers))
     if census.overdue:
         yield f"{census.overdue} waiters are past their deadline"
     for peer, state in census.connections:

@@ -3,9 +3,7 @@ all rules."""
 
 from __future__ import annotations
 
-import gc
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -19,15 +17,7 @@ from tests.sim.loop import SimFailure
 from tests.sim.play import TP, Load, Play, Script
 from tests.sim.verdict import Verdict
 
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def clean(verdict: Verdict) -> Verdict:
