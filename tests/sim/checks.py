@@ -81,14 +81,17 @@ def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
 
 
 def sync_is_kept(case: Case) -> Iterator[str]:
-    """1 (disk) What recovery can read after a crash reaches at least as far as the last sync."""
+    """1 (disk) What recovery can read after a crash reaches at least as far as the last sync; of topics that
+    are deleted nothing need be kept, and what is made anew has the same name."""
     history = case.history
     deletable = _deletable(history)
+    passing = {event.topic for slot in history.slots for event in slot.events if event.kind == "delete"}
     for crash in history.crashes:
         if crash.replaced:
             continue
         for tp, end in crash.synced_end.items():
-            if crash.kept_end.get(tp, 0) < end and end > deletable.get(tp, 0):
+            is_owed = tp[0] not in passing and end > deletable.get(tp, 0)
+            if is_owed and crash.kept_end.get(tp, 0) < end:
                 kept = crash.kept_end.get(tp, 0)
                 yield f"{tp} node {crash.node} life {crash.life}: synced to {end}, readable to {kept}"
 

@@ -127,10 +127,10 @@ class Custody:
             for crash in self._crashes
             if self._took(crash, tp, offset)
             and (crash.replaced or not was_synced)
-            and (crash.at >= begin or not self.is_back(crash, begin))
+            and (crash.at >= begin or not self._is_back(crash, begin))
         ]
 
-    def is_back(self, crash: Crash, when: float) -> bool:
+    def _is_back(self, crash: Crash, when: float) -> bool:
         return any(node == crash.node and crash.at < at <= when for at, node in self._registered)
 
     def _all_lost(self, tp: TopicPartition, losses: list[Crash], begin: float, isr: tuple[int, ...]) -> bool:
@@ -143,7 +143,7 @@ class Custody:
                 holders.discard(change.node)
             else:
                 # who joins after a loss by what it had fetched before it is dead, and not noticed yet
-                gone = {crash.node for crash in losses if crash.at <= at and not self.is_back(crash, at)}
+                gone = {crash.node for crash in losses if crash.at <= at and not self._is_back(crash, at)}
                 joined = set(change.isr) - members - gone
                 members = set(change.isr)
                 holders = (holders & members) | joined  # who joins has copied what a holder had

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from broker.forwarding import AT_ONCE
 from tests.sim.checks import Case
 from tests.sim.history import Census
 
@@ -28,7 +29,7 @@ STANDING = (
 )
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("ReplicaFetchWait", "most watchers of a partition")
-CHANNELS_FOR_EACH_PEER = 6  # heartbeats, ISR changes, questions, what is forwarded, fetches, looks
+CHANNELS_FOR_EACH_PEER = 5 + AT_ONCE  # heartbeats, ISR changes, questions, looks, fetches; what is forwarded
 IN_FLIGHT = 1
 
 

@@ -100,12 +100,8 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
         ]
         last = send.base_offset + len(send.values) - 1
         for member in members:
-            if any(
-                crash.node == member
-                and (crash.at >= send.since or not case.custody.is_back(crash, send.since))
-                for crash in case.history.crashes
-            ):
-                continue  # it may have had it, from an earlier attempt too, and nobody has noticed yet
+            if any(crash.node == member and crash.at >= send.invoked for crash in case.history.crashes):
+                continue  # it may have had it, from an earlier attempt too
             end = dict(send.ends).get(member, 0)
             if end <= last:
                 yield (

@@ -10,6 +10,7 @@ import pytest
 
 from tests.sim.checks import RULES
 from tests.sim.history import (
+    AdminEvent,
     Batch,
     Commit,
     CommitRead,
@@ -19,6 +20,7 @@ from tests.sim.history import (
     FinalLog,
     Heartbeat,
     History,
+    MetaSlot,
     Recovery,
     Send,
     Sync,
@@ -424,3 +426,13 @@ def test_a_payload_carries_its_value_and_notices_a_changed_byte(value: int) -> N
         broken[at] ^= 1
         assert value_of(bytes(broken)) != value
     assert value_of(None) == -1
+
+
+def test_of_a_topic_that_was_deleted_nothing_synced_need_be_kept() -> None:
+    history = clean()
+    lose_the_synced_on_disk(history)
+    assert judge(history).rules() == {"1 sync is kept"}
+    gone = AdminEvent(kind="delete", topic=T[0], topic_id="id")
+    slot = MetaSlot(seq=1, at=0, node=1, life=1, controller_epoch=0, hash="", previous_hash="00" * 32)
+    history.slots = (replace(slot, events=(gone,)),)
+    assert "1 sync is kept" not in judge(history).rules()
