@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tests.sim.history import Crash, History, PartitionState, TopicPartition
 
 ALONE = (1,)
+BEGINNING = 0.0
 NO_LEADER = -1
 
 
@@ -108,6 +109,15 @@ class Custody:
         if any(moment.is_unclean and moment.at > begin for moment in self.moments(tp)):
             return True
         losses = self._losses(tp, offset, begin, was_synced=was_synced)
+        return self._is_lost_to(tp, losses, begin, end)
+
+    def was_lost_before(self, tp: TopicPartition, offset: int, when: float) -> bool:
+        """Whether crashes up to then took this record from everybody who was bound to it, whenever it was
+        committed."""
+        losses = self._losses(tp, offset, BEGINNING, was_synced=False)
+        return self._is_lost_to(tp, [crash for crash in losses if crash.at <= when], BEGINNING, when)
+
+    def _is_lost_to(self, tp: TopicPartition, losses: list[Crash], begin: float, end: float) -> bool:
         if not losses:
             return False
         bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]
