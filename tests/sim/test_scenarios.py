@@ -43,6 +43,19 @@ def test_a_broker_cut_from_its_peers_but_not_from_the_store_starts_no_duel() -> 
     clean(Play("duel", brokers=4).perform(script))
 
 
+def test_a_controller_that_slept_through_its_replacement_learns_of_it_soon() -> None:
+    async def script(play: Play) -> None:
+        sleeper = play.controller
+        sleeper.pause()
+        await play.until("another is elected", lambda: play.controller is not sleeper)
+        sleeper.resume()
+        assert sleeper.broker is not None
+        cluster = sleeper.broker.components.cluster
+        await play.until("it knows", lambda: not cluster.is_controller, seconds=6)
+
+    clean(Play("sleeper", brokers=4).perform(script))
+
+
 def test_a_controller_cut_from_its_peers_but_not_from_the_store_is_not_challenged_for_ever() -> None:
     async def script(play: Play) -> None:
         epoch, controller = play.controller_epoch, play.controller
