@@ -267,11 +267,12 @@ class Cluster:
     # --- following ---
 
     async def _follow(self) -> None:
-        """The log itself, once a second: what no peer tells, the store does."""
+        """The log itself, once a second: what no peer tells, the store does. A controller that hears nobody
+        may be one no more."""
         looks = 0
         while not self._stopping:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-            if not self.is_controller:
+            if not self.is_controller or self.roll_call.hears_nobody(self.now_s()):
                 looks += 1
                 await self._read_on(is_routine=looks % FOLLOW_BOUNDARY_EVERY != 0)
 

@@ -253,6 +253,10 @@ class RollCall:
             self._beaten_s = now_s
             self._decide(self._try(Beat()))
 
+    def hears_nobody(self, now_s: float) -> bool:
+        """All others are silent: this controller is cut off, or they follow another."""
+        return self._sessions.are_all_silent([broker.id for broker in self._cluster.others()], now_s)
+
     def _is_deciding(self) -> bool:
         return self._deciding is not None and not self._deciding.done()
 

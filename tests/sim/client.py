@@ -13,22 +13,29 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from protocol import messages, records, wire
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from tests.sim import metalog
 from tests.sim.history import (
+    PLACES,
+    SETTING,
+    AdminKind,
+    AdminOp,
     Batch,
-    CreateTopic,
+    ClusterRead,
     DeleteRecords,
-    DeleteTopic,
+    Facts,
     Fetch,
     History,
+    Mark,
     Result,
     TopicPartition,
     classify,
     digest,
+    payload,
     value_of,
 )
 from tests.sim.loop import Process, SimLoop
@@ -39,6 +46,9 @@ BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
 METADATA_MAX_AGE_S = 10.0
+BY_TOPIC_ID = 13  # the first version of Produce that names topics by id
+PREFERRED, UNCLEAN = 0, 1
+TOPIC, SET, OF_THE_TOPIC = 2, 0, 1  # as a resource, an operation, a source of a setting
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.PRODUCE: (3, 8, 9, 12),
@@ -49,6 +59,10 @@ VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.CREATE_TOPICS: (7,),
     Api.DELETE_TOPICS: (6,),
     Api.DELETE_RECORDS: (2,),
+    Api.CREATE_PARTITIONS: (3,),
+    Api.INCREMENTAL_ALTER_CONFIGS: (1,),
+    Api.DESCRIBE_CONFIGS: (4,),
+    Api.ALTER_PARTITION_REASSIGNMENTS: (1,),
     Api.ELECT_LEADERS: (2,),
     Api.FIND_COORDINATOR: (3,),
     Api.JOIN_GROUP: (7,),
@@ -276,8 +290,10 @@ class SimClient:
 
     # metadata -----------------------------------------------------------------------------------------------
 
-    async def refresh(self, topics: Sequence[str] | None) -> Any:
+    async def refresh(self, topics: Sequence[str] | None, *, is_final: bool = False) -> Any:
         names = None if topics is None else [{"topic_id": None, "name": name} for name in topics]
+        line = await self.connected()
+        invoked = self.now
         answer = await self.ask(
             Api.METADATA,
             {
@@ -285,7 +301,9 @@ class SimClient:
                 "allow_auto_topic_creation": False,
                 "include_topic_authorized_operations": False,
             },
+            line=line,
         )
+        self._saw(line, invoked, _places_in(answer), is_all=topics is None, is_final=is_final)
         for broker in answer.brokers:
             self.addresses[broker.node_id] = (broker.host, broker.port)
         for topic in answer.topics:
@@ -295,6 +313,37 @@ class SimClient:
                     self.leaders[tp] = (row.leader_id, row.leader_epoch)
                     self.learned[tp] = self.now
         return answer
+
+    def _saw(
+        self, line: Line, invoked: float, facts: Facts, *, is_all: bool = False, is_final: bool = False
+    ) -> None:
+        self.env.history.reads.append(
+            ClusterRead(
+                node=line.node,
+                life=line.life,
+                invoked=invoked,
+                done=self.now,
+                facts=facts,
+                is_all=is_all,
+                is_final=is_final,
+            )
+        )
+
+    async def describe_setting(self, topic: str) -> None:
+        """The topic's own value of the setting that operators change."""
+        line = await self.connected()
+        invoked = self.now
+        resource = {"resource_type": TOPIC, "resource_name": topic, "configuration_keys": [SETTING]}
+        fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+        answer = await self.ask(Api.DESCRIBE_CONFIGS, fields, line=line)
+        found = answer.results[0]
+        value = None
+        if found.error_code == ErrorCode.none:
+            row = found.configs[0]
+            value = row.value if row.config_source == OF_THE_TOPIC else ""
+        elif found.error_code != ErrorCode.unknown_topic_or_partition:
+            return
+        self._saw(line, invoked, {(topic, SETTING): value})
 
     def forget(self, tp: TopicPartition) -> None:
         self.leaders.pop(tp, None)
@@ -324,53 +373,142 @@ class SimClient:
 
     # admin --------------------------------------------------------------------------------------------------
 
+    async def _order(
+        self,
+        kind: AdminKind,
+        topic: str,
+        api: Api,
+        fields: Mapping[str, Any],
+        verdict_in: Callable[[Any], Any],
+        *,
+        asked: object = None,
+        index: int = 0,
+    ) -> AdminOp:
+        """One order of an operator, and what came of it as far as it is told."""
+        line = await self.connected()
+        invoked, result, error, topic_id = self.now, cast(Result, "unknown"), "", ""
+        try:
+            found = verdict_in(await self.ask(api, fields, line=line))
+            result = classify(found.error_code)
+            error = "" if result == "ok" else found.error_code.name
+            topic_id = str(messages.get(found, "topic_id") or "")
+        except Lost as lost:
+            error = str(lost)
+        op = AdminOp(
+            kind=kind,
+            topic=topic,
+            asked=asked,
+            index=index,
+            invoked=invoked,
+            done=self.now,
+            result=result,
+            error=error,
+            topic_id=topic_id,
+            node=line.node,
+            life=line.life,
+        )
+        self.env.history.admin.append(op)
+        self.env.loop.trace(kind, self.name, topic, asked, result, error)
+        return op
+
     async def create_topic(
         self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1
-    ) -> Result:
-        invoked, result = self.now, "unknown"
-        try:
-            answer = await self.ask(
-                Api.CREATE_TOPICS,
-                {
-                    "topics": [
-                        {
-                            "name": topic,
-                            "num_partitions": partitions,
-                            "replication_factor": replicas,
-                            "assignments": [],
-                            "configs": [{"name": name, "value": value} for name, value in configs.items()],
-                        }
-                    ],
-                    "timeout": 2000,
-                    "validate_only": False,
-                },
-            )
-            code = answer.topics[0].error_code
-            result = "ok" if code == ErrorCode.topic_already_exists else classify(code)
-        except Lost:
-            pass
-        self.env.history.creates.append(
-            CreateTopic(topic=topic, partitions=partitions, invoked=invoked, done=self.now, result=result)
+    ) -> AdminOp:
+        row = {
+            "name": topic,
+            "num_partitions": partitions,
+            "replication_factor": replicas,
+            "assignments": [],
+            "configs": [{"name": name, "value": value} for name, value in configs.items()],
+        }
+        fields = {"topics": [row], "timeout": 2000, "validate_only": False}
+        return await self._order(
+            "create", topic, Api.CREATE_TOPICS, fields, lambda answer: answer.topics[0], asked=partitions
         )
-        return result
 
     async def create_topic_surely(
         self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1
     ) -> None:
-        while await self.create_topic(topic, partitions, configs, replicas=replicas) != "ok":
+        while True:
+            op = await self.create_topic(topic, partitions, configs, replicas=replicas)
+            if op.result == "ok" or op.error == ErrorCode.topic_already_exists.name:
+                return
             await self.pause(RETRY_S)
 
     async def delete_topic(self, topic: str) -> None:
-        invoked, result = self.now, "unknown"
+        fields = {"topics": [{"name": topic, "topic_id": None}], "timeout": 2000}
+        await self._order("delete", topic, Api.DELETE_TOPICS, fields, lambda answer: answer.responses[0])
+
+    async def grow_topic(self, topic: str, count: int) -> AdminOp:
+        row = {"name": topic, "count": count, "assignments": None}
+        fields = {"topics": [row], "timeout": 2000, "validate_only": False}
+        return await self._order(
+            "grow", topic, Api.CREATE_PARTITIONS, fields, lambda answer: answer.results[0], asked=count
+        )
+
+    async def configure_topic(self, topic: str, value: str, others: Mapping[str, str]) -> None:
+        configs = [
+            {"name": name, "config_operation": SET, "value": given}
+            for name, given in {SETTING: value, **others}.items()
+        ]
+        row = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
+        await self._order(
+            "configure",
+            topic,
+            Api.INCREMENTAL_ALTER_CONFIGS,
+            {"resources": [row], "validate_only": False},
+            lambda answer: answer.responses[0],
+            asked=value,
+        )
+
+    async def reassign(self, tp: TopicPartition, replicas: Sequence[int]) -> None:
+        row = {"partition_index": tp[1], "replicas": list(replicas)}
+        topics = [{"name": tp[0], "partitions": [row]}]
+        await self._order(
+            "reassign",
+            tp[0],
+            Api.ALTER_PARTITION_REASSIGNMENTS,
+            {"timeout": 2000, "allow_replication_factor_change": True, "topics": topics},
+            lambda answer: answer.responses[0].partitions[0] if answer.responses else answer,
+            asked=tuple(replicas),
+            index=tp[1],
+        )
+
+    async def elect_preferred(self, tp: TopicPartition) -> None:
+        row = {"topic": tp[0], "partitions": [tp[1]]}
+        fields = {"election_type": PREFERRED, "topic_partitions": [row], "timeout": 2000}
+        await self._order(
+            "elect",
+            tp[0],
+            Api.ELECT_LEADERS,
+            fields,
+            lambda answer: answer.replica_election_results[0].partition_result[0],
+            index=tp[1],
+        )
+
+    async def write_mark(self, topic: str, value: int) -> None:
+        """One value into partition 0 of the incarnation that some broker tells of, and of no other."""
+        answer = await self.refresh([topic])
+        found = answer.topics[0]
+        if found.error_code != ErrorCode.none or found.partitions[0].leader_id not in self.addresses:
+            return
+        data = records.build_batch([(None, payload(value), (), self.env.now_ms())])
+        part = {"index": 0, "records": bytes(data)}
+        fields = {
+            "transactional_id": None,
+            "acks": -1,
+            "timeout": 2000,
+            "topic_data": [{"topic_id": found.topic_id, "partition_data": [part]}],
+        }
+        result: Result = "unknown"
         try:
-            answer = await self.ask(
-                Api.DELETE_TOPICS, {"topics": [{"name": topic, "topic_id": None}], "timeout": 2000}
-            )
-            result = classify(answer.responses[0].error_code)
+            line = await self.line_at(self.addresses[found.partitions[0].leader_id])
+            told = await self.answer(line, line.ask(Api.PRODUCE, BY_TOPIC_ID, fields))
+            result = classify(told.responses[0].partition_responses[0].error_code)
         except Lost:
             pass
-        self.env.history.topic_deletes.append(
-            DeleteTopic(topic=topic, invoked=invoked, done=self.now, result=result)
+        self.env.history.marks.append(
+            Mark(topic=topic, topic_id=str(found.topic_id), value=value, result=result, done=self.now)
         )
 
     async def delete_records(self, tp: TopicPartition, before: int) -> None:
@@ -408,7 +546,7 @@ class SimClient:
             try:
                 row = {"topic": tp[0], "partitions": [tp[1]]}
                 await self.ask(
-                    Api.ELECT_LEADERS, {"election_type": 1, "topic_partitions": [row], "timeout": 5000}
+                    Api.ELECT_LEADERS, {"election_type": UNCLEAN, "topic_partitions": [row], "timeout": 5000}
                 )
             except Lost:
                 await self.pause(RETRY_S)
@@ -514,6 +652,17 @@ STALE_METADATA = frozenset(
         ErrorCode.leader_not_available,
     }
 )
+
+
+def _places_in(answer: Any) -> Facts:
+    facts: dict[tuple[str, str], object] = {}
+    for topic in answer.topics:
+        if topic.error_code == ErrorCode.unknown_topic_or_partition:
+            facts[topic.name, PLACES] = None
+        elif topic.error_code == ErrorCode.none:
+            partitions = ((row.leader_epoch, row.replica_nodes, row.isr_nodes) for row in topic.partitions)
+            facts[topic.name, PLACES] = metalog.places(str(topic.topic_id), partitions)
+    return facts
 
 
 def read_batches(data: Any) -> list[Batch]:

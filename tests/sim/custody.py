@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tests.sim.history import Crash, History, PartitionState, TopicPartition
 
 ALONE = (1,)
+BEGINNING = 0.0
 NO_LEADER = -1
 
 
@@ -50,7 +51,7 @@ class Custody:
                     before is not None
                     and state.leader >= 0
                     and state.leader_epoch != before.leader_epoch
-                    and state.leader not in before.isr
+                    and not state.may_lead_after(before)
                 )
                 known.append(Moment(at=slot.at, seq=slot.seq, state=state, is_unclean=is_unclean))
                 self._times[state.tp].append(slot.at)
@@ -77,14 +78,15 @@ class Custody:
         """Who led in this epoch, as committed; None when nobody did, or nothing was committed."""
         return self._leaders.get((tp, epoch))
 
-    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
-        moments = self.moments(tp)
-        return moments[-1].state.replicas if moments else ALONE
+    def is_single(self, tp: TopicPartition) -> bool:
+        """Whether it never had more than one replica."""
+        return all(len(moment.state.replicas) == 1 for moment in self.moments(tp))
 
     def whose_watermark_holds(self, tp: TopicPartition, when: float) -> set[int]:
         """Every replica; since an unclean election, those who were in the ISR after it. The others may not
         have heard of it, and keep what it took back until they have."""
-        bound = set(self.replicas(tp))
+        state = self.at(tp, when)
+        bound = set(ALONE if state is None else state.replicas)
         for moment in self.moments(tp):
             if moment.at > when:
                 break
@@ -107,6 +109,15 @@ class Custody:
         if any(moment.is_unclean and moment.at > begin for moment in self.moments(tp)):
             return True
         losses = self._losses(tp, offset, begin, was_synced=was_synced)
+        return self._is_lost_to(tp, losses, begin, end)
+
+    def was_lost_before(self, tp: TopicPartition, offset: int, when: float) -> bool:
+        """Whether crashes up to then took this record from everybody who was bound to it, whenever it was
+        committed."""
+        losses = self._losses(tp, offset, BEGINNING, was_synced=False)
+        return self._is_lost_to(tp, [crash for crash in losses if crash.at <= when], BEGINNING, when)
+
+    def _is_lost_to(self, tp: TopicPartition, losses: list[Crash], begin: float, end: float) -> bool:
         if not losses:
             return False
         bound = [state.isr for state in self.during(tp, begin, end)] or [ALONE]

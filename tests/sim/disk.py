@@ -15,6 +15,7 @@ import errno
 import os
 import posixpath
 import random
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,6 +310,10 @@ class SimFiles:
         self.die_at_change: int | None = None
         self.power_at_change = False
         self.changes = 0
+        self._handles: weakref.WeakSet[SimFile] = weakref.WeakSet()  # whoever is let go of closes by itself
+
+    def open_handles(self) -> list[SimFile]:
+        return sorted((file for file in self._handles if not file.is_closed), key=lambda file: file.path)
 
     def die_in_changes(self, changes: int, *, power: bool) -> None:
         self.die_at_change = self.changes + max(1, changes)
@@ -500,7 +505,8 @@ class SimFile:
         self.inode = inode
         self.holds_lock = False
         self._files = files
-        self._closed = False
+        self.is_closed = False
+        files._handles.add(self)
 
     def fileno(self) -> int:
         return -1
@@ -540,13 +546,13 @@ class SimFile:
         self._files._fsync(self.inode, self.path)
 
     def close(self) -> None:
-        self._closed = True
+        self.is_closed = True
         if self.holds_lock:
             self.inode.locked_by = None
             self.holds_lock = False
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ValueError(f"I/O operation on closed file {self.path}")
 
     def __repr__(self) -> str:

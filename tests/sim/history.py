@@ -133,21 +133,66 @@ class DeleteRecords:
     low_watermark: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopic:
-    topic: str
-    partitions: int
-    invoked: float
-    done: float
-    result: Result
+AdminKind = Literal["create", "delete", "grow", "configure", "reassign", "elect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopic:
+class AdminOp:
+    """What an operator asked for and heard. `asked` is a number of partitions (create, grow), a setting's
+    value (configure) or the replicas of `index` (reassign); `topic_id` is what the answer names. `node` and
+    `life` are those of the broker that was asked."""
+
+    kind: AdminKind
     topic: str
+    asked: object = None
+    index: int = 0
     invoked: float
     done: float
     result: Result
+    error: str = ""
+    topic_id: str = ""
+    node: int = 1
+    life: int = 1
+
+
+# What is known of a topic, by (name, aspect): PLACES are its id and, for each partition, leader epoch,
+# replicas and ISR; SETTING is the one setting that operators change. None: there is no such topic.
+Facts = Mapping[tuple[str, str], object]
+PLACES, SETTING = "places", "retention.ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRead:
+    """What one answer said of some topics, or of all there are; `is_final` when nothing was under way."""
+
+    node: int
+    life: int
+    invoked: float
+    done: float
+    facts: Facts
+    is_all: bool = False
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One value written to one incarnation of a topic that comes and goes."""
+
+    topic: str
+    topic_id: str
+    value: int
+    result: Result
+    done: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """The values in one replica of a topic that comes and goes, and which incarnation it is of."""
+
+    node: int
+    topic: str
+    topic_id: str
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,12 +310,21 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
+    """`adding` are the replicas that a reassignment under way brings."""
+
     tp: TopicPartition
     leader: int
     leader_epoch: int
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+
+    def may_lead_after(self, before: PartitionState) -> bool:
+        """Whether its leader was in sync: a member of the ISR, or one whose joining it ended a reassignment,
+        which takes those away that are not to stay in the same breath."""
+        has_ended = self.leader in before.adding and not self.adding and before.leader not in self.replicas
+        return self.leader in before.isr or has_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +332,16 @@ class BrokerState:
     id: int
     epoch: int
     fenced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminEvent:
+    """What one record did to a topic; `value` as in AdminOp."""
+
+    kind: AdminKind
+    topic: str
+    topic_id: str
+    value: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +360,8 @@ class MetaSlot:
     partitions: tuple[PartitionState, ...] = ()
     brokers: tuple[BrokerState, ...] = ()
     deleted: tuple[str, ...] = ()
+    events: tuple[AdminEvent, ...] = ()
+    facts: Facts = field(default_factory=dict)
     state: str = ""
 
 
@@ -316,6 +382,31 @@ class Recovery:
     differences: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """What one broker holds when every client has gone and nothing is under way: `tasks` and `waiters` by
+    kind, `connections` as (peer, whether its end is there: "open", "gone" or "untold"), heartbeats that are
+    `silent_beats` because their connection is lost, `queues` by name, what it keeps of what is `no_more`, and
+    open files that were `deleted`. `others` are the brokers of the cluster but this one, `followed` those
+    that lead what it follows."""
+
+    node: int
+    life: int
+    at: float
+    others: tuple[int, ...]
+    followed: tuple[int, ...]
+    is_controller: bool
+    tasks: Mapping[str, int]
+    waiters: Mapping[str, int] = field(default_factory=dict)
+    overdue: int = 0
+    connections: tuple[tuple[str, str], ...] = ()
+    counted_connections: int = 0
+    silent_beats: tuple[int, ...] = ()
+    queues: Mapping[str, int] = field(default_factory=dict)
+    no_more: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class History:
     """One run. `single_replica_flush` is the broker's log.flush.single.replica; `unclean_topics` are those in
@@ -327,8 +418,10 @@ class History:
     sends: list[Send] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     deletes: list[DeleteRecords] = field(default_factory=list)
-    creates: list[CreateTopic] = field(default_factory=list)
-    topic_deletes: list[DeleteTopic] = field(default_factory=list)
+    admin: list[AdminOp] = field(default_factory=list)
+    reads: list[ClusterRead] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    remains: list[Remains] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
@@ -337,18 +430,19 @@ class History:
     recoveries: list[Recovery] = field(default_factory=list)
     logs: dict[TopicPartition, FinalLog] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    topics: frozenset[str] = frozenset()
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)
+    censuses: list[Census] = field(default_factory=list)
 
     def operations(self) -> int:
         return (
             len(self.sends)
             + len(self.fetches)
             + len(self.deletes)
-            + len(self.creates)
-            + len(self.topic_deletes)
+            + len(self.admin)
+            + len(self.reads)
+            + len(self.marks)
             + len(self.syncs)
             + len(self.heartbeats)
             + len(self.commits)

@@ -10,11 +10,33 @@ Invariant: the slots are in the order of their numbers, and `state` is the diges
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from uuid import UUID
 
-from broker.image import ControllerElected, Image, TopicImage, decode_record, encode_record
+from broker.config import ResourceType
+from broker.image import (
+    ConfigChanged,
+    ControllerElected,
+    Image,
+    PartitionsAdded,
+    Record,
+    TopicCreated,
+    TopicDeleted,
+    TopicImage,
+    decode_record,
+    encode_record,
+)
 from protocol.formats import decode_slot, slot_hash
-from tests.sim.history import BrokerState, ImageSeen, MetaSlot, PartitionState, StoreChange
+from tests.sim.history import (
+    PLACES,
+    SETTING,
+    AdminEvent,
+    BrokerState,
+    ImageSeen,
+    MetaSlot,
+    PartitionState,
+    StoreChange,
+)
 
 SLOTS = "meta/"
 BOUNDARIES = "meta/boundary/"
@@ -35,6 +57,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.image = Image()
+        self._names: dict[UUID, str] = {}
 
     def read(self, seq: int, change: StoreChange) -> MetaSlot:
         slot = decode_slot(change.data)
@@ -62,8 +85,48 @@ class Reader:
             deleted=tuple(
                 topic.name for topic in before.topics.values() if topic.id not in self.image.topic_names
             ),
+            events=() if is_void else tuple(self._events(records)),
+            facts=dict(_changed_facts(before, self.image)),
             state=digest_of(self.image),
         )
+
+    def _events(self, records: Iterable[Record]) -> Iterator[AdminEvent]:
+        names = self._names
+        for record in records:
+            if isinstance(record, TopicCreated):
+                names[record.topic_id] = name = record.name
+                topic_id, count = str(record.topic_id), len(record.partitions)
+                yield AdminEvent(kind="create", topic=name, topic_id=topic_id, value=count)
+            elif isinstance(record, TopicDeleted):
+                name = names[record.topic_id]
+                yield AdminEvent(kind="delete", topic=name, topic_id=str(record.topic_id))
+            elif isinstance(record, PartitionsAdded):
+                name, count = names[record.topic_id], record.first + len(record.partitions)
+                yield AdminEvent(kind="grow", topic=name, topic_id=str(record.topic_id), value=count)
+            elif isinstance(record, ConfigChanged) and record.name == SETTING and record.value is not None:
+                name = record.resource_name
+                yield AdminEvent(kind="configure", topic=name, topic_id="", value=record.value)
+
+
+def _changed_facts(before: Image, after: Image) -> Iterator[tuple[tuple[str, str], object]]:
+    for name in sorted(before.topics.keys() | after.topics.keys()):
+        old, new = (_facts_of(image, name) for image in (before, after))
+        yield from (((name, aspect), new[aspect]) for aspect in new if old[aspect] != new[aspect])
+
+
+def _facts_of(image: Image, name: str) -> dict[str, object]:
+    topic = image.topics.get(name)
+    if topic is None:
+        return {PLACES: None, SETTING: None}
+    return {
+        PLACES: places(str(topic.id), ((it.leader_epoch, it.replicas, it.isr) for it in topic.partitions)),
+        SETTING: image.config(ResourceType.TOPIC, name).get(SETTING, ""),
+    }
+
+
+def places(topic_id: str, partitions: Iterable[tuple[int, Iterable[int], Iterable[int]]]) -> object:
+    """What is told of a topic: its id, and leader epoch, replicas and ISR of each partition."""
+    return topic_id, tuple((epoch, tuple(replicas), tuple(isr)) for epoch, replicas, isr in partitions)
 
 
 def _changed_partitions(before: Image, after: Image) -> Iterable[PartitionState]:
@@ -88,6 +151,7 @@ def _states(topic: TopicImage) -> Iterable[PartitionState]:
             partition_epoch=partition.partition_epoch,
             replicas=partition.replicas,
             isr=partition.isr,
+            adding=partition.adding,
         )
 
 

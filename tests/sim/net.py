@@ -234,6 +234,7 @@ class Connection:
         self.server = SimTransport(self, listening.process, remote, local)
         self.client.peer, self.server.peer = self.server, self.client
         self.frozen = False
+        self.is_half_open = False  # one end is gone, and the other was not told
         fabric.connections.append(self)
         fabric.loop.trace("connect", self.number, host, target, listening.port)
         self.server.soon(self.server.accept, listening.factory)
@@ -247,7 +248,7 @@ class Connection:
 
     def freeze(self) -> None:
         """Half-open for ever: bytes vanish, and nobody is told."""
-        self.frozen = True
+        self.frozen = self.is_half_open = True
 
     def release_held(self) -> None:
         for side in (self.client, self.server):
@@ -436,7 +437,9 @@ class SimTransport(asyncio.Transport):
     def _on_process_death(self, power: bool) -> None:
         self.is_lost = True
         self._reading = False
-        if not power:
+        if power:
+            self.connection.is_half_open = True
+        else:
             if self.arrived or self.fabric.rng.random() < 0.3:
                 self._send_reset()
             else:
@@ -446,6 +449,7 @@ class SimTransport(asyncio.Transport):
     def _send_reset(self) -> None:
         fabric = self.fabric
         if self.connection.frozen or fabric.is_cut(self.local[0], self.remote[0]):
+            self.connection.is_half_open = True
             return
         fabric.at(fabric.loop.now + fabric.latency(), self.peer._reset_arrived)
 

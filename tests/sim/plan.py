@@ -89,7 +89,7 @@ class ProducerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`consumers` are the racks they are in."""
+    """`consumers` are the racks they are in, `operators` how many orders each of them gives."""
 
     brokers: int
     replicas: int
@@ -100,7 +100,7 @@ class Plan:
     consumers: tuple[str, ...]
     members: int
     deletes: int
-    extra_topics: int
+    operators: tuple[int, ...]
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
@@ -135,7 +135,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
         deletes=rng.choice((0, 1, 3)),
-        extra_topics=rng.choice((0, 0, 1, 2)),
+        operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
         faults=_faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s),
         faults_last_s=last_s,
         network=NetworkProfile(
@@ -158,6 +158,7 @@ def _properties(rng: random.Random, brokers: int) -> dict[str, str]:
         "log.flush.single.replica": rng.choice(("true", "false")),
         "log.index.interval.bytes": rng.choice(("0", "100", "4096")),
         "log.flush.offset.checkpoint.interval.ms": rng.choice(("500", "60000")),
+        "log.segment.delete.delay.ms": rng.choice(("500", "60000")),
     }
     if rng.random() < 0.3:
         properties["log.flush.interval.messages"] = rng.choice(("1", "5"))

@@ -180,5 +180,9 @@ class Play:
         admin = self.stage.client(f"admin of {topic}")
         await self.stage.finish([admin.start(admin.create_topic_surely(topic, 1, {}, replicas=1))])
 
+    async def delete_topic(self, topic: str) -> None:
+        admin = self.stage.client(f"end of {topic}")
+        await self.stage.finish([admin.start(admin.delete_topic(topic))])
+
 
 Script = Callable[[Play], Awaitable[None]]

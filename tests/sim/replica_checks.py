@@ -25,7 +25,7 @@ GENESIS = "00" * 32
 
 def replica_marks_are_ordered(case: Case) -> Iterator[str]:
     """9 (replicas) On every replica log start <= HW <= LEO, and no HW that still holds is past the end of a
-    member of the ISR."""
+    member of the ISR, unless all who were bound to keep what it had passed lost it."""
     for sample in case.history.samples:
         state = case.custody.at(sample.tp, sample.at)
         bound = case.custody.whose_watermark_holds(sample.tp, sample.at)
@@ -35,7 +35,8 @@ def replica_marks_are_ordered(case: Case) -> Iterator[str]:
             if not log.log_start_offset <= log.high_watermark <= log.log_end_offset:
                 marks = (log.log_start_offset, log.high_watermark, log.log_end_offset)
                 yield f"{where}: log start, HW, LEO = {marks}"
-            if state is not None and log.node in state.isr and log.log_end_offset < highest:
+            is_behind = state is not None and log.node in state.isr and log.log_end_offset < highest
+            if is_behind and not case.custody.was_lost_before(sample.tp, highest - 1, sample.at):
                 yield f"{where}: in the ISR it ends at {log.log_end_offset}, HW is {highest}"
 
 
@@ -43,8 +44,8 @@ def replica_marks_are_ordered(case: Case) -> Iterator[str]:
 
 
 def replicas_agree(case: Case) -> Iterator[str]:
-    """10 Two replicas are the same byte for byte below both high watermarks that still hold, and in the end
-    entirely."""
+    """10 Two replicas are the same byte for byte below both high watermarks that still hold, but for what all
+    who were bound to keep it lost, and in the end entirely."""
     for sample in case.history.samples:
         bound = case.custody.whose_watermark_holds(sample.tp, sample.at)
         for one, other in combinations(sample.logs, 2):
@@ -62,6 +63,8 @@ def replicas_agree(case: Case) -> Iterator[str]:
             first, second = _digests(one, start, end), _digests(other, start, end)
             if first != second:
                 at = min(place for place, _ in first.items() ^ second.items())
+                if not sample.is_final and case.custody.was_lost_before(sample.tp, at, sample.at):
+                    continue
                 yield f"{sample.tp} at {sample.at:.3f}: nodes {one.node} and {other.node} differ from {at}"
 
 
@@ -100,8 +103,8 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
         ]
         last = send.base_offset + len(send.values) - 1
         for member in members:
-            if any(crash.node == member and crash.at >= send.since for crash in case.history.crashes):
-                continue  # it may have had it
+            if any(crash.node == member and crash.at >= send.invoked for crash in case.history.crashes):
+                continue  # it may have had it, from an earlier attempt too
             end = dict(send.ends).get(member, 0)
             if end <= last:
                 yield (

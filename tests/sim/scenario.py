@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from tests.sim.client import RETRY_S, Lost, SimClient
 from tests.sim.history import History
 from tests.sim.nemesis import Nemesis
+from tests.sim.operators import Operator
 from tests.sim.plan import GROUP, Plan, ProducerPlan, brokers_of, plan_of
 from tests.sim.stage import Stage
 from tests.sim.verdict import Verdict, Violation, judge
@@ -118,6 +119,7 @@ class Simulation:
         await stage.finish(self._alive(self._workers))
         stage.env.stopping = True
         await stage.finish(self._alive(self._readers))
+        self.partitions[:] = stage.partitions_of(plan.topics)
         if plan.members:
             await self._read_commits()
         await stage.final_state(self.partitions)
@@ -135,9 +137,18 @@ class Simulation:
         if plan.deletes:
             client = stage.client("deleter")
             self._workers.append(client.start(self._delete_now_and_then(client)))
-        if plan.extra_topics:
-            client = stage.client("creator")
-            self._workers.append(client.start(self._create_now_and_then(client)))
+        for number, rounds in enumerate(plan.operators, 1):
+            client = stage.client(f"operator-{number}")
+            operator = Operator(
+                client=client,
+                number=number,
+                rounds=rounds,
+                brokers=tuple(stage.nodes),
+                replicas=plan.replicas,
+                topics=plan.topics,
+                partitions=self.partitions,
+            )
+            self._workers.append(client.start(operator.run()))
         for number, rack in enumerate(plan.consumers):
             client = stage.client(f"consumer-{number}")
             client.rack = rack
@@ -175,16 +186,6 @@ class Simulation:
             seen = max((fetch.high_watermark for fetch in fetches if fetch.tp == ("d", 0)), default=0)
             if seen > 0:
                 await client.delete_records(("d", 0), client.rng.randrange(seen + 1))
-
-    async def _create_now_and_then(self, client: SimClient) -> None:
-        for number in range(self.plan.extra_topics):
-            await client.pause(1.5)
-            await client.create_topic(
-                f"extra-{number}", client.rng.choice((1, 2)), {}, replicas=self.plan.replicas
-            )
-            if client.rng.random() < 0.4:
-                await client.pause(0.5)
-                await client.delete_topic(f"extra-{number}")
 
     def _alive(self, tasks: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         dead = {

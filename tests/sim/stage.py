@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.image import Image
-from tests.sim import inspection, metalog, salvage
-from tests.sim.client import RETRY_S, Env, Lost, SimClient
-from tests.sim.history import Batch, FinalLog, History, MetaSlot, ReplicaLog, Sample, TopicPartition
+from tests.sim import census, inspection, leak_checks, metalog, salvage
+from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
+from tests.sim.history import Batch, FinalLog, History, MetaSlot, Remains, ReplicaLog, Sample, TopicPartition
 from tests.sim.inspection import FoundLog
 from tests.sim.loop import SimFailure, SimLoop
 from tests.sim.net import Fabric, NetworkProfile
@@ -30,6 +30,7 @@ READY_S = 60.0
 SETTLE_S = 90.0
 WHOLE_S = 60.0
 QUIESCE_S = 5.0
+LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
 STEPS_PER_BROKER = 400_000
 
 
@@ -84,6 +85,7 @@ class Stage:
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.truth = Truth(self.bucket)
         self.stuck: list[str] = []
+        self._clients: list[SimClient] = []
         self.nodes = {
             number: Node(
                 loop=self.loop,
@@ -110,7 +112,8 @@ class Stage:
     # who and where ------------------------------------------------------------------------------------------
 
     def client(self, name: str) -> SimClient:
-        return SimClient(self.env, name, random.Random(f"{self.seed}/{name}"))
+        self._clients.append(SimClient(self.env, name, random.Random(f"{self.seed}/{name}")))
+        return self._clients[-1]
 
     def living(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.is_alive]
@@ -129,22 +132,27 @@ class Stage:
         partition = self.truth.image.partition(*tp)
         return () if partition is None else partition.isr
 
+    def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        """As the metadata log has them by now."""
+        image = self.truth.image
+        return [(name, each.index) for name in topics for each in image.topics[name].partitions]
+
     def ends(self, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
         """Where every replica ends: as its broker has it, or as its disk was left."""
         ends = [(number, node.log_end(tp)) for number, node in self.nodes.items()]
         return tuple((number, end) for number, end in ends if end is not None)
 
     def broken(self) -> list[str]:
-        """Partitions that have no leader, or replicas that are not in sync."""
+        """Partitions that have no leader, move, or have replicas that are not in sync."""
         partitions = [
             (topic.name, partition)
             for topic in self.truth.image.topics.values()
             for partition in topic.partitions
         ]
         return [
-            f"{name}-{it.index} led by {it.leader}, {it.isr} of {it.replicas}"
+            f"{name}-{it.index} led by {it.leader}, {it.isr} of {it.replicas}, moves: {it.is_reassigned}"
             for name, it in partitions
-            if it.leader < 0 or set(it.isr) != set(it.replicas)
+            if it.leader < 0 or set(it.isr) != set(it.replicas) or it.is_reassigned
         ]
 
     def uneven(self, partitions: Sequence[TopicPartition]) -> list[str]:
@@ -296,16 +304,14 @@ class Stage:
         async def read() -> None:
             for tp in partitions:
                 served[tp] = await read_all(reader, tp)
-            while True:
-                try:
-                    answer = await reader.refresh(None)
-                    break
-                except Lost:
-                    await reader.pause(RETRY_S)
-            self.history.topics = frozenset(topic.name for topic in answer.topics)
+            for node in self.nodes.values():
+                reader.home = (node.name, BROKER_PORT)
+                await reader.refresh(None, is_final=True)
 
         await self.finish([reader.start(read())])
-        found = self.inspect(partitions, list(self.nodes.values()))
+        passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
+        found = self.inspect([*partitions, *passing], list(self.nodes.values()))
+        self._keep_remains(passing, found)
         for node in self.nodes.values():
             image = node.image()
             if image is not None:
@@ -313,6 +319,20 @@ class Stage:
         for tp in partitions:
             self._keep_final(tp, served[tp], found)
         self._keep_slots()
+        await self._take_census()
+
+    async def _take_census(self) -> None:
+        """Every client leaves; what is under way then has its time to end."""
+        for client in self._clients:
+            client.process.die()
+        deadline = self.loop.now + LEAVE_S
+        while True:
+            await asyncio.sleep(0.5)
+            image, connections = self.truth.image, self.fabric.connections
+            found = [census.take(node, image, connections, at=self.loop.now) for node in self.ready()]
+            if self.loop.now > deadline or not any(any(leak_checks.leaks(each)) for each in found):
+                break
+        self.history.censuses += found
 
     def _keep_final(
         self, tp: TopicPartition, served: tuple[tuple[int, int], ...], found: Sequence[Found]
@@ -336,6 +356,18 @@ class Stage:
             if self.nodes[number].log(tp) is not None
         ]
         self.history.samples.append(Sample(at=self.loop.now, tp=tp, logs=tuple(replicas), is_final=True))
+
+    def _keep_remains(self, passing: Sequence[TopicPartition], found: Sequence[Found]) -> None:
+        """Of topics that come and go: what is in the replicas of those that are there."""
+        for tp in passing:
+            topic = self.truth.image.topics[tp[0]]
+            for each in found:
+                if tp[1] == 0 and not topic.internal and each.node in topic.partitions[0].replicas:
+                    batches = each.logs[tp].batches if tp in each.logs else ()
+                    values = tuple(value for batch in batches for value in batch.values)
+                    self.history.remains.append(
+                        Remains(node=each.node, topic=tp[0], topic_id=str(topic.id), values=values)
+                    )
 
     def _keep_slots(self) -> None:
         assert self.truth.image is not None

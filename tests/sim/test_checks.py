@@ -10,17 +10,17 @@ import pytest
 
 from tests.sim.checks import RULES
 from tests.sim.history import (
+    AdminEvent,
     Batch,
     Commit,
     CommitRead,
     Crash,
-    CreateTopic,
     DeleteRecords,
-    DeleteTopic,
     Fetch,
     FinalLog,
     Heartbeat,
     History,
+    MetaSlot,
     Recovery,
     Send,
     Sync,
@@ -111,7 +111,6 @@ def clean() -> History:
         fetch(6.6, 4, b2, hw=6, epoch=1),
     ]
     history.deletes = [DeleteRecords(tp=U, before=1, invoked=4, done=4.1, result="ok", low_watermark=1)]
-    history.creates = [CreateTopic(topic="t", partitions=1, invoked=0, done=0.1, result="ok")]
     history.syncs = [
         Sync(group="g", member="m1", generation=1, assignment=(T,), invoked=1, done=1.1),
         Sync(group="g", member="m2", generation=1, assignment=(U,), invoked=1, done=1.2),
@@ -137,7 +136,6 @@ def clean() -> History:
     history.crashes = [Crash(life=1, at=5, power=False, synced_end={T: 0, U: 0}, kept_end={T: 4, U: 3})]
     history.recoveries = [Recovery()]
     history.logs = {T: final(b0, b1, b2, b3), U: final(batch(1, 21), batch(2, 22), log_start=1)}
-    history.topics = frozenset({"t", "u"})
     return history
 
 
@@ -185,10 +183,6 @@ def lose_an_acked_value_to_power_despite_the_flush(history: History) -> None:
 def lose_an_acked_value_to_power(history: History) -> None:
     history.crashes.append(Crash(life=2, at=9, power=True, synced_end={T: 6, U: 3}, kept_end={T: 6, U: 3}))
     with_batches(history, *the_batches(history)[:-1])
-
-
-def keep_a_deleted_topic(history: History) -> None:
-    history.topic_deletes.append(DeleteTopic(topic="u", invoked=1, done=2, result="ok"))
 
 
 def lose_what_was_synced_to_power(history: History) -> None:
@@ -346,10 +340,6 @@ def recover_differently(history: History) -> None:
     history.recoveries.append(Recovery(differences=("t-0: index entry at 4 points to 77",)))
 
 
-def lose_a_topic(history: History) -> None:
-    history.topics = frozenset({"u"})
-
-
 def lose_the_middle(history: History) -> None:
     lose_an_acked_value_to_power(history)
     history.crashes[-1] = replace(history.crashes[-1], synced_end={T: 4, U: 3}, kept_end={T: 4, U: 3})
@@ -398,8 +388,6 @@ MUTATIONS: dict[Mutation, set[str]] = {
     apply_a_refused_commit: {"16 commits"},
     read_an_offset_nobody_committed: {"16 commits"},
     recover_differently: {"18 recovery"},
-    lose_a_topic: {"19 topics stay"},
-    keep_a_deleted_topic: {"19 topics stay"},
 }
 
 
@@ -438,3 +426,13 @@ def test_a_payload_carries_its_value_and_notices_a_changed_byte(value: int) -> N
         broken[at] ^= 1
         assert value_of(bytes(broken)) != value
     assert value_of(None) == -1
+
+
+def test_of_a_topic_that_was_deleted_nothing_synced_need_be_kept() -> None:
+    history = clean()
+    lose_the_synced_on_disk(history)
+    assert judge(history).rules() == {"1 sync is kept"}
+    gone = AdminEvent(kind="delete", topic=T[0], topic_id="id")
+    slot = MetaSlot(seq=1, at=0, node=1, life=1, controller_epoch=0, hash="", previous_hash="00" * 32)
+    history.slots = (replace(slot, events=(gone,)),)
+    assert "1 sync is kept" not in judge(history).rules()

@@ -492,3 +492,32 @@ def test_what_was_read_after_the_crash_of_a_member_that_was_not_back_may_go_with
     history.slots = chain(*history.slots, alone)
     end_before(history, B0, B1, B2)
     assert not judge(history).violations
+
+
+@pytest.mark.parametrize("invoked", [9.4, 9.6])
+def test_a_member_that_died_after_an_earlier_attempt_may_have_had_what_the_next_one_is_told(
+    invoked: float,
+) -> None:
+    history = clean()
+    history.sends[-1] = replace(
+        history.sends[-1], invoked=invoked, asked=9.9, attempts=2, ends=((1, 6), (3, 7))
+    )
+    history.crashes.append(Crash(node=1, life=2, at=9.5, power=False, kept_end={T: 6}))
+    assert judge(history).rules() == ({"13 acks count everyone"} if invoked > 9.5 else set())
+
+
+def test_a_watermark_outlives_what_the_last_member_lost_until_its_replica_hears_of_it() -> None:
+    history = clean()
+    history.crashes.append(Crash(node=3, life=1, at=12, power=True, kept_end={T: 6}))
+    ahead = replica(1, B0, B1, B2, B3)
+    behind = replica(3, B0, B1, B2, hw=6, end=6)
+    other = replica(3, B0, B1, B2, OTHER_B3)
+    history.samples.append(Sample(at=12.6, tp=T, logs=(ahead, behind)))
+    history.samples.append(Sample(at=12.7, tp=T, logs=(ahead, other)))
+    alone = slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),))
+    back = slot(12.5, 3, 3, brokers=(broker(3, 11),), partitions=(state(3, 3, 6, (3,)),))
+    history.slots = chain(*history.slots, alone, back)
+    end_before(history, B0, B1, B2)
+    assert not judge(history).violations
+    history.crashes.pop()
+    assert {"9 replica watermarks", "10 replicas agree"} <= judge(history).rules()

@@ -3,31 +3,25 @@ all rules."""
 
 from __future__ import annotations
 
-import gc
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from broker.controller import CreateTopics, Decision, Rules
 from broker.fetcher import Fetcher
 from broker.handlers import replica_fetch
 from broker.image import Image, PartitionImage
 from broker.metadata_log import MetadataLog
 from broker.partition import Partition
+from storage.log_manager import LogManager
+from tests.sim.client import BROKER_PORT
 from tests.sim.loop import SimFailure
 from tests.sim.play import TP, Load, Play, Script
 from tests.sim.verdict import Verdict
 
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def clean(verdict: Verdict) -> Verdict:
@@ -47,6 +41,19 @@ def test_a_broker_cut_from_its_peers_but_not_from_the_store_starts_no_duel() -> 
         await play.until("it comes back", lambda: lonely.id in play.isr)
 
     clean(Play("duel", brokers=4).perform(script))
+
+
+def test_a_controller_that_slept_through_its_replacement_learns_of_it_soon() -> None:
+    async def script(play: Play) -> None:
+        sleeper = play.controller
+        sleeper.pause()
+        await play.until("another is elected", lambda: play.controller is not sleeper)
+        sleeper.resume()
+        assert sleeper.broker is not None
+        cluster = sleeper.broker.components.cluster
+        await play.until("it knows", lambda: not cluster.is_controller, seconds=6)
+
+    clean(Play("sleeper", brokers=4).perform(script))
 
 
 def test_a_controller_cut_from_its_peers_but_not_from_the_store_is_not_challenged_for_ever() -> None:
@@ -443,3 +450,68 @@ def test_a_writer_that_takes_a_lost_slot_for_its_own_is_caught(monkeypatch: pyte
         await two_candidates(play)
 
     assert broken(Play("lost slot"), script)
+
+
+# --- topics that go and are made anew -----------------------------------------------------------------------
+
+
+async def made_anew_while_a_replica_is_away(play: Play) -> None:
+    """It comes back with the log of the former topic of that name."""
+    operator = play.stage.client("operator")
+
+    async def make(mark: int) -> None:
+        await operator.create_topic_surely("again", 1, {}, replicas=3)
+        while not any(each.value == mark for each in play.stage.history.marks):
+            await operator.write_mark("again", mark)
+
+    away = play.others(play.controller, play.leader)[0]
+    await play.stage.finish([operator.start(make(1))])
+    await play.until("all have it", lambda: not play.stage.uneven([("again", 0)]))
+    away.kill()
+    await play.until("it is missed", lambda: away.id not in play.isr)
+    await play.delete_topic("again")
+    await play.until("it is gone", lambda: "again" not in play.stage.truth.image.topics)
+    away.begin()
+    await play.until("it is back", lambda: away.id in play.isr)
+    await play.stage.finish([operator.start(make(2))])
+
+
+async def read_where_it_was_ordered(play: Play) -> None:
+    """From a broker that only passes orders on, each followed by a look at what came of it."""
+    operator, other = play.stage.client("operator"), play.others(play.controller)[0]
+
+    async def order() -> None:
+        for number in range(8):
+            operator.home = (other.name, BROKER_PORT)
+            await operator.create_topic(f"seen-{number}", 1, {}, replicas=1)
+            await operator.refresh(None)
+
+    await play.stage.finish([operator.start(order())])
+
+
+def test_a_topic_made_anew_holds_nothing_of_the_former_one() -> None:
+    clean(Play("anew").perform(made_anew_while_a_replica_is_away))
+
+
+def test_a_broker_that_takes_the_former_log_for_the_new_one_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LogManager, "stray", lambda self, topic, partition: None)
+    assert broken(Play("former"), made_anew_while_a_replica_is_away)
+
+
+def test_who_ordered_something_sees_it_where_it_was_ordered() -> None:
+    clean(Play("seen").perform(read_where_it_was_ordered))
+
+
+def test_a_controller_that_acknowledges_what_it_does_not_write_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = CreateTopics.decide
+
+    def decide(self: CreateTopics, image: Image, rules: Rules) -> Decision[Any]:
+        decided = honest(self, image, rules)
+        return Decision(response=decided.response) if len(image.topics) == 4 else decided
+
+    monkeypatch.setattr(CreateTopics, "decide", decide)
+    assert {"19 done happened", "19 reads go forward"} & broken(Play("air"), read_where_it_was_ordered)

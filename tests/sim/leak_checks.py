@@ -1,0 +1,88 @@
+"""Owns the rule about what may be left: once the world is whole, every client gone and nothing under way, a
+living broker has its standing tasks, one held fetch and one held heartbeat for each peer, and nothing else.
+
+Does not own the count (census.py).
+Invariant: a rule looks only at values; what is not allowed by name is a leak.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from broker.forwarding import AT_ONCE
+from tests.sim.checks import Case
+from tests.sim.history import Census
+
+STANDING = (
+    "Broker._clean",
+    "Broker._maintain",
+    "Broker._run",
+    "Cluster._attend",
+    "Cluster._follow",
+    "Cluster._rebalance",
+    "Cluster._watch",
+    "GroupCoordinator._expire_for_ever",
+    "IsrManager._send_for_ever",
+    "IsrManager._watch_for_ever",
+    "Node._live",
+)
+# A broker that stopped following is watched for until it fetches again: its last session tells of no end.
+WAITERS_FOR_EACH_PEER = ("ReplicaFetchWait", "most watchers of a partition")
+CHANNELS_FOR_EACH_PEER = 5 + AT_ONCE  # heartbeats, ISR changes, questions, looks, fetches; what is forwarded
+IN_FLIGHT = 1
+
+
+def leaks(census: Census) -> Iterator[str]:
+    """Everything this broker holds and should not; everything it should and does not."""
+    peers = len(census.others)
+    followed = len(census.followed)
+    heartbeats = peers if census.is_controller else 0
+    least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
+    yield from _uneven("tasks of", census.tasks, least, {**least, "Dispatcher._finish": heartbeats})
+    yield from _uneven("waiters:", census.waiters, {}, dict.fromkeys(WAITERS_FOR_EACH_PEER, peers))
+    if census.overdue:
+        yield f"{census.overdue} waiters are past their deadline"
+    for peer, state in census.connections:
+        if state == "gone":
+            yield f"a connection of {peer}, which is gone and said so"
+    yield from _foreign_connections(census)
+    if census.counted_connections != len(census.connections):
+        yield f"it counts {census.counted_connections} connections and has {len(census.connections)}"
+    for number in census.silent_beats:
+        yield f"heartbeats of node {number} over a connection that is lost"
+    for name, length in census.queues.items():
+        if name != "in flight to a peer" or length > IN_FLIGHT:
+            yield f"{name}: {length}"
+    yield from census.no_more
+    for path in census.deleted:
+        yield f"{path} was deleted and is open"
+
+
+def _uneven(
+    what: str, held: Mapping[str, int], least: Mapping[str, int], most: Mapping[str, int]
+) -> Iterator[str]:
+    for kind in sorted(held.keys() | least.keys()):
+        count = held.get(kind, 0)
+        if not least.get(kind, 0) <= count <= most.get(kind, 0):
+            yield f"{what} {kind}: {count}, not {least.get(kind, 0)} to {most.get(kind, 0)}"
+
+
+def _foreign_connections(census: Census) -> Iterator[str]:
+    """Nobody but brokers is there any more; each keeps one connection for each purpose, also to itself."""
+    there = Counter(peer for peer, state in census.connections if state == "open")
+    peers = {f"broker-{number}" for number in (census.node, *census.others)}
+    for peer, count in sorted(there.items()):
+        most = CHANNELS_FOR_EACH_PEER if peer in peers else 0
+        if count > most:
+            yield f"{count} connections of {peer}, at most {most}"
+
+
+def nothing_is_leaked(case: Case) -> Iterator[str]:
+    """20 Nothing leaked: what every broker holds in the end is what it needs."""
+    for census in case.history.censuses:
+        for leak in leaks(census):
+            yield f"node {census.node} life {census.life}: {leak}"
+
+
+RULES: dict[str, Callable[[Case], Iterable[str]]] = {"20 nothing leaked": nothing_is_leaked}

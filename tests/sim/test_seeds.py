@@ -1,0 +1,60 @@
+"""Whole runs: seeds of one broker, and of clusters of one to five, each the same wherever it runs. That a
+planted bug does not get through is shown in test_sim.py, and for clusters by the named scenarios."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.scenario import simulate
+
+ONE, AS_THE_SEED_SAYS = 1, None
+SEEDS = {ONE: (200, 20), AS_THE_SEED_SAYS: (60, 5)}  # how many, and how many of them are one test
+CHUNKS = [
+    pytest.param(brokers, range(first, first + at_once), id=f"{brokers or 'any'}-{first}")
+    for brokers, (count, at_once) in SEEDS.items()
+    for first in range(0, count, at_once)
+]
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.mark.parametrize(("brokers", "seeds"), CHUNKS)
+def test_seeds(brokers: int | None, seeds: range) -> None:
+    for seed in seeds:
+        outcome = simulate(seed, brokers=brokers)
+        replay = f"python -m tests.sim.run --seed {seed} --brokers {brokers or 0}"
+        assert outcome.passed, f"{outcome.line()}\nreplay: {replay}"
+
+
+@pytest.mark.parametrize(("brokers", "seed"), [(1, 1), (1, 18), (1, 43), (1, 157), (3, 2), (3, 13)])
+def test_the_same_seed_gives_the_same_trace(brokers: int, seed: int) -> None:
+    first, second = simulate(seed, brokers=brokers), simulate(seed, brokers=brokers)
+    assert first.trace == second.trace
+    assert first.history == second.history
+
+
+def test_different_seeds_give_different_traces() -> None:
+    assert len({simulate(seed).trace for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize(("brokers", "seeds"), [(1, tuple(range(16))), (3, (1, 9))])
+def test_the_trace_does_not_depend_on_the_hash_seed(brokers: int, seeds: tuple[int, ...]) -> None:
+    program = (
+        "from tests.sim.scenario import simulate\n"
+        f"for seed in {seeds}: print(simulate(seed, brokers={brokers}).trace)"
+    )
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(traces) == 1
