@@ -527,9 +527,7 @@ class Produce:
         self._purgatory.watch(wait, max(job.request.timeout_ms, 0) / 1000)
         return wait.slot
 
-    def encode(
-        self, connection: Connection, version: int, correlation_id: int, topics: Answered
-    ) -> bytes:
+    def encode(self, connection: Connection, version: int, correlation_id: int, topics: Answered) -> bytes:
         """With a hint for everyone who asked the wrong broker, or one that resigned meanwhile."""
         if version >= _HINT_FROM:
             for topic, results in topics:

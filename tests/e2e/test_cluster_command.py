@@ -233,9 +233,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_broker_starts(
         holder.listen()
         command = start(listen=f"127.0.0.1:{port}")
         assert command.ended() == 1
-    assert command.stderr == [
-        f"tidewal: cannot listen on 127.0.0.1:{port + number}: Address already in use"
-    ]
+    assert command.stderr == [f"tidewal: cannot listen on 127.0.0.1:{port + number}: Address already in use"]
     assert [path.name for path in (tmp_path / "data").iterdir()] == [".lock"]
 
 

@@ -101,7 +101,7 @@ def _queues(broker: Broker, components: Components) -> dict[str, int]:
     lengths = {
         "commands": len(cluster._queue),
         "unpublished": len(cluster._unpublished),
-        "ISR proposals": len(broker._isr._waiting),
+        "ISR proposals": len(broker.components.isr._waiting),
         "group commands": components.groups.statistics().waiting,
         "touched partitions": len(components.replicas.touched),
         "rounds": len(network._rounds),
