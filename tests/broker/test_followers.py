@@ -73,6 +73,28 @@ def test_a_large_answer_and_a_batch_above_every_limit_arrive_whole() -> None:
     Replicas(2, replica_fetch_max_bytes="1000", replica_fetch_response_max_bytes="2000").run(main)
 
 
+def test_a_follower_that_catches_up_with_much_keeps_up_with_the_rest() -> None:
+    """What is behind fills every answer, and what is in sync is still in it, in batches of any size."""
+
+    async def main(world: Replicas) -> None:
+        for topic in "abc":
+            world.create(1, 2, topic=topic)
+        world.create(1, 2)
+        world.kill(2)
+        for topic in "abc":
+            for _ in range(200):
+                await world.append(1, bytes(900), acks=1, topic=topic)
+        await world.start(2)
+        await world.until(lambda: world.isr() == (1, 2))
+        for size in (10, 5000) * 5:
+            await world.append(1, bytes(size))
+        assert all(world.isr(topic) == (1,) for topic in "abc")
+        for topic in "abc":
+            await world.agree(1, 2, topic=topic)
+
+    Replicas(2, replica_fetch_max_bytes="1000", replica_fetch_response_max_bytes="3000").run(main)
+
+
 def test_a_follower_keeps_producers_as_the_leader_does() -> None:
     """The next leader refuses a duplicate as this one would."""
 
