@@ -433,6 +433,7 @@ class ReplicaManager:
 
     def _follow(self, partition: Partition, wanted: PartitionImage) -> None:
         if partition.offline:
+            partition.stay_offline(wanted)
             return
         if wanted.leader == self.node_id:
             newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))

@@ -108,7 +108,8 @@ class AlterPartition:
         if record is None:
             return partition
         if record.leader is not None and record.leader != self.broker_id:
-            # The ISR completed a reassignment that takes the leader away: it must read what is new.
+            # The leader hands over, or the ISR completed a reassignment that takes it away: it must read what
+            # is new.
             raise KafkaError(ErrorCode.new_leader_elected)
         return record.of(partition)
 
@@ -123,7 +124,11 @@ class AlterPartition:
         if asked.partition_epoch < partition.partition_epoch:
             raise KafkaError(ErrorCode.invalid_update_version)
         isr = [broker_id for broker_id, _ in asked.isr]
-        if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas) or self.broker_id not in isr:
+        if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
+            raise KafkaError(ErrorCode.invalid_request)
+        # A leader that lost its log hands over to the others in sync.
+        hands_over = bool(isr) and set(isr) <= set(partition.isr)
+        if self.broker_id not in isr and not hands_over:
             raise KafkaError(ErrorCode.invalid_request)
         for broker_id, broker_epoch in asked.isr:
             is_current = broker_epoch == ANY_EPOCH or broker_epoch == _epoch(image, broker_id)

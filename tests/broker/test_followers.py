@@ -505,6 +505,28 @@ def test_a_topic_deleted_and_made_again_shares_nothing() -> None:
 # --- trouble ----------------------------------------------------------------------------------------------
 
 
+def test_a_leader_whose_disk_fails_hands_over_and_nothing_acknowledged_is_lost() -> None:
+    """Also when it hears only then that it was given the lead again."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        await world.append(1, b"x")
+        world.nodes[1].disk.fail("write", 5, path_part="t-0")
+        with pytest.raises(KafkaError):
+            await world.append(1, b"y")
+        await world.until(lambda: world.isr() == (2, 3) and world.nodes[2].partition().is_leader)
+        await world.append(2, b"z")
+        await world.agree(2, 3)
+        assert world.nodes[3].values() == [b"x", b"z"]
+        assert not world.nodes[1].partition().is_leader
+        world.change(leader=1, isr=(1, 3))
+        await world.until(lambda: world.isr() == (3,) and world.nodes[3].partition().is_leader)
+        await world.until(lambda: world.isr() == (3, 2))
+        await world.agree(2, 3)
+
+    Replicas(log_dirs="/data,/other").run(main)
+
+
 def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)
