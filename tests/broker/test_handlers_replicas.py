@@ -499,12 +499,12 @@ def test_a_described_topic_shows_who_is_offline(version: int) -> None:
             cursor=None,
         )
         assert [
-            (row.error_code, row.leader_id, row.isr_nodes, row.offline_replicas)
+            (row.error_code, row.leader_id, row.replica_nodes, row.isr_nodes, row.offline_replicas)
             for row in answer.topics[0].partitions
         ] == [
-            (ErrorCode.none, 1, (1, 3), (2,)),
-            (ErrorCode.none, 1, (1,), (2,)),
-            (ErrorCode.none, 1, (1,), ()),
+            (ErrorCode.none, 1, (1, 2, 3), (1, 3), (2,)),
+            (ErrorCode.none, 1, (2, 1), (1,), (2,)),
+            (ErrorCode.none, 1, (1,), (1,), ()),
         ]
 
     run(story)
