@@ -50,6 +50,9 @@ VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.DELETE_TOPICS: (6,),
     Api.DELETE_RECORDS: (2,),
     Api.ELECT_LEADERS: (2,),
+    Api.ALTER_PARTITION_REASSIGNMENTS: (0,),
+    Api.INCREMENTAL_ALTER_CONFIGS: (1,),
+    Api.CREATE_PARTITIONS: (3,),
     Api.FIND_COORDINATOR: (3,),
     Api.JOIN_GROUP: (7,),
     Api.SYNC_GROUP: (5,),
@@ -412,6 +415,35 @@ class SimClient:
                 )
             except Lost:
                 await self.pause(RETRY_S)
+
+    async def elect_preferred(self) -> None:
+        await self._command(
+            Api.ELECT_LEADERS, {"election_type": 0, "topic_partitions": None, "timeout": 5000}
+        )
+
+    async def reassign(self, tp: TopicPartition, replicas: Sequence[int] | None) -> None:
+        """To these brokers; None gives up what is under way."""
+        row = {"partition_index": tp[1], "replicas": replicas}
+        await self._command(
+            Api.ALTER_PARTITION_REASSIGNMENTS,
+            {"timeout": 5000, "topics": [{"name": tp[0], "partitions": [row]}]},
+        )
+
+    async def configure(self, topic: str, name: str, value: str) -> None:
+        change = {"name": name, "config_operation": 0, "value": value}
+        resource = {"resource_type": 2, "resource_name": topic, "configs": [change]}
+        await self._command(Api.INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
+
+    async def grow(self, topic: str, partitions: int) -> None:
+        row = {"name": topic, "count": partitions, "assignments": None}
+        await self._command(Api.CREATE_PARTITIONS, {"topics": [row], "timeout": 5000, "validate_only": False})
+
+    async def _command(self, api: Api, fields: Mapping[str, Any]) -> None:
+        """An operator's wish: what became of it shows in the metadata log."""
+        try:
+            await self.ask(api, fields)
+        except Lost:
+            await self.pause(RETRY_S)
 
     # fetch --------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Custody:
                     and state.leader >= 0
                     and state.leader_epoch != before.leader_epoch
                     and state.leader not in before.isr
+                    and not _completes_a_move(before, state)
                 )
                 known.append(Moment(at=slot.at, seq=slot.seq, state=state, is_unclean=is_unclean))
                 self._times[state.tp].append(slot.at)
@@ -159,3 +160,10 @@ class Custody:
         if not terms:
             return False
         return all(moment.state.leader in (node, -1) for moment in moments if moment.at > terms[-1].at)
+
+
+def _completes_a_move(before: PartitionState, after: PartitionState) -> bool:
+    """Whether a reassignment took the leader away when the last of those that stay came into the ISR: the
+    leader before counted with that one already."""
+    gone = set(before.replicas) - set(after.replicas)
+    return before.leader in gone and set(before.isr) - gone <= set(after.isr)

@@ -101,6 +101,7 @@ class Plan:
     members: int
     deletes: int
     extra_topics: int
+    commands: int
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
@@ -136,6 +137,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         members=rng.choice((0, 0, 1, 2, 3)),
         deletes=rng.choice((0, 1, 3)),
         extra_topics=rng.choice((0, 0, 1, 2)),
+        commands=random.Random(f"{seed}/commands").choice((0, 0, 3, 8, 20)) if is_cluster else 0,
         faults=_faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s),
         faults_last_s=last_s,
         network=NetworkProfile(

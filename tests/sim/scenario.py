@@ -138,6 +138,9 @@ class Simulation:
         if plan.extra_topics:
             client = stage.client("creator")
             self._workers.append(client.start(self._create_now_and_then(client)))
+        if plan.commands:
+            client = stage.client("operator at work")
+            self._workers.append(client.start(self._operate_now_and_then(client)))
         for number, rack in enumerate(plan.consumers):
             client = stage.client(f"consumer-{number}")
             client.rack = rack
@@ -185,6 +188,27 @@ class Simulation:
             if client.rng.random() < 0.4:
                 await client.pause(0.5)
                 await client.delete_topic(f"extra-{number}")
+
+    async def _operate_now_and_then(self, client: SimClient) -> None:
+        """Partitions move, also while they move already; leaders go back; settings change."""
+        plan, rng = self.plan, client.rng
+        for number in range(plan.commands):
+            await client.pause(rng.uniform(0.1, 2 * plan.faults_last_s / plan.commands))
+            tp = rng.choice([*self.partitions, ("__consumer_offsets", 0)])
+            match rng.choice(("move", "move", "move", "give-up", "elect", "configure", "grow")):
+                case "move":
+                    size = min(plan.brokers, rng.choice((plan.replicas, plan.replicas, 2, 3)))
+                    await client.reassign(tp, rng.sample(sorted(self.stage.nodes), size))
+                case "give-up":
+                    await client.reassign(tp, None)
+                case "elect":
+                    await client.elect_preferred()
+                case "configure" if plan.replicas > 1:
+                    await client.configure(
+                        rng.choice(sorted(plan.topics)), "min.insync.replicas", rng.choice("12")
+                    )
+                case _:
+                    await client.grow("extra-0", number + 3)
 
     def _alive(self, tasks: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         dead = {
