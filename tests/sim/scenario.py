@@ -95,6 +95,7 @@ class Simulation:
         self.rng = random.Random(f"{seed}/nemesis")
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
+        self.stage.history.forgets = "retention.ms" in plan.topic_configs
         if plan.is_unclean:
             self.stage.history.unclean_topics.update(plan.topics)
         self._workers: list[asyncio.Task[None]] = []
@@ -120,6 +121,8 @@ class Simulation:
         await stage.finish(self._alive(self._readers))
         if plan.members:
             await self._read_commits()
+        if stage.history.forgets:
+            await stage.finish([admin.start(self._keep_all(admin))])
         await stage.final_state(self.partitions)
         keeper.cancel()
         await self._end()
@@ -209,6 +212,11 @@ class Simulation:
                     )
                 case _:
                     await client.grow("extra-0", number + 3)
+
+    async def _keep_all(self, admin: SimClient) -> None:
+        """What is read in the end is still there when the files are looked at."""
+        for topic in self.plan.topics:
+            await admin.configure(topic, "retention.ms", "-1")
 
     def _alive(self, tasks: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         dead = {
