@@ -521,6 +521,9 @@ class ReplicaManager:
     def _went_offline(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.go_offline()
+        view = None if self._image is None else self._image.partition(partition.topic, partition.index)
+        if view is not None:
+            partition.stay_offline(view)
         self.generation += 1
         if led:
             self._announce(partition, None)

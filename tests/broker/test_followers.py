@@ -532,8 +532,10 @@ def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> No
         world.create(1, 2, 3)
         await world.append(1, b"a")
         world.nodes[3].disk.fail("write", 5, path_part="t-0")
+        begun = world.loop.now
         await world.append(1, b"b")
         assert world.isr() == (1, 2)
+        assert world.loop.now - begun < 1, "it waited until the follower was too far behind"
         assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
 
     Replicas().run(main)

@@ -389,7 +389,7 @@ def test_a_leader_alters_its_isr(version: int) -> None:
         topics = [
             isr_request(member, 1, 2),
             isr_request(member, 1, topic_id=GONE),
-            isr_request(member, 2, index=1),
+            isr_request(member, 2, 1, index=1),
         ]
         answer = await client.ask(
             PeerApi.ALTER_PARTITION, version, broker_id=1, broker_epoch=member.broker_epoch, topics=topics
