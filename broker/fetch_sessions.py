@@ -6,7 +6,7 @@ used it, so a request that was lost or repeated is told apart.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, Protocol
 
 from protocol.hot import FetchItem, FetchRequest, TopicKey
@@ -51,6 +51,9 @@ class Wanted:
 
 
 class SessionReader(Protocol):
+    def to_back(self, served: Iterable[Wanted]) -> None:
+        """These got data, and are the last to be read again."""
+
     def close(self) -> None:
         """The session is over."""
 
@@ -88,12 +91,14 @@ class FetchSession:
         for key in forgotten:
             self.wanted.pop(key, None)
 
-    def to_back(self, served: Iterable[Wanted]) -> None:
+    def to_back(self, served: Collection[Wanted]) -> None:
         """Partitions that got data go last, so that a full response starves nobody."""
         for wanted in served:
             key = (wanted.topic, wanted.index)
             if self.wanted.pop(key, None) is not None:
                 self.wanted[key] = wanted
+        if self.reader is not None:
+            self.reader.to_back(served)
 
 
 class FetchTurn:

@@ -100,10 +100,10 @@ class IsrManager:
                     await asyncio.sleep(0)
 
     def _look_at(self, partition: Partition) -> None:
-        if not partition.is_leader or len(partition.replicas) == 1:
-            return
         if partition.proposal is not None:
             self._proposed(partition)
+        elif not partition.is_leader or len(partition.replicas) == 1:
+            return
         else:
             partition.propose_shrink()
         # nobody waits any longer for a follower outside the ISR whose time is up

@@ -118,6 +118,11 @@ class Follower:
         self.broker_epoch = broker_epoch
         self.fetched_at = now
 
+    def left(self) -> None:
+        """It is out of the ISR: until it asks again nobody waits for it."""
+        self.fetched_at = self.caught_up_at = -inf
+        self.visit = None
+
     def is_caught_up(self, leader_end: int, *, now: float, lag_s: float) -> bool:
         if self.end_offset == leader_end:
             return True
@@ -350,6 +355,23 @@ class Partition:
         self.refresh()
         self._fail_waiters(ErrorCode.kafka_storage_error)
 
+    def stay_offline(self, view: PartitionImage) -> None:
+        """Without a log it asks for an ISR without this broker, and so, if it leads, for another leader. The
+        last one in sync has nobody to hand over to, and what it has may be whole again after a restart."""
+        if view.partition_epoch < self.partition_epoch:
+            return
+        if view.leader == self.node_id:
+            self.is_leader = True
+            self.leader_id = self.node_id
+            self.leader_epoch = view.leader_epoch
+            self.replicas = view.replicas
+            self._commit_isr(view.isr, view.partition_epoch)
+        else:
+            self.follow(view)
+        rest = tuple(node_id for node_id in view.isr if node_id != self.node_id)
+        if rest and self.node_id in view.isr:
+            self._propose(rest)
+
     def refresh(self) -> None:
         """Prepares the per-request decisions again, after the role or the configuration changed."""
         log = self.log
@@ -452,6 +474,9 @@ class Partition:
     # ------------------------------------------------------------------------------------- in-sync replicas
 
     def _commit_isr(self, isr: tuple[int, ...], partition_epoch: int) -> None:
+        for node_id in self.isr:
+            if node_id not in isr and (follower := self._followers.get(node_id)) is not None:
+                follower.left()
         self.isr = isr
         self.maximal_isr = frozenset(isr)
         self.partition_epoch = partition_epoch

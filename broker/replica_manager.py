@@ -106,8 +106,8 @@ class ReplicaManager:
         self._spawn = spawn
         self._flush_single = flush_single
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._unopened: set[tuple[str, int]] = set()
-        """Replicas whose log could not be opened because its directory is lost."""
+        self._unopened: dict[tuple[str, int], bool] = {}
+        """Replicas without a log, and whether to try again: not while a lost directory may hold it."""
         self._image: Image | None = None
 
     def __repr__(self) -> str:
@@ -385,7 +385,7 @@ class ReplicaManager:
             key = (topic.name, wanted.index)
             known = self._partitions.get(key)
             if self.node_id not in wanted.replicas:
-                self._unopened.discard(key)
+                self._unopened.pop(key, None)
                 if known is not None:
                     self._drop(known)
                 continue
@@ -406,7 +406,7 @@ class ReplicaManager:
         if held is None and not is_new and self.logs.offline_dirs:
             # Its log may be on the disk that failed: a second, empty one would hide it.
             log.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
-            self._unopened.add((topic.name, wanted.index))
+            self._unopened[topic.name, wanted.index] = False
             return None
         if held is not None and held.known_topic_id not in (None, topic.id):
             # left over from an earlier topic of this name
@@ -415,9 +415,9 @@ class ReplicaManager:
             opened = self.logs.create(topic.name, topic.id, wanted.index, config)
         except (KafkaError, OSError) as error:
             log.error("cannot open the log of %s-%d: %s", topic.name, wanted.index, error)
-            self._unopened.add((topic.name, wanted.index))
+            self._unopened[topic.name, wanted.index] = True
             return None
-        self._unopened.discard((topic.name, wanted.index))
+        self._unopened.pop((topic.name, wanted.index), None)
         stats = self.topic_stats.setdefault(topic.name, TopicStats())
         partition = Partition(
             topic=topic.name,
@@ -431,8 +431,25 @@ class ReplicaManager:
         self._partitions[topic.name, wanted.index] = partition
         return partition
 
+    def reopen(self) -> Iterator[None]:
+        """Tries again, in slices, what could not be opened: descriptors come free, and where a directory has
+        failed by that, there are others. One that fails again ends the round."""
+        for key in [key for key, may_work in self._unopened.items() if may_work]:
+            image = self._image
+            wanted = None if image is None else image.partition(*key)
+            if image is None or wanted is None or key not in self._unopened:
+                continue
+            topic = image.topics[key[0]]
+            opened = self._open(topic, wanted, self._log_config(topic.name), is_new=True)
+            if opened is None:
+                return
+            self.generation += 1
+            self._follow(opened, wanted)
+            yield
+
     def _follow(self, partition: Partition, wanted: PartitionImage) -> None:
         if partition.offline:
+            partition.stay_offline(wanted)
             return
         if wanted.leader == self.node_id:
             newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))
@@ -459,7 +476,7 @@ class ReplicaManager:
         for at, wanted in enumerate(topic.partitions):
             if at and at % _PARTITIONS_PER_SLICE == 0:
                 yield
-            self._unopened.discard((topic.name, wanted.index))
+            self._unopened.pop((topic.name, wanted.index), None)
             partition = self._partitions.get((topic.name, wanted.index))
             if partition is not None and partition.topic_id == topic.id:
                 self._drop(partition)
@@ -504,6 +521,9 @@ class ReplicaManager:
     def _went_offline(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.go_offline()
+        view = None if self._image is None else self._image.partition(partition.topic, partition.index)
+        if view is not None:
+            partition.stay_offline(view)
         self.generation += 1
         if led:
             self._announce(partition, None)

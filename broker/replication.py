@@ -108,7 +108,8 @@ class AlterPartition:
         if record is None:
             return partition
         if record.leader is not None and record.leader != self.broker_id:
-            # The ISR completed a reassignment that takes the leader away: it must read what is new.
+            # The leader hands over, or the ISR completed a reassignment that takes it away: it must read what
+            # is new.
             raise KafkaError(ErrorCode.new_leader_elected)
         return record.of(partition)
 
@@ -118,12 +119,16 @@ class AlterPartition:
             raise KafkaError(ErrorCode.not_controller)
         if asked.leader_epoch < partition.leader_epoch:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
-        if self.broker_id != partition.leader:
+        isr = [broker_id for broker_id, _ in asked.isr]
+        # Who lost its log leaves: a leader hands over to the others in sync.
+        leaves = bool(isr) and set(isr) == set(partition.isr) - {self.broker_id}
+        if self.broker_id != partition.leader and not leaves:
             raise KafkaError(ErrorCode.invalid_request)
         if asked.partition_epoch < partition.partition_epoch:
             raise KafkaError(ErrorCode.invalid_update_version)
-        isr = [broker_id for broker_id, _ in asked.isr]
-        if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas) or self.broker_id not in isr:
+        if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
+            raise KafkaError(ErrorCode.invalid_request)
+        if self.broker_id not in isr and not leaves:
             raise KafkaError(ErrorCode.invalid_request)
         for broker_id, broker_epoch in asked.isr:
             is_current = broker_epoch == ANY_EPOCH or broker_epoch == _epoch(image, broker_id)

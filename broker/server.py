@@ -410,10 +410,12 @@ class Broker:
         task.add_done_callback(self._background.discard)
 
     async def _maintain(self) -> None:
-        """Retention, delayed deletes, flushes by time, checkpoints."""
+        """Retention, delayed deletes, flushes by time, checkpoints; logs that could not be opened."""
         while True:
             await asyncio.sleep(MAINTAIN_EVERY_S)
             for _ in self.components.logs.maintain(self.world.now_ms()):
+                await asyncio.sleep(0)
+            for _ in self.components.replicas.reopen():
                 await asyncio.sleep(0)
 
     async def _clean(self) -> None:

@@ -245,26 +245,31 @@ class _View:
             "name": topic.name,
             "topic_id": topic.id,
             "is_internal": topic.internal,
-            "partitions": [self.partition(partition) for partition in topic.partitions],
+            "partitions": [
+                self._first_version(partition) if self.version == 0 else self.partition(partition)
+                for partition in topic.partitions
+            ],
         }
 
     def partition(self, partition: PartitionImage) -> dict[str, Any]:
-        replicas, isr = partition.replicas, partition.isr
-        error = self._leader_error(partition)
-        if self.version == 0:
-            replicas = tuple(filter(self._reachable.__contains__, replicas))
-            isr = tuple(filter(self._reachable.__contains__, isr))
-            if error is ErrorCode.none and (replicas, isr) != (partition.replicas, partition.isr):
-                error = ErrorCode.replica_not_available
         return {
-            "error_code": error,
+            "error_code": self._leader_error(partition),
             "partition_index": partition.index,
             "leader_id": partition.leader if partition.leader in self._reachable else -1,
             "leader_epoch": partition.leader_epoch,
-            "replica_nodes": replicas,
-            "isr_nodes": isr,
+            "replica_nodes": partition.replicas,
+            "isr_nodes": partition.isr,
             "offline_replicas": [id_ for id_ in partition.replicas if id_ not in self._reachable],
         }
+
+    def _first_version(self, partition: PartitionImage) -> dict[str, Any]:
+        """Metadata began with naming only those that are there."""
+        told = self.partition(partition)
+        replicas = tuple(filter(self._reachable.__contains__, partition.replicas))
+        isr = tuple(filter(self._reachable.__contains__, partition.isr))
+        if told["error_code"] is ErrorCode.none and (replicas, isr) != (partition.replicas, partition.isr):
+            told["error_code"] = ErrorCode.replica_not_available
+        return {**told, "replica_nodes": replicas, "isr_nodes": isr}
 
     def _leader_error(self, partition: PartitionImage) -> ErrorCode:
         if partition.leader in self._reachable:

@@ -78,6 +78,12 @@ class Standing:
         for wanted in self.changed.keys() - kept:
             del self.changed[wanted]
 
+    def to_back(self, served: Iterable[Wanted]) -> None:
+        for wanted in served:
+            if wanted in self.changed:
+                del self.changed[wanted]
+                self.changed[wanted] = None
+
     def close(self) -> None:
         for tap in self._taps.values():
             tap.leave()

@@ -350,7 +350,12 @@ class Controller:
             code = ErrorCode.ineligible_replica
         if code is ErrorCode.none:
             isr = tuple(each.broker_id for each in asked.new_isr_with_epochs)
-            self.publish(PartitionChanged(topic_id=topic_id, partition=asked.partition_index, isr=isr))
+            leader = None if known.leader in isr else isr[0]
+            self.publish(
+                PartitionChanged(topic_id=topic_id, partition=asked.partition_index, isr=isr, leader=leader)
+            )
+            if leader is not None:
+                code = ErrorCode.new_leader_elected
             topic = self.image.topic_by_id(topic_id)
             assert topic is not None
             known = topic.partitions[asked.partition_index]

@@ -95,6 +95,28 @@ def test_a_large_answer_and_a_batch_above_every_limit_arrive_whole() -> None:
     Replicas(2, replica_fetch_max_bytes="1000", replica_fetch_response_max_bytes="2000").run(main)
 
 
+def test_a_follower_that_catches_up_with_much_keeps_up_with_the_rest() -> None:
+    """What is behind fills every answer, and what is in sync is still in it, in batches of any size."""
+
+    async def main(world: Replicas) -> None:
+        for topic in "abc":
+            world.create(1, 2, topic=topic)
+        world.create(1, 2)
+        world.kill(2)
+        for topic in "abc":
+            for _ in range(200):
+                await world.append(1, bytes(900), acks=1, topic=topic)
+        await world.start(2)
+        await world.until(lambda: world.isr() == (1, 2))
+        for size in (10, 5000) * 5:
+            await world.append(1, bytes(size))
+        assert all(world.isr(topic) == (1,) for topic in "abc")
+        for topic in "abc":
+            await world.agree(1, 2, topic=topic)
+
+    Replicas(2, replica_fetch_max_bytes="1000", replica_fetch_response_max_bytes="3000").run(main)
+
+
 def test_a_follower_keeps_producers_as_the_leader_does() -> None:
     """The next leader refuses a duplicate as this one would."""
 
@@ -582,13 +604,37 @@ def test_a_topic_deleted_and_made_again_shares_nothing() -> None:
 # --- trouble ----------------------------------------------------------------------------------------------
 
 
+def test_a_leader_whose_disk_fails_hands_over_and_nothing_acknowledged_is_lost() -> None:
+    """Also when it hears only then that it was given the lead again."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        await world.append(1, b"x")
+        world.nodes[1].disk.fail("write", 5, path_part="t-0")
+        with pytest.raises(KafkaError):
+            await world.append(1, b"y")
+        await world.until(lambda: world.isr() == (2, 3) and world.nodes[2].partition().is_leader)
+        await world.append(2, b"z")
+        await world.agree(2, 3)
+        assert world.nodes[3].values() == [b"x", b"z"]
+        assert not world.nodes[1].partition().is_leader
+        world.change(leader=1, isr=(1, 3))
+        await world.until(lambda: world.isr() == (3,) and world.nodes[3].partition().is_leader)
+        await world.until(lambda: world.isr() == (3, 2))
+        await world.agree(2, 3)
+
+    Replicas(log_dirs="/data,/other").run(main)
+
+
 def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)
         await world.append(1, b"a")
         world.nodes[3].disk.fail("write", 5, path_part="t-0")
+        begun = world.loop.now
         await world.append(1, b"b")
         assert world.isr() == (1, 2)
+        assert world.loop.now - begun < 1, "it waited until the follower was too far behind"
         assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
 
     Replicas().run(main)

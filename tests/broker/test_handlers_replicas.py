@@ -428,7 +428,7 @@ def test_a_leader_alters_its_isr(version: int) -> None:
         topics = [
             isr_request(member, 1, 2),
             isr_request(member, 1, topic_id=GONE),
-            isr_request(member, 2, index=1),
+            isr_request(member, 2, 1, index=1),
         ]
         answer = await client.ask(
             PeerApi.ALTER_PARTITION, version, broker_id=1, broker_epoch=member.broker_epoch, topics=topics
@@ -538,12 +538,12 @@ def test_a_described_topic_shows_who_is_offline(version: int) -> None:
             cursor=None,
         )
         assert [
-            (row.error_code, row.leader_id, row.isr_nodes, row.offline_replicas)
+            (row.error_code, row.leader_id, row.replica_nodes, row.isr_nodes, row.offline_replicas)
             for row in answer.topics[0].partitions
         ] == [
-            (ErrorCode.none, 1, (1, 3), (2,)),
-            (ErrorCode.none, 1, (1,), (2,)),
-            (ErrorCode.none, 1, (1,), ()),
+            (ErrorCode.none, 1, (1, 2, 3), (1, 3), (2,)),
+            (ErrorCode.none, 1, (2, 1), (1,), (2,)),
+            (ErrorCode.none, 1, (1,), (1,), ()),
         ]
 
     run(story)

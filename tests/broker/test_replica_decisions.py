@@ -106,6 +106,17 @@ def test_an_isr_shrinks_and_grows_in_the_same_leader_epoch() -> None:
     assert (part(image).leader, part(image).leader_epoch, part(image).partition_epoch) == (1, 0, 4)
 
 
+def test_who_lost_its_log_leaves_and_hands_over_to_the_others_in_sync() -> None:
+    image = three_replicas()
+    assert alter(image, 1, isr_change(image, 3)) == [ErrorCode.invalid_request]
+    assert alter(image, 1, isr_change(image, 3, 2)) == [ErrorCode.new_leader_elected]
+    assert (part(image).leader, part(image).leader_epoch, part(image).isr) == (2, 1, (3, 2))
+    assert alter(image, 3, isr_change(image, 3)) == [ErrorCode.invalid_request]
+    assert alter(image, 3, isr_change(image, 2)) == [part(image)]
+    assert (part(image).leader, part(image).leader_epoch, part(image).isr) == (2, 1, (2,))
+    assert alter(image, 2, isr_change(image)) == [ErrorCode.invalid_request]
+
+
 def test_the_same_isr_again_changes_nothing() -> None:
     image = three_replicas()
     before = part(image)

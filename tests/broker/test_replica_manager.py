@@ -196,6 +196,36 @@ async def test_a_change_of_its_topic_makes_no_second_log_beside_one_on_a_lost_di
     assert [at for at in range(5) if replicas.find("t", at) is ErrorCode.kafka_storage_error] == lost
 
 
+@pytest.mark.parametrize("trouble", [errno.EMFILE, errno.EIO])
+async def test_a_log_that_could_not_be_made_is_tried_again(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: int
+) -> None:
+    """For want of a descriptor, or on a disk that failed by that, while there is another one."""
+    broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
+    replicas, files = broker.components.replicas, broker.world.files
+    makedirs, tried = files.makedirs, list[str]()
+
+    def fail(path: str) -> None:
+        if path.endswith("t-1"):
+            tried.append(path)
+            if trouble == errno.EMFILE or path == tried[0]:
+                raise OSError(trouble, "no")
+        makedirs(path)
+
+    monkeypatch.setattr(files, "makedirs", fail)
+    await create_topic(broker, "t", 4)
+    if trouble == errno.EMFILE:
+        assert replicas.find("t", 1) is ErrorCode.kafka_storage_error
+        for _ in replicas.reopen():
+            pass
+        assert replicas.find("t", 1) is ErrorCode.kafka_storage_error
+        monkeypatch.undo()
+    async with asyncio.timeout(20):
+        while replicas.find("t", 1) is ErrorCode.kafka_storage_error:  # noqa: ASYNC110 - the broker's own round
+            await asyncio.sleep(0.01)
+    assert replicas.partition("t", 1).is_leader
+
+
 async def test_a_flush_within_a_flush_leaves_nothing_unwritten(
     make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.apis import Api
+from tests.clusters import SETTLE_S, ClusterProcesses
 from tests.compat.peers import unique, until
 from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
@@ -46,6 +48,34 @@ def fill(folder: Path) -> None:
                     pass
             except OSError:
                 continue
+
+
+def test_what_a_full_disk_led_other_brokers_lead(small: Path, tmp_path: Path) -> None:
+    dirs = f"{small / 'logs'},{tmp_path / 'roomy'}"
+    settings = {"replica.lag.time.max.ms": "5000"}
+    with ClusterProcesses(tmp_path, settings=settings, settings_of={1: {"log.dirs": dirs}}) as cluster:
+        topic = cluster.make_topic(12)
+        lost = [
+            partition
+            for partition in range(12)
+            if (small / "logs" / f"{topic}-{partition}").exists() and cluster.leader(topic, partition) == 1
+        ]
+        kept = [partition for partition in range(12) if cluster.leader(topic, partition) == 1]
+        kept = [partition for partition in kept if partition not in lost]
+        assert lost
+        assert kept
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
+        outcomes: list[Any] = []
+        for value in (b"before", b"x" * 500_000):
+            for partition in range(12):
+                producer.produce(
+                    topic, value, partition=partition, on_delivery=lambda error, _: outcomes.append(error)
+                )
+            assert producer.flush(SETTLE_S) == 0
+            fill(small)
+        assert outcomes == [None] * 24
+        assert 1 not in {cluster.leader(topic, partition) for partition in lost}
+        assert {cluster.leader(topic, partition) for partition in kept} == {1}
 
 
 def test_a_full_disk_takes_its_own_partitions_offline_and_no_others(

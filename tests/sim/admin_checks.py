@@ -35,12 +35,21 @@ class Happened:
 
 
 def _happened(history: History) -> list[Happened]:
+    """The settings that a topic is made with are part of its making."""
+    asked = {(op.topic, op.asked) for op in history.admin if op.kind == "configure"}
     return [
         Happened(slot=slot, event=event)
         for slot in history.slots
         for event in slot.events
         if not event.topic.startswith(INTERNAL)
+        and (
+            event.kind != "configure" or (event.topic, event.value) in asked or not _makes(slot, event.topic)
+        )
     ]
+
+
+def _makes(slot: MetaSlot, topic: str) -> bool:
+    return any(event.kind == "create" and event.topic == topic for event in slot.events)
 
 
 def _explains(op: AdminOp, happened: Happened) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from broker.image import INTERNAL_TOPICS, NO_LEADER, Image
 from broker.server import Broker, Components
 from storage.log_manager import DELETE_SUFFIX
+from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Census, TopicPartition
 from tests.sim.loop import Process
 from tests.sim.net import Connection
@@ -42,10 +43,14 @@ def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: flo
         silent_beats=_silent_beats(components),
         queues=_queues(broker, components),
         no_more=tuple(sorted(_kept_of_no_more(node, broker, truth))),
-        deleted=tuple(
-            file.path for file in files.open_handles() if node.disk.lookup(file.path) is not file.inode
-        ),
+        deleted=_deleted(files, node.disk),
     )
+
+
+def _deleted(files: SimFiles, disk: Disk) -> tuple[str, ...]:
+    """Open files without a name, by the name they were opened with."""
+    named = disk.named()
+    return tuple(file.path for file in files.open_handles() if id(file.inode) not in named)
 
 
 def _followed(node_id: int, truth: Image) -> tuple[int, ...]:

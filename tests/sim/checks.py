@@ -529,7 +529,9 @@ def _offsets_of_values(case: Case) -> dict[tuple[TopicPartition, int], set[int]]
 
 
 def _deletable(history: History) -> dict[TopicPartition, int]:
-    """How far clients asked each log to begin."""
+    """How far clients asked each log to begin, or retention may have made it."""
+    if history.forgets:
+        return {tp: log.log_end_offset for tp, log in history.logs.items()}
     asked: dict[TopicPartition, int] = defaultdict(int)
     for delete in history.deletes:
         if delete.result != "fail":

@@ -270,6 +270,18 @@ class Disk:
             node = node.entries.get(part)
         return node
 
+    def named(self) -> set[int]:
+        """The identities of all files that have a name."""
+        found: set[int] = set()
+        rest: list[Inode | Directory] = [self.root]
+        while rest:
+            node = rest.pop()
+            if isinstance(node, Directory):
+                rest += node.entries.values()
+            else:
+                found.add(id(node))
+        return found
+
     def parent(self, path: str) -> tuple[Directory, str]:
         parts = _parts(path)
         node: Inode | Directory | None = self.root

@@ -411,9 +411,11 @@ class Census:
 class History:
     """One run. `single_replica_flush` is the broker's log.flush.single.replica; `unclean_topics` are those in
     which a replica from outside the ISR may be made leader, because the configuration or an operator says so.
-    Partitions of which `slots` say nothing have one replica, on node 1."""
+    `forgets` says that logs lose what is old by themselves. Partitions of which `slots` say nothing have one
+    replica, on node 1."""
 
     single_replica_flush: bool = False
+    forgets: bool = False
     unclean_topics: set[str] = field(default_factory=set)
     sends: list[Send] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)

@@ -125,12 +125,13 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     is_cluster = brokers > 1
     replicas = min(brokers, rng.choice((1, 2, 3, 3, 3, 3))) if is_cluster else 1
     last_s = rng.choice((10.0, 20.0, 30.0)) if is_cluster else 5.0
+    of_brokers, of_topics = _upkeep(random.Random(f"{seed}/upkeep"))
     return Plan(
         brokers=brokers,
         replicas=replicas,
-        properties=_properties(rng, brokers),
+        properties={**_properties(rng, brokers), **of_brokers},
         topics={"t": rng.choice((1, 2)), "d": 1},
-        topic_configs=_topic_configs(rng, replicas),
+        topic_configs={**_topic_configs(rng, replicas), **of_topics},
         producers=_producers(rng, last_s, is_cluster=is_cluster),
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
@@ -182,6 +183,22 @@ def _topic_configs(rng: random.Random, replicas: int) -> dict[str, str]:
         if rng.random() < 0.1:
             configs["unclean.leader.election.enable"] = "true"
     return configs
+
+
+def _upkeep(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
+    """Logs that lose their old segments while others fetch them, and offsets that are compacted all the time:
+    what brokers, and what topics are told."""
+    of_brokers: dict[str, str] = {}
+    of_topics: dict[str, str] = {}
+    if rng.random() < 0.25:
+        of_brokers["log.retention.check.interval.ms"] = rng.choice(("500", "2000"))
+        of_topics["segment.ms"] = "300"
+        of_topics["retention.ms"] = rng.choice(("1000", "4000"))
+    if rng.random() < 0.25:
+        of_brokers["log.roll.ms"] = rng.choice(("300", "1500"))
+        of_brokers["log.cleaner.backoff.ms"] = "200"
+        of_brokers["log.cleaner.min.cleanable.ratio"] = "0.01"
+    return of_brokers, of_topics
 
 
 def _producers(rng: random.Random, last_s: float, *, is_cluster: bool) -> tuple[ProducerPlan, ...]:

@@ -96,6 +96,7 @@ class Simulation:
         self.rng = random.Random(f"{seed}/nemesis")
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
+        self.stage.history.forgets = "retention.ms" in plan.topic_configs
         if plan.is_unclean:
             self.stage.history.unclean_topics.update(plan.topics)
         self._workers: list[asyncio.Task[None]] = []
@@ -122,6 +123,8 @@ class Simulation:
         self.partitions[:] = stage.partitions_of(plan.topics)
         if plan.members:
             await self._read_commits()
+        if stage.history.forgets:
+            await stage.finish([admin.start(self._keep_all(admin))])
         await stage.final_state(self.partitions)
         keeper.cancel()
         await self._end()
@@ -186,6 +189,11 @@ class Simulation:
             seen = max((fetch.high_watermark for fetch in fetches if fetch.tp == ("d", 0)), default=0)
             if seen > 0:
                 await client.delete_records(("d", 0), client.rng.randrange(seen + 1))
+
+    async def _keep_all(self, admin: SimClient) -> None:
+        """What is read in the end is still there when the files are looked at."""
+        for topic in self.plan.topics:
+            await admin.configure_topic(topic, "-1", {})
 
     def _alive(self, tasks: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         dead = {
