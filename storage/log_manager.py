@@ -28,6 +28,7 @@ from storage.files import File, Files, is_scarcity, make_directory, write_whole
 from storage.loader import CleanState
 from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
+from storage.segment import LOG
 from storage.unified_log import SegmentFlush, UnifiedLog
 
 logger = logging.getLogger("tidewal.logs")
@@ -275,8 +276,14 @@ class LogManager:
         key = parse_directory_name(name)
         if key is None:
             return
-        if key in self.logs:
-            raise LogDirError(f"{name} is in both {self.logs[key].log_dir} and {path}: remove one of them")
+        twin = self.logs.get(key)
+        if twin is not None and self._was_never_used(join(path, name)):
+            self.files.rename(join(path, name), self._name_aside(path, *key, STRAY_SUFFIX))
+            return
+        if twin is not None and twin.log_end_offset:
+            raise LogDirError(f"{name} is in both {twin.log_dir} and {path}: remove one of them")
+        if twin is not None:
+            self.stray(*key)
         notes = self._notes[path]
         points = self._points[path]
         log = yield from UnifiedLog.opening(
@@ -301,6 +308,11 @@ class LogManager:
         self.logs[key] = log
         if key in points[CLEANER_POINTS]:
             self.cleaned_upto[key] = points[CLEANER_POINTS][key]
+
+    def _was_never_used(self, directory: str) -> bool:
+        """A disk that fails while a log is made leaves a directory, and the log is made on another disk."""
+        logs = [name for name in self.files.listdir(directory) if name.endswith(LOG)]
+        return all(int(name.split(".")[0]) == 0 == self.files.size(join(directory, name)) for name in logs)
 
     # ---- logs ----------------------------------------------------------------------------------------------
 
@@ -372,9 +384,7 @@ class LogManager:
         self.uncleanable.discard((topic, partition))
         if log is None or log.offline is not None:
             return log
-        unique = UUID(int=self._random.getrandbits(128)).hex
-        tail = f"-{partition}.{unique}{suffix}"
-        target = join(log.log_dir, topic[: NAME_MAX - len(tail)] + tail)
+        target = self._name_aside(log.log_dir, topic, partition, suffix)
         try:
             log.flush_staged()
             self.files.rename(log.directory, target)
@@ -385,6 +395,11 @@ class LogManager:
         else:
             log.moved_to(target)
         return log
+
+    def _name_aside(self, log_dir: str, topic: str, partition: int, suffix: str) -> str:
+        unique = UUID(int=self._random.getrandbits(128)).hex
+        tail = f"-{partition}.{unique}{suffix}"
+        return join(log_dir, topic[: NAME_MAX - len(tail)] + tail)
 
     # ---- maintenance ---------------------------------------------------------------------------------------
 

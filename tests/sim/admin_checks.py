@@ -113,8 +113,8 @@ def refusals_are_true(case: Case) -> Iterator[str]:
             ErrorCode.topic_already_exists.name: True,
             ErrorCode.unknown_topic_or_partition.name: False,
         }.get(op.error)
-        if wanted is None:
-            continue
+        if wanted is None or (op.index and not wanted):
+            continue  # the topic may have fewer partitions than that
         since = 0.0 if has_changed else op.invoked
         if wanted not in _was_there(history, op.topic, since, op.done):
             yield f"{_name(op)} was refused with {op.error}, which was never so"

@@ -82,7 +82,7 @@ def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
 
 def sync_is_kept(case: Case) -> Iterator[str]:
     """1 (disk) What recovery can read after a crash reaches at least as far as the last sync; of topics that
-    are deleted nothing need be kept, and what is made anew has the same name."""
+    are deleted nothing need be kept, and what is made anew has the same name; of what moved away neither."""
     history = case.history
     deletable = _deletable(history)
     passing = {event.topic for slot in history.slots for event in slot.events if event.kind == "delete"}
@@ -90,7 +90,9 @@ def sync_is_kept(case: Case) -> Iterator[str]:
         if crash.replaced:
             continue
         for tp, end in crash.synced_end.items():
-            is_owed = tp[0] not in passing and end > deletable.get(tp, 0)
+            state = case.custody.at(tp, crash.at)
+            is_held = state is None or crash.node in state.replicas
+            is_owed = is_held and tp[0] not in passing and end > deletable.get(tp, 0)
             if is_owed and crash.kept_end.get(tp, 0) < end:
                 kept = crash.kept_end.get(tp, 0)
                 yield f"{tp} node {crash.node} life {crash.life}: synced to {end}, readable to {kept}"

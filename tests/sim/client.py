@@ -446,13 +446,13 @@ class SimClient:
             "grow", topic, Api.CREATE_PARTITIONS, fields, lambda answer: answer.results[0], asked=count
         )
 
-    async def configure_topic(self, topic: str, value: str, others: Mapping[str, str]) -> None:
+    async def configure_topic(self, topic: str, value: str, others: Mapping[str, str]) -> AdminOp:
         configs = [
             {"name": name, "config_operation": SET, "value": given}
             for name, given in {SETTING: value, **others}.items()
         ]
         row = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
-        await self._order(
+        return await self._order(
             "configure",
             topic,
             Api.INCREMENTAL_ALTER_CONFIGS,

@@ -193,7 +193,11 @@ class Simulation:
     async def _keep_all(self, admin: SimClient) -> None:
         """What is read in the end is still there when the files are looked at."""
         for topic in self.plan.topics:
-            await admin.configure_topic(topic, "-1", {})
+            while (await admin.configure_topic(topic, "-1", {})).result != "ok":
+                await admin.pause(RETRY_S)
+        last = self.stage.truth.image.seq
+        while any((image := node.image()) is None or image.seq < last for node in self.stage.ready()):
+            await admin.pause(RETRY_S)
 
     def _alive(self, tasks: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         dead = {

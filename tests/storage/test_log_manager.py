@@ -278,9 +278,33 @@ def test_new_logs_go_where_there_are_fewest(tmp_path: Path) -> None:
 
 def test_a_log_in_two_directories_is_an_error(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        (tmp_path / name / "topic-0").mkdir(parents=True)
+        manager = manager_on(tmp_path, dirs=(name,))
+        append(manager.create("topic", TOPIC_ID, 0, LogConfig()), batch_of(1))
+        manager.close()
     with pytest.raises(LogDirError, match="topic-0 is in both"):
         manager_on(tmp_path, dirs=("one", "two"))
+
+
+@pytest.mark.parametrize("used", ["one", "two"])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_a_failing_disk_left_of_a_log_made_elsewhere_is_set_aside(
+    tmp_path: Path, used: str, is_begun: bool
+) -> None:
+    unused = "two" if used == "one" else "one"
+    manager = manager_on(tmp_path, dirs=(used,))
+    append(manager.create("topic", TOPIC_ID, 0, LogConfig()), batch_of(1))
+    manager.close()
+    if is_begun:
+        manager = manager_on(tmp_path, dirs=(unused,))
+        manager.create("topic", TOPIC_ID, 0, LogConfig())
+        manager.close()
+    else:
+        (tmp_path / unused / "topic-0").mkdir(parents=True)
+    manager = manager_on(tmp_path, dirs=("one", "two"))
+    log = manager.logs["topic", 0]
+    assert (log.log_end_offset, Path(log.directory)) == (1, tmp_path / used / "topic-0")
+    (left,) = (tmp_path / unused).glob("topic-0*")
+    assert left.name.endswith("-stray")
 
 
 # ---- failing disks -----------------------------------------------------------------------------------------
