@@ -40,7 +40,7 @@ class Case:
         """Whether this ack may have been taken back: for acks=all when everybody bound to it lost it, for
         acks=1 also when its leader did not stay the leader."""
         custody = self.custody
-        if send.acks != ALL and not custody.led_on(send.tp, send.node, send.done):
+        if send.acks != ALL and not custody.led_on(send.tp, send.node, send.since):
             return True
         was_synced = send.acks == ALL and self._is_synced_first(send.tp)
         return custody.is_lost(send.tp, offset, send.since, send.done, was_synced=was_synced)

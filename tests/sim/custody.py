@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from math import inf
 
 from tests.sim.history import Crash, History, PartitionState, TopicPartition
 
@@ -161,12 +162,10 @@ class Custody:
                 return True
         return False
 
-    def led_on(self, tp: TopicPartition, node: int, when: float) -> bool:
-        """Whether `node`, leading at `when`, has led ever since."""
-        moments = self.moments(tp)
-        if not moments:
+    def led_on(self, tp: TopicPartition, node: int, since: float) -> bool:
+        """Whether `node` led at that time and ever after: one that led before may append without having heard
+        of its end, even if it leads again by the time it answers."""
+        if not self.moments(tp):
             return True
-        terms = [moment for moment in moments if moment.at <= when and moment.state.leader == node]
-        if not terms:
-            return False
-        return all(moment.state.leader in (node, -1) for moment in moments if moment.at > terms[-1].at)
+        states = self.during(tp, since, inf)
+        return bool(states) and states[0].leader == node and all(each.leader in (node, -1) for each in states)

@@ -163,8 +163,9 @@ def the_unclean_leave(case: Case) -> Iterator[str]:
         }
         states = {tp: state for tp, state in states.items() if tp[0] not in slot.deleted}
         states.update((state.tp, state) for state in slot.partitions)
+        made = {state.tp for state in slot.partitions if state.partition_epoch == 0}  # with nothing to lose
         for tp, state in states.items():
-            if len(state.isr) > 1 and back & set(state.isr):
+            if len(state.isr) > 1 and back & set(state.isr) and tp not in made:
                 yield f"{tp} slot {slot.seq}: {sorted(back)} came back after a loss into the ISR {state.isr}"
 
 
