@@ -41,7 +41,7 @@ def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: flo
         connections=tuple(sorted(_connections(process, connections))),
         counted_connections=components.network.connection_count,
         silent_beats=_silent_beats(components),
-        queues=_queues(broker, components),
+        queues=_queues(components, _owed(process, connections)),
         no_more=tuple(sorted(_kept_of_no_more(node, broker, truth))),
         deleted=_deleted(files, node.disk),
     )
@@ -101,19 +101,25 @@ def _silent_beats(components: Components) -> tuple[int, ...]:
     return tuple(sorted(number for number, held in attached.items() if held._transport is None))
 
 
-def _queues(broker: Broker, components: Components) -> dict[str, int]:
+def _owed(process: Process, connections: Sequence[Connection]) -> int:
+    """Bytes of requests that are not whole, of clients that are gone and did not say so."""
+    ends = (connection.server for connection in connections if connection.is_half_open)
+    return sum(end.protocol._queued for end in ends if end.process is process and not end.is_lost)
+
+
+def _queues(components: Components, owed: int) -> dict[str, int]:
     cluster, network, logs = components.cluster, components.network, components.logs
     lengths = {
         "commands": len(cluster._queue),
         "unpublished": len(cluster._unpublished),
-        "ISR proposals": len(broker.components.isr._waiting),
+        "ISR proposals": len(components.isr._waiting),
         "group commands": components.groups.statistics().waiting,
         "touched partitions": len(components.replicas.touched),
         "rounds": len(network._rounds),
         "throttled": len(network._throttled),
         "flushing": len(logs._flushing),
         "checkpoint writes": len(logs._writing) + len(logs._write_again),
-        "queued bytes": network.queued_bytes,
+        "queued bytes": network.queued_bytes - owed,
         "wakes": len(components.purgatory._wakes),
         "in flight to a peer": max((one.in_flight for one in cluster.channels._channels.values()), default=0),
     }
