@@ -101,12 +101,19 @@ class Channel:
 
     async def _exchange(self, request: bytes, timeout_s: float) -> memoryview:
         wire: _Wire | None = None
+        answer: asyncio.Future[memoryview] | None = None
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline):
                 opened = await self._open()
                 await opened.wait_room()
                 wire = opened
-                return await wire.ask(request)
+                answer = wire.ask(request)
+                return await answer
+        except asyncio.CancelledError:
+            if wire is not None and answer is not None:
+                wire.give_until(deadline, answer)
+            raise
         except TimeoutError as error:
             reason = f"{self.host}:{self.port}: no answer in {timeout_s} s"
             if wire is not None:
@@ -174,6 +181,15 @@ class _Wire(asyncio.BufferedProtocol):
         self.asked.append((correlation_id, answer))
         self._transport.write(request)
         return answer
+
+    def give_until(self, deadline: float, answer: asyncio.Future[memoryview]) -> None:
+        """Nobody waits for this answer any more; whoever asks next must not wait behind it for ever."""
+
+        def overdue() -> None:
+            if any(each is answer for _, each in self.asked):
+                self.lose("no answer in time")
+
+        asyncio.get_running_loop().call_at(deadline, overdue)
 
     def lose(self, reason: str) -> None:
         """Ends the connection, and with PeerLost whatever was asked on it."""

@@ -503,11 +503,12 @@ class Fetcher:
 
 
 def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
-    """Appends what the leader sent. Its start may lie inside a batch and where our log ends, which is empty
-    or has only what the leader deleted, if it ever had it: then ours has to begin with the whole batch."""
+    """Appends what the leader sent. Its first batch may begin before our log ends, when that is empty, or has
+    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch."""
     first = parse_header(records)
     end = held.log_end_offset
-    if first.base_offset < end <= min(first.last_offset, leader_start):
+    holds_nothing = end == held.log_start_offset or end <= leader_start
+    if holds_nothing and first.base_offset < end <= first.last_offset:
         held.truncate_fully(first.base_offset)
         held.append_as_follower(records)
         held.set_high_watermark(end)

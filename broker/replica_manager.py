@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, Final
+from uuid import UUID
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
 from broker.partition import Partition, TopicStats
@@ -23,6 +24,7 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.log import AbstractLog, Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
+from storage.unified_log import UnifiedLog
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,12 @@ FollowListener = Callable[[Partition], None]
 
 ProposalListener = Callable[[Partition], None]
 """Told of a new `partition.proposal`."""
+
+
+def _is_of(held: UnifiedLog, topic_id: UUID) -> bool:
+    """The id is on the disk before anything that was appended counts as synced. Without it a log that is not
+    empty was never synced, and lost it with the power: it may be that of a topic deleted since."""
+    return held.known_topic_id == topic_id or (held.known_topic_id is None and not held.log_end_offset)
 
 
 def is_internal(topic: str) -> bool:
@@ -408,7 +416,7 @@ class ReplicaManager:
             log.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
             self._unopened[topic.name, wanted.index] = False
             return None
-        if held is not None and held.known_topic_id not in (None, topic.id):
+        if held is not None and not _is_of(held, topic.id):
             # left over from an earlier topic of this name
             self.logs.stray(topic.name, wanted.index)
         try:

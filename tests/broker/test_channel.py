@@ -312,3 +312,25 @@ def test_it_is_known_who_closed_a_connection_and_has_none_since() -> None:
         channels.close()
 
     two.run(main())
+
+
+def test_whoever_gives_up_waiting_leaves_no_connection_that_never_answers() -> None:
+    two = Two()
+
+    async def main() -> None:
+        two.peers.is_silent = True
+        await two.listen()
+        channel = two.channel()
+        patient = asyncio.ensure_future(ask(channel, timeout_s=5))
+        await asyncio.sleep(1)
+        patient.cancel()
+        await asyncio.sleep(3)
+        assert channel.in_flight == 1
+        await asyncio.sleep(2)
+        assert channel.in_flight == 0
+        two.peers.is_silent = False
+        assert (await ask(channel)).topics == ()
+        assert len(two.peers.accepted) == 2
+        channel.close()
+
+    two.run(main())

@@ -498,6 +498,26 @@ def test_an_empty_replica_begins_where_the_leaders_log_does() -> None:
     Replicas(3).run(main)
 
 
+def test_an_empty_replica_that_starts_inside_a_batch_of_a_leader_that_starts_before_it_is_filled() -> None:
+    """It heard of a delete that the leader of now did not hear of."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.append(1, b"b", b"c", b"d")
+        await world.agree(1, 2)
+        world.kill(2)
+        log_of(world, 1).advance_log_start(1)
+        await world.start(2)
+        log_of(world, 2).truncate_fully(3)
+        await world.until(lambda: 2 in world.isr())
+        await world.append(1, b"e")
+        assert world.nodes[2].values() == [b"b", b"c", b"d", b"e"]
+        assert log_of(world, 2).log_start_offset == 3
+
+    Replicas(2).run(main)
+
+
 def test_a_replica_whose_end_was_deleted_by_the_leader_begins_anew() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)

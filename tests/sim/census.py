@@ -13,6 +13,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from broker.channel import Channel
 from broker.image import INTERNAL_TOPICS, NO_LEADER, Image
 from broker.server import Broker, Components
 from storage.log_manager import DELETE_SUFFIX
@@ -107,6 +108,11 @@ def _owed(process: Process, connections: Sequence[Connection]) -> int:
     return sum(end.protocol._queued for end in ends if end.process is process and not end.is_lost)
 
 
+def _awaited(channel: Channel) -> int:
+    """Questions somebody waits for; who gave up left the rest to their deadline."""
+    return 0 if channel._wire is None else sum(not answer.done() for _, answer in channel._wire.asked)
+
+
 def _queues(components: Components, owed: int) -> dict[str, int]:
     cluster, network, logs = components.cluster, components.network, components.logs
     lengths = {
@@ -121,7 +127,7 @@ def _queues(components: Components, owed: int) -> dict[str, int]:
         "checkpoint writes": len(logs._writing) + len(logs._write_again),
         "queued bytes": network.queued_bytes - owed,
         "wakes": len(components.purgatory._wakes),
-        "in flight to a peer": max((one.in_flight for one in cluster.channels._channels.values()), default=0),
+        "in flight to a peer": max(map(_awaited, cluster.channels._channels.values()), default=0),
     }
     return {name: length for name, length in lengths.items() if length}
 

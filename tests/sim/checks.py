@@ -511,16 +511,20 @@ def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
                 yield tp, offset, value
         for offset, value in log.served:
             yield tp, offset, value
-    for fetch in history.fetches:
-        for batch in fetch.batches:
-            for offset, value in batch.pairs():
-                if not case.is_forgotten(fetch.tp, offset, fetch.invoked, fetch.done):
-                    yield fetch.tp, offset, value
+    lost: set[tuple[TopicPartition, int, int]] = set()
     for send in history.sends:
         if send.result == "ok" and send.acks != 0:
             for offset, value in enumerate(send.values, send.base_offset):
-                if not case.may_lose(send, offset):
+                if case.may_lose(send, offset):
+                    lost.add((send.tp, offset, value))  # which others may still read who have not heard of it
+                else:
                     yield send.tp, offset, value
+    for fetch in history.fetches:
+        for batch in fetch.batches:
+            for offset, value in batch.pairs():
+                is_lost = (fetch.tp, offset, value) in lost
+                if not is_lost and not case.is_forgotten(fetch.tp, offset, fetch.invoked, fetch.done):
+                    yield fetch.tp, offset, value
 
 
 def _offsets_of_values(case: Case) -> dict[tuple[TopicPartition, int], set[int]]:
