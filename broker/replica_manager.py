@@ -45,10 +45,12 @@ ProposalListener = Callable[[Partition], None]
 """Told of a new `partition.proposal`."""
 
 
-def _is_of(held: UnifiedLog, topic_id: UUID) -> bool:
-    """The id is on the disk before anything that was appended counts as synced. Without it a log that is not
-    empty was never synced, and lost it with the power: it may be that of a topic deleted since."""
-    return held.known_topic_id == topic_id or (held.known_topic_id is None and not held.log_end_offset)
+def may_be_of(held: UnifiedLog, topic_id: UUID, wanted: PartitionImage) -> bool:
+    """A log without its id lost it with the power before its first sync, and may be that of a topic deleted
+    since: what is in it is not worth that where other replicas have what counts."""
+    if held.known_topic_id is not None:
+        return held.known_topic_id == topic_id
+    return not held.log_end_offset or held.recovery_point > 0 or len(wanted.replicas) == 1
 
 
 def is_internal(topic: str) -> bool:
@@ -416,7 +418,7 @@ class ReplicaManager:
             log.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
             self._unopened[topic.name, wanted.index] = False
             return None
-        if held is not None and not _is_of(held, topic.id):
+        if held is not None and not may_be_of(held, topic.id, wanted):
             # left over from an earlier topic of this name
             self.logs.stray(topic.name, wanted.index)
         try:

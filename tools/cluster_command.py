@@ -58,9 +58,8 @@ def run_cluster(options: ClusterOptions) -> None:
         _check_ports(brokers)
         with _processes(map(_command, brokers)) as processes:
             _watch(processes, stopping)
-    for signal_number in STOP_SIGNALS:
-        # A handler would be gone before the interpreter is, and one more signal end a clean stop otherwise.
-        signal.signal(signal_number, signal.SIG_IGN)
+    # The handlers are gone before the interpreter is, and one more signal would end a clean stop otherwise.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], stopping: list[bool]) -> None:

@@ -143,24 +143,6 @@ async def test_logs_of_no_topic_are_set_aside(make_broker: "MakeBroker", tmp_pat
     assert "t-0" in names
 
 
-@pytest.mark.parametrize("is_empty", [True, False])
-async def test_a_log_that_lost_its_topic_id_is_taken_for_a_topic_s_only_if_it_is_empty(
-    make_broker: "MakeBroker", tmp_path: Path, is_empty: bool
-) -> None:
-    """With the power gone before its first sync: it may be that of a topic deleted since."""
-    first = await make_broker()
-    await create_topic(first, "t")
-    if not is_empty:
-        async with await RawClient.open(first) as client:
-            await client.produce("t", batch_of(b"of whom?"))
-    await first.stop()
-    (tmp_path / "data" / "t-0" / "partition.metadata").unlink()
-    second = await make_broker()
-    assert second.components.replicas.partition("t", 0).log.log_end_offset == 0
-    strays = [path.name for path in (tmp_path / "data").iterdir() if path.name.endswith("-stray")]
-    assert len(strays) == (0 if is_empty else 1)
-
-
 async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
     parsed = from_properties(
         {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")},

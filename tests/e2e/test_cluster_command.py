@@ -203,7 +203,7 @@ def test_however_many_signals_come_a_clean_stop_is_one(start: Start, kind: signa
     command = start().wait_ready()
     signal_until_the_end(command.process, kind)
     assert command.ended() == 0
-    assert not any("Traceback" in line for line in command.stderr)
+    assert not any("Traceback" in line for line in command.stderr), "\n".join(command.stderr)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
