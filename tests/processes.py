@@ -5,6 +5,7 @@ directory, so that a second process may follow the first on the same data.
 Invariant: no wait here is without a deadline, and none is a fixed sleep.
 """
 
+import contextlib
 import os
 import selectors
 import signal
@@ -20,6 +21,7 @@ from typing import IO, Self
 ROOT = Path(__file__).resolve().parent.parent
 TIDEWAL: Sequence[str] = (sys.executable, "-m", "tools.cli")
 READY_S_MAX = 30.0
+SIGNALS_APART_S = 0.002
 STOP_S_MAX = 40.0
 
 
@@ -132,8 +134,11 @@ class BrokerProcess:
 
 
 def signal_until_the_end(process: "subprocess.Popen[bytes]", kind: signal.Signals) -> None:
-    """One signal after the other, so that some come at every stage of its exit."""
+    """One signal after the other, so that some come at every stage of its exit; between them it gets on."""
     deadline_s = time.monotonic() + STOP_S_MAX
-    while process.poll() is None:
+    while True:
         assert time.monotonic() < deadline_s, f"still there after {STOP_S_MAX:.0f} s of signals"
         process.send_signal(kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SIGNALS_APART_S)
+            return
