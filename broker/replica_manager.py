@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, Final
-from uuid import UUID
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
 from broker.partition import Partition, TopicStats
@@ -24,7 +23,6 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.log import AbstractLog, Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
-from storage.unified_log import UnifiedLog
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +41,6 @@ FollowListener = Callable[[Partition], None]
 
 ProposalListener = Callable[[Partition], None]
 """Told of a new `partition.proposal`."""
-
-
-def may_be_of(held: UnifiedLog, topic_id: UUID, wanted: PartitionImage) -> bool:
-    """A log without its id lost it with the power before its first sync, and may be that of a topic deleted
-    since: what is in it is not worth that where other replicas have what counts."""
-    if held.known_topic_id is not None:
-        return held.known_topic_id == topic_id
-    return not held.log_end_offset or held.recovery_point > 0 or len(wanted.replicas) == 1
 
 
 def is_internal(topic: str) -> bool:
@@ -418,7 +408,7 @@ class ReplicaManager:
             log.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
             self._unopened[topic.name, wanted.index] = False
             return None
-        if held is not None and not may_be_of(held, topic.id, wanted):
+        if held is not None and held.known_topic_id not in (None, topic.id):
             # left over from an earlier topic of this name
             self.logs.stray(topic.name, wanted.index)
         try:

@@ -621,24 +621,6 @@ def test_a_topic_deleted_and_made_again_shares_nothing() -> None:
     Replicas(2).run(main)
 
 
-def test_a_log_that_lost_its_topic_id_with_the_power_is_not_taken_for_that_of_a_topic_made_anew() -> None:
-    async def main(world: Replicas) -> None:
-        world.create(1, 2)
-        await world.append(1, b"a")
-        await world.agree(1, 2)
-        held = log_of(world, 2)
-        held.files.unlink(f"{held.directory}/partition.metadata")
-        world.kill(2)
-        world.delete()
-        world.create(1, 2)
-        await world.append(1, b"b", acks=1)
-        await world.start(2)
-        await world.agree(1, 2)
-        assert world.nodes[2].values() == [b"b"]
-
-    Replicas(2).run(main)
-
-
 # --- trouble ----------------------------------------------------------------------------------------------
 
 

@@ -263,10 +263,12 @@ def _short(read: ClusterRead) -> str:
 
 def nothing_comes_back(case: Case) -> Iterator[str]:
     """19 (made anew) A topic that was deleted and made anew holds nothing that was written to another of its
-    name, and, unless disks or unclean elections took it, all that was acknowledged to it."""
+    name, unless the power took the id of that one's log, and all that was acknowledged to it, unless disks or
+    unclean elections took it."""
     history = case.history
     marks = {(mark.topic_id, mark.value): mark for mark in history.marks}
-    took = any(crash.power or crash.replaced for crash in history.crashes)
+    lost_power = any(crash.power for crash in history.crashes)
+    took = lost_power or any(crash.replaced for crash in history.crashes)
     took = took or any(
         moment.is_unclean for tp in case.custody.partitions() for moment in case.custody.moments(tp)
     )
@@ -274,9 +276,9 @@ def nothing_comes_back(case: Case) -> Iterator[str]:
         where = f"{remains.topic} on node {remains.node}"
         for value in remains.values:
             mark = marks.get((remains.topic_id, value))
-            if mark is None:
+            if mark is None and not lost_power:
                 yield f"{where}: {value} was not written to this one ({remains.topic_id})"
-            elif mark.result == "fail":
+            elif mark is not None and mark.result == "fail":
                 yield f"{where}: {value} had been refused"
         for mark in history.marks:
             is_owed = mark.topic_id == remains.topic_id and mark.result == "ok" and not took
