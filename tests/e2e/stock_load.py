@@ -210,3 +210,15 @@ class GroupLoad(Worker):
         """Records not yet read; only for a load that has ended."""
         self.check_alive()
         return sum(sent - len(self.read.get(partition, ())) for partition, sent in enumerate(load.sent))
+
+
+def produce(bootstrap: str, topic: str, values: range) -> None:
+    """All of it acknowledged when this returns."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all"})
+    refused: list[object] = []
+    for value in values:
+        producer.produce(
+            topic, b"%d" % value, partition=0, on_delivery=lambda error, _: error and refused.append(error)
+        )
+    assert producer.flush(30) == 0
+    assert refused == []

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import IO, Self
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.peers import stable_port, unique, until
 from tests.compat.raw import RawClient
 from tests.e2e.load import values_at
+from tests.e2e.stock_load import produce
 from tests.processes import ROOT, STOP_S_MAX, TIDEWAL, signal_until_the_end
 
 READY_S_MAX = 60.0
@@ -118,19 +119,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield run
 
 
-def produce(command: ClusterCommand, topic: str, values: range) -> None:
-    producer = Producer(
-        {"bootstrap.servers": ",".join(command.addresses), "enable.idempotence": True, "acks": "all"}
-    )
-    refused: list[object] = []
-    for value in values:
-        producer.produce(
-            topic, b"%d" % value, partition=0, on_delivery=lambda error, _: error and refused.append(error)
-        )
-    assert producer.flush(30) == 0
-    assert refused == []
-
-
 def make_topic(command: ClusterCommand, replicas: int) -> str:
     topic = unique("topic")
     admin = AdminClient({"bootstrap.servers": command.addresses[-1]})
@@ -168,7 +156,7 @@ def test_it_starts_from_nothing_serves_and_stops(start: Start, brokers: int) -> 
     memory = ", ".join(f"{memory_mb(child):.0f}" for child in command.children)
     print(f"{brokers} brokers ready in {command.ready_s:.2f} s; MB at rest: {memory}")  # noqa: T201
     topic = make_topic(command, min(brokers, 3))
-    produce(command, topic, range(100))
+    produce(",".join(command.addresses), topic, range(100))
     assert read_in_a_group(command, topic, 100) == list(range(100))
     command.process.terminate()
     assert command.ended() == 0
@@ -180,11 +168,11 @@ def test_started_again_it_goes_on_where_it_was(start: Start) -> None:
     first = start(listen=f"127.0.0.1:{port}").wait_ready()
     assert first.addresses == [f"127.0.0.1:{port + number}" for number in range(3)]
     topic = make_topic(first, 3)
-    produce(first, topic, range(50))
+    produce(",".join(first.addresses), topic, range(50))
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 0
     second = start(listen=f"127.0.0.1:{port}").wait_ready()
-    produce(second, topic, range(50, 80))
+    produce(",".join(second.addresses), topic, range(50, 80))
 
     def values() -> list[int]:
         """Of whichever replica answers with the most: a follower may not know yet what is committed."""
@@ -220,7 +208,7 @@ def test_a_second_one_on_the_same_data_is_refused_with_one_line(start: Start, tm
     second = start()
     assert second.ended() == 1
     assert second.stderr == [f"tidewal: --data {tmp_path / 'data'}: in use by another `tidewal cluster`"]
-    produce(first, make_topic(first, 3), range(10))
+    produce(",".join(first.addresses), make_topic(first, 3), range(10))
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.peers import stable_port, unique, until
+from tests.e2e.stock_load import produce
 from tests.minio import MinioServer
 from tests.processes import ROOT, TIDEWAL, BrokerProcess, DidNotStart
 
@@ -25,17 +26,6 @@ StartBroker = Callable[..., BrokerProcess]
 @pytest.fixture
 def url(minio_server: MinioServer, bucket: str) -> str:
     return minio_server.url(bucket, unique("broker"))
-
-
-def produce(bootstrap: str, topic: str, values: range) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
-    refused: list[object] = []
-    for value in values:
-        producer.produce(
-            topic, b"%d" % value, partition=0, on_delivery=lambda error, _: error and refused.append(error)
-        )
-    assert producer.flush(30) == 0
-    assert refused == []
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[int]:
