@@ -76,6 +76,7 @@ def load(
     *,
     config: LogConfig,
     is_clean: bool,
+    is_doubted: bool,
     recovery_point: int,
     gapless_from: int | None,
     log_start_offset: int,
@@ -84,6 +85,9 @@ def load(
 ) -> Generator[None, None, Loaded]:
     """Open the directory `path`, in slices of a few milliseconds. Raises OSError when the disk does. Whoever
     stops between two slices leaves what a crash would have left there.
+
+    `is_doubted`: a sync failed since the recovery point. What is read past it may stand in memory alone,
+    where no later sync finds it to write unless it is written once more.
 
     Past `gapless_from` no segment was ever compacted, so one that ends before the next begins lost its
     tail with the power. None: that cannot be said.
@@ -120,7 +124,9 @@ def load(
         yield from _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
     else:
         since = recovery_point if epochs is not None else 0
-        yield from _recover(loaded, files, path, config, since=since, gapless_from=gapless_from)
+        yield from _recover(
+            loaded, files, path, config, since=since, gapless_from=gapless_from, is_doubted=is_doubted
+        )
         _complete_epochs(loaded)
     loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
     for offset in snapshot_offsets(files, path):
@@ -232,7 +238,14 @@ def _complete_epochs(loaded: Loaded) -> None:
 
 
 def _recover(
-    loaded: Loaded, files: Files, path: str, config: LogConfig, *, since: int, gapless_from: int | None = None
+    loaded: Loaded,
+    files: Files,
+    path: str,
+    config: LogConfig,
+    *,
+    since: int,
+    gapless_from: int | None = None,
+    is_doubted: bool = False,
 ) -> Iterator[None]:
     """Read every batch from the newest mark at or below `since` on, or from the start of the segment that
     holds it; cut at the first bad one, or where one is missing, and drop every later segment; rebuild what
@@ -269,6 +282,8 @@ def _recover(
                 unread = RECOVERY_BYTES
                 yield
         loaded.dropped_bytes += size - segment.size
+        if is_doubted:
+            yield from segment.write_anew(known)
         # what the recovery point vouches for is on the disk as it is, names included
         if segment.size < size or expected > since or since == 0:
             loaded.rewritten += [segment.path(kind) for kind in SEGMENT_SUFFIXES]

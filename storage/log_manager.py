@@ -8,6 +8,10 @@ A clean stop leaves `.kafka_cleanshutdown`, as Kafka does, with one field more: 
 Kafka ignores the field and removes the file when it starts, so what is noted there can only be as old as
 the last clean stop; it is believed for a log only while its last segment still has the noted size and
 time.
+
+After a failed sync the kernel takes the pages it could not write for written: they are read until the power
+goes, and never synced again. A directory whose disk failed gets the mark `.disk_failed` for the next start,
+which writes what it recovers there once more. The mark needs no sync: it goes where those pages go.
 """
 
 import json
@@ -35,6 +39,7 @@ logger = logging.getLogger("tidewal.logs")
 
 LOCK = ".lock"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+DISK_FAILED = ".disk_failed"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
@@ -149,6 +154,7 @@ class LogManager:
         self._is_loaded = False
         self._closed: dict[TopicPartition, int] = {}  # up to where `closing` has closed it
         self._vouched: set[str] = set()  # directories whose recovery points are our own
+        self._doubted: set[str] = set()  # directories whose disk failed an earlier process
         self._doomed: list[tuple[int, str]] = []  # due, path of a directory
         self._flushing: set[TopicPartition] = set()
         self._due: dict[str, int] = {}
@@ -185,6 +191,8 @@ class LogManager:
                     for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
                 }
                 self._notes[path] = self._take_notes(path)
+                if self.files.exists(join(path, DISK_FAILED)):
+                    self._doubted.add(path)
                 if self._has_own_recovery_points(path):
                     self._vouched.add(path)
             except BlockingIOError:
@@ -248,6 +256,8 @@ class LogManager:
                     yield from self._load_directory(path, name, config_of)
                     if at % LOADED_PER_SLICE == 0:
                         yield
+                if path in self._doubted:
+                    self.files.unlink(join(path, DISK_FAILED))
             except OSError as error:
                 self._dir_failed(path, error)
             if path not in self._vouched:
@@ -297,6 +307,7 @@ class LogManager:
             on_failure=self._failure_of[path],
             on_cut=self._cut_of[path],
             is_clean=notes is not None,
+            is_doubted=path in self._doubted,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
             gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
             log_start_offset=points[LOG_STARTS].get(key, 0),
@@ -642,7 +653,15 @@ class LogManager:
         for log in self.logs.values():
             if log.log_dir == path:
                 log.take_offline(f"log directory {path} failed: {error}")
+        if path in self._points:
+            self._leave_doubt(path)
         self._on_dir_failure(path, error)
+
+    def _leave_doubt(self, path: str) -> None:
+        try:
+            self.files.open(join(path, DISK_FAILED), create=True).close()
+        except OSError as error:
+            logger.warning("%s: the next start will trust what it reads there: %s", path, error)
 
     def closing(self) -> Iterator[tuple[Callable[[], None], Done]]:
         """What a clean stop syncs, a log at a time, for whoever can run several jobs at once and report each;

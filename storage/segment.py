@@ -624,6 +624,14 @@ class Segment:
             file.truncate(self.size)
             file.fsync()  # or a power cut may bring the rest back behind what is appended from now on
 
+    def write_anew(self, position: int) -> Iterator[None]:
+        """Make what stands from `position` on the next sync's work, though the kernel may take it for
+        written."""
+        for at in range(position, self.size, RECOVERY_BYTES):
+            self.file.pwrite(self.file.pread(min(RECOVERY_BYTES, self.size - at), at), at)
+            yield
+        self.file.truncate(self.size)
+
     def _cut_aborted(self) -> None:
         """Make the transaction index end with what is known."""
         path = self.path(TXN_INDEX)

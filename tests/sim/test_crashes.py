@@ -3,6 +3,7 @@ many seeds."""
 
 from __future__ import annotations
 
+import errno
 import random
 from uuid import UUID
 
@@ -25,14 +26,19 @@ PRODUCER_ID = 5
 BATCH_MAX = 3
 
 
+class DiskFailed(Exception):
+    """What a broker does whose only disk failed: it ends."""
+
+
 class Bench:
     """One disk, many lives; `acked` is what each life was told of its appends, `synced` how far syncs were
-    confirmed."""
+    confirmed. A life ends by a kill or by a power cut, or in some before that because a sync fails."""
 
-    def __init__(self, seed: int, *, power: bool) -> None:
+    def __init__(self, seed: int, *, power: bool, ailing: bool = False) -> None:
         self.rng = random.Random(seed)
         self.clock_ms = 1_700_000_000_000
         self.power = power
+        self.ailing = ailing
         self.disk = Disk(random.Random(f"{seed}/disk"), lambda: self.clock_ms)
         founder = self.disk.mount()
         founder.makedirs("/data")
@@ -53,7 +59,12 @@ class Bench:
     def live(self) -> None:
         process = Process(SimLoop(), "p")
         files = self.disk.mount(process)
-        files.die_in_changes(self.rng.randrange(1, 120), power=self.power)
+        fails = self.ailing and self.rng.random() < 0.5
+        power = self.power and not fails
+        if fails:
+            self.disk.fail("fsync", errno.EIO, skip=self.rng.randrange(8), path_part=".log")
+        else:
+            files.die_in_changes(self.rng.randrange(1, 120), power=power)
         try:
             logs = LogManager(
                 files=files,
@@ -61,7 +72,7 @@ class Bench:
                 now_ms=lambda: self.clock_ms,
                 random=random.Random(1),
                 defaults=self.log_config,
-                on_dir_failure=lambda path, error: pytest.fail(f"{path}: {error}"),
+                on_dir_failure=self._end,
             )
             logs.lock_and_open()
             logs.load(lambda _: self.log_config)
@@ -71,10 +82,11 @@ class Bench:
             for _ in range(self.rng.randrange(5, 40)):
                 self._act(logs)
             logs.close(clean=self.rng.random() < 0.3)
-        except Killed:
+        except (Killed, DiskFailed):
             pass
-        process.die(power=self.power)
-        if self.power:
+        self.disk.disarm()
+        process.die(power=power)
+        if power:
             durable = readable_ends(self.disk.durable_snapshot(), ["/data"]).get(TP, 0)
             assert durable >= self.synced, f"synced to {self.synced}, the disk holds {durable} for certain"
             self.disk.power_cut()
@@ -82,6 +94,11 @@ class Bench:
             if self.was_cut:
                 kept = min(kept, self.synced)
             self._expect_no_more_than(kept)
+
+    def _end(self, path: str, error: OSError) -> None:
+        if not self.ailing:
+            pytest.fail(f"{path}: {error}")
+        raise DiskFailed
 
     def _take_up_sequence(self, logs: LogManager) -> None:
         entry = logs.logs[TP].producer_table.entries.get(PRODUCER_ID)
@@ -180,11 +197,11 @@ class Bench:
         assert ends == [batch.base_offset for batch in log.batches[1:]], "a hole in the middle"
 
 
-@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+@pytest.mark.parametrize("ends", ["kill", "power", "ailing"])
 @pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))
-def test_a_log_survives_a_crash_at_any_write(first: int, power: bool) -> None:
+def test_a_log_survives_a_crash_at_any_write(first: int, ends: str) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
-        bench = Bench(seed, power=power)
+        bench = Bench(seed, power=ends != "kill", ailing=ends == "ailing")
         for life in range(ROUNDS):
             bench.live()
             try:
