@@ -247,7 +247,7 @@ class Partition:
         """Bytes are staged and not yet written."""
         self.syncs = False
         """Only fsynced bytes count as this broker's end offset."""
-        self.synced = log.recovery_point
+        self.synced = 0
         """After a kill the rest of the log is only in the page cache: nothing there is acknowledged, a
         repeated batch neither, before it was synced."""
         self.syncing = False
@@ -307,6 +307,7 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.leader_id = self.node_id
         self.epoch_start = self.log.log_end_offset
+        self.synced = self.log.recovery_point
         self.is_leader = True
         now = self._peers.now()
         for node_id in self._followers:

@@ -315,8 +315,8 @@ class ReplicaManager:
         except OSError as error:
             source.flush_failed(error)
             raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
-        source.mark_flushed(job.upto)
-        return job.upto
+        source.mark_flushed(job)
+        return source.recovery_point
 
     # ------------------------------------------------------------------------------------------- the image
 

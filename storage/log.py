@@ -129,9 +129,11 @@ class RecordsRejected(KafkaError):
 
 
 class FlushJob(Protocol):
-    """Syncs to run anywhere: it touches nothing but files. Then call `mark_flushed(upto)`, on the loop."""
+    """Syncs to run anywhere: it touches nothing but files. Then hand it to `mark_flushed`, on the loop."""
 
     upto: int
+    cuts: int
+    """How often the log had been cut when it began: it vouches for nothing appended after one more."""
 
     def run(self) -> None:
         """Raises OSError: report it with `flush_failed`, and do not try again."""
@@ -623,7 +625,7 @@ class AbstractLog(ABC):
         """What must reach the disk for everything appended so far; None when it is already there."""
 
     @abstractmethod
-    def mark_flushed(self, upto: int) -> None: ...
+    def mark_flushed(self, job: FlushJob) -> None: ...
 
     @abstractmethod
     def flush_failed(self, error: OSError) -> KafkaError:
@@ -644,7 +646,7 @@ class AbstractLog(ABC):
             job.run()
         except OSError as error:
             raise self.flush_failed(error) from error
-        self.mark_flushed(job.upto)
+        self.mark_flushed(job)
 
 
 def _checked_batches(buf: Buffer) -> list[tuple[int, BatchHeader]]:

@@ -477,7 +477,7 @@ class LogManager:
     ) -> None:
         self._flushing.discard(key)
         if error is None:
-            log.mark_flushed(job.upto)
+            log.mark_flushed(job)
         elif log.offline is None:
             log.flush_failed(error)
 

@@ -31,7 +31,7 @@ from storage.loader import (
     snapshot_path,
     write_snapshot,
 )
-from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, LogOffline, LogSlice, LogStats
+from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, FlushJob, LogOffline, LogSlice, LogStats
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
 from storage.producers import CompletedTxn, ProducerTable
 from storage.segment import (
@@ -63,19 +63,21 @@ def _ignore() -> None:
 class SegmentFlush:
     """Files to sync, detached from the log so that it may run in a thread."""
 
-    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "upto")
+    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "cuts", "upto")
 
     def __init__(
         self,
         files: Files,
         *,
         upto: int,
+        cuts: int,
         open_files: Sequence[File],
         paths: Sequence[str],
         directory: str | None,
         parent: str | None,
     ) -> None:
         self.upto = upto
+        self.cuts = cuts
         self._files = files
         self._open = open_files
         self._paths = paths
@@ -103,12 +105,12 @@ class UnifiedLog(AbstractLog):
     __slots__ = (
         "_active",
         "_bases",
+        "_cuts",
         "_directory_unsynced",
         "_doomed",
         "_epochs_dirty",
         "_epochs_written",
         "_flush_messages",
-        "_flushable",
         "_index_interval",
         "_is_anchored",
         "_jitter",
@@ -172,7 +174,7 @@ class UnifiedLog(AbstractLog):
         self._active = loaded.segments[-1]
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
-        self._flushable = 0
+        self._cuts = 0
         self.generation = 0  # counts changes of closed segments, and the end, for whoever works in slices
         super().__init__(
             topic=topic,
@@ -630,7 +632,7 @@ class UnifiedLog(AbstractLog):
     def _vouch_to(self, offset: int) -> None:
         """What comes after is to be synced anew, whatever flush is under way. The disk is told first: a power
         cut amid the change must find that all of it is to be read again."""
-        self._flushable = min(self._flushable, offset)
+        self._cuts += 1
         if self.recovery_point > offset:
             self.recovery_point = offset
             self._on_cut()
@@ -711,17 +713,24 @@ class UnifiedLog(AbstractLog):
         paths = [*paths, *(segment.path(LOG) for segment in behind if not segment.is_open)]
         parent = None if self._is_anchored else self.log_dir
         self._unsynced.clear()
-        self._flushable = max(self._flushable, upto)
         return SegmentFlush(
-            self.files, upto=upto, open_files=open_files, paths=paths, directory=directory, parent=parent
+            self.files,
+            upto=upto,
+            cuts=self._cuts,
+            open_files=open_files,
+            paths=paths,
+            directory=directory,
+            parent=parent,
         )
 
-    def mark_flushed(self, upto: int) -> None:
-        """A flush up to `upto` is done. Flushes may overlap and end in any order, so each one syncs the names
+    def mark_flushed(self, job: FlushJob) -> None:
+        """A flush is done. Flushes may overlap and end in any order, so each one syncs the names
         that no finished one has: what this one vouches for must not hang on another that is under way."""
-        self.recovery_point = max(self.recovery_point, min(upto, self._flushable))
         self._is_anchored = True
-        if upto > self._names_changed_at:
+        if job.cuts < self._cuts:
+            return
+        self.recovery_point = max(self.recovery_point, job.upto)
+        if job.upto > self._names_changed_at:
             self._directory_unsynced = False
 
     def flush_failed(self, error: OSError) -> KafkaError:
@@ -816,7 +825,7 @@ class UnifiedLog(AbstractLog):
     def closed(self, job: SegmentFlush | None) -> None:
         """After `closing` and its job."""
         if job is not None:
-            self.mark_flushed(job.upto)
+            self.mark_flushed(job)
         for segment in self._segments:
             segment.close()
 

@@ -297,7 +297,8 @@ class Stage:
         """Once nothing is under way any more: read everything as a client, then look at the files of every
         replica."""
         await asyncio.sleep(QUIESCE_S)
-        await self.settled("every replica has everything", lambda: self.uneven(partitions))
+        passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
+        await self.settled("every replica has everything", lambda: self.uneven([*partitions, *passing]))
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 
@@ -309,7 +310,6 @@ class Stage:
                 await reader.refresh(None, is_final=True)
 
         await self.finish([reader.start(read())])
-        passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
         found = self.inspect([*partitions, *passing], list(self.nodes.values()))
         self._keep_remains(passing, found)
         for node in self.nodes.values():

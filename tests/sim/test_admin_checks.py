@@ -158,6 +158,7 @@ DONE, ORDERED, READS, BACK = (
 )
 MUTATIONS: list[tuple[str, Mutation, set[str]]] = [
     ("a growth that is acknowledged and never was", change_slot(4, events=()), {DONE}),
+    ("a setting that is acknowledged and never was", change_op(3, result="ok", asked="76"), {DONE, ORDERED}),
     ("an effect after the answer", change_slot(4, at=2.2), {DONE, ORDERED}),
     ("a creation under another id", change_op(0, topic_id="id-c"), {DONE, ORDERED}),
     ("fewer partitions than were asked for", change_op(0, asked=3), {DONE, ORDERED}),
@@ -208,6 +209,12 @@ def test_an_open_order_may_never_happen_and_its_value_may_be_there() -> None:
     history = clean()
     history.admin.append(op("grow", 6.5, 9.5, 2, result="unknown"))
     hold(2, 3)(history)
+    assert not judge(history).violations
+
+
+def test_a_setting_that_already_stood_makes_no_slot() -> None:
+    history = clean()
+    history.admin.append(op("configure", 4, 4.1, "77"))
     assert not judge(history).violations
 
 

@@ -389,7 +389,7 @@ def test_a_flush_can_run_elsewhere(tmp_path: Path) -> None:
     append(log, batch_of(1))
     assert log.recovery_point == 0
     job.run()
-    log.mark_flushed(job.upto)
+    log.mark_flushed(job)
     assert log.recovery_point == 2
     log.fsync()
     assert log.recovery_point == 3
@@ -407,8 +407,28 @@ def test_a_flush_that_a_truncation_overtook_vouches_for_nothing_new(tmp_path: Pa
     log.truncate_to(1)
     for _ in range(5):
         append(log, batch_of(1))
-    log.mark_flushed(job.upto)
+    log.mark_flushed(job)
     assert log.recovery_point == 0, "the cut itself is to be synced"
+
+
+def test_a_flush_from_before_a_cut_does_not_vouch_for_one_begun_after_it(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(4):
+        append(log, batch_of(1))
+    early = log.fsync_target()
+    assert early is not None
+    early.run()
+    log.truncate_to(1)
+    for _ in range(5):
+        append(log, batch_of(1))
+    late = log.fsync_target()
+    assert late is not None
+    log.mark_flushed(early)
+    assert log.recovery_point == 0, "the later one has not run yet"
+    late.run()
+    log.mark_flushed(late)
+    assert log.recovery_point == 6
 
 
 def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> None:
