@@ -232,9 +232,10 @@ def read_stays_read(case: Case) -> Iterator[str]:
         log = history.logs.get(fetch.tp)
         end = log.log_end_offset if log is not None else 0
         for batch in fetch.batches:
-            if batch.next_offset > end and not case.is_forgotten(
-                fetch.tp, batch.next_offset - 1, fetch.invoked, fetch.done
-            ):
+            if batch.next_offset <= end:
+                continue
+            since = case.custody.last_of_epoch(fetch.tp, fetch.leader_epoch, fetch.invoked)
+            if not case.is_forgotten(fetch.tp, batch.next_offset - 1, since, fetch.done):
                 yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
 
 

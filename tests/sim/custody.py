@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from math import inf
+from math import inf, nextafter
 
 from tests.sim.history import Crash, History, PartitionState, TopicPartition
 
@@ -78,6 +78,12 @@ class Custody:
     def leader_of(self, tp: TopicPartition, epoch: int) -> int | None:
         """Who led in this epoch, as committed; None when nobody did, or nothing was committed."""
         return self._leaders.get((tp, epoch))
+
+    def last_of_epoch(self, tp: TopicPartition, epoch: int, when: float) -> float:
+        """The last time up to `when` at which no later epoch had begun: a broker that has not heard of one
+        shows what was so then."""
+        later = (moment.at for moment in self.moments(tp) if moment.state.leader_epoch > epoch)
+        return min([when, *(nextafter(at, BEGINNING) for at in later)])
 
     def is_single(self, tp: TopicPartition) -> bool:
         """Whether it never had more than one replica."""

@@ -323,7 +323,8 @@ class PartitionState:
     def may_lead_after(self, before: PartitionState) -> bool:
         """Whether its leader was in sync: a member of the ISR, or one whose joining it ended a reassignment,
         which takes those away that are not to stay in the same breath."""
-        has_ended = self.leader in before.adding and not self.adding and before.leader not in self.replicas
+        has_shrunk = {*self.replicas} < {*before.replicas} and before.leader not in self.replicas
+        has_ended = self.leader in before.replicas and has_shrunk and not self.adding
         return self.leader in before.isr or has_ended
 
 
