@@ -362,6 +362,16 @@ class ReplicaManager:
                 yield from self._follow_topic(topic, held_before=held)
         if delta.configs_changed:
             yield from self._reconfigure()
+        if delta.brokers_changed:
+            yield from self._peers_changed()
+
+    def _peers_changed(self) -> Iterator[None]:
+        """Those that a leader waits for may be gone without a change of its partition."""
+        for at, partition in enumerate(list(self._partitions.values()), 1):
+            if partition.is_leader and partition.peers_changed():
+                self.wake_committed(partition)
+            if at % _REFRESHED_PER_SLICE == 0:
+                yield
 
     def _reconfigure(self) -> Iterator[None]:
         """Every log takes its configuration again: a default that changed may reach any of them."""

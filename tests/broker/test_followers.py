@@ -170,6 +170,31 @@ def test_a_delete_that_a_live_follower_does_not_follow_times_out() -> None:
     Replicas(2).run(main)
 
 
+def test_deleting_waits_no_longer_for_a_replica_that_is_gone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a", b"b")
+        await world.agree(1, 2)
+        world.kill(2, is_noticed=False)
+        answer = asyncio.ensure_future(
+            world.ask(
+                1,
+                Api.DELETE_RECORDS,
+                2,
+                timeout=50_000,
+                topics=[{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}],
+            )
+        )
+        await world.until(lambda: world.nodes[1].partition().log.log_start_offset == 1)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        world.fence(2)
+        deleted = (await answer).topics[0].partitions[0]
+        assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.none, 1)
+
+    Replicas(2).run(main)
+
+
 # --- the ISR ----------------------------------------------------------------------------------------------
 
 
@@ -342,6 +367,28 @@ def test_a_change_the_controller_refuses_for_now_is_proposed_again() -> None:
         assert refused == []
 
     Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("is_known_first", [True, False])
+def test_whoever_waits_for_one_that_died_while_it_joined_goes_on_without_it(is_known_first: bool) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        world.controller.is_away = True
+        world.change(isr=(1, 2))
+        led = world.nodes[1].partition()
+        await world.until(lambda: led.maximal_isr == {1, 2, 3})
+        world.kill(3, is_noticed=False)
+        acknowledged = asyncio.ensure_future(world.append(1, b"x"))
+        await world.until(lambda: world.nodes[2].partition().log.log_end_offset == 1)
+        if not is_known_first:
+            world.hold(1)
+        world.fence(3)
+        world.controller.is_away = False
+        await world.until(lambda: led.maximal_isr == {1, 2})
+        world.let_go(1)
+        await world.until(acknowledged.done)
+
+    Replicas(replica_lag_time_max_ms="600000").run(main)
 
 
 # --- leaders come and go ----------------------------------------------------------------------------------
