@@ -259,6 +259,12 @@ class ReplicaManager:
             yield chunk
             offset = part.next_offset
 
+    def is_replicated(self, topic: str, index: int) -> bool:
+        """Whether whoever may be elected has all of the log, be that enough to commit it or not."""
+        partition = self.partition(topic, index)
+        end = partition.log.log_end_offset
+        return partition.log.high_watermark >= end or partition.frontier() >= end
+
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
