@@ -197,7 +197,8 @@ class IsrManager:
             return True
         self.refusals += 1
         if code in _NOT_DONE:
-            partition.withdraw(proposal)
+            if partition.withdraw(proposal):
+                self._replicas.wake_committed(partition)
             return True
         if code in _OUT_OF_DATE:
             log.info("%s: the controller answers %s to its ISR change", partition, code.name)

@@ -534,10 +534,18 @@ class Partition:
         self.refresh()
         return self.advance()
 
-    def withdraw(self, proposal: IsrProposal) -> None:
-        """The controller says that it was not done, and never will be."""
-        if proposal is self.proposal:
-            self._commit_isr(self.isr, self.partition_epoch)
+    def withdraw(self, proposal: IsrProposal) -> bool:
+        """The controller says that it was not done, and never will be. True when the high watermark moved."""
+        if proposal is not self.proposal:
+            return False
+        self._commit_isr(self.isr, self.partition_epoch)
+        return self.advance()
+
+    def peers_changed(self) -> bool:
+        """A broker came or went: who is gone is not waited for. True when the high watermark moved."""
+        if self._low_waiters:
+            self._low_watermark_moved()
+        return self.advance()
 
     # --------------------------------------------------------------------------------------- low watermark
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Coroutine, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
@@ -259,6 +259,12 @@ class ReplicaManager:
             yield chunk
             offset = part.next_offset
 
+    def is_replicated(self, topic: str, index: int) -> bool:
+        """Whether whoever may be elected has all of the log, be that enough to commit it or not."""
+        partition = self.partition(topic, index)
+        end = partition.log.log_end_offset
+        return partition.log.high_watermark >= end or partition.frontier() >= end
+
     # ----------------------------------------------------------------------------------------------- peers
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
@@ -359,9 +365,19 @@ class ReplicaManager:
                 before = delta.topics_changed.get(name)
                 mine = () if before is None else before.partitions
                 held = {each.index for each in mine if self.node_id in each.replicas}
-                yield from self._follow_topic(topic, held_before=held)
+                yield from self._follow_topic(topic, held_before=held, followed=mine)
         if delta.configs_changed:
             yield from self._reconfigure()
+        if delta.brokers_changed:
+            yield from self._peers_changed()
+
+    def _peers_changed(self) -> Iterator[None]:
+        """Those that a leader waits for may be gone without a change of its partition."""
+        for at, partition in enumerate(list(self._partitions.values()), 1):
+            if partition.is_leader and partition.peers_changed():
+                self.wake_committed(partition)
+            if at % _REFRESHED_PER_SLICE == 0:
+                yield
 
     def _reconfigure(self) -> Iterator[None]:
         """Every log takes its configuration again: a default that changed may reach any of them."""
@@ -376,14 +392,30 @@ class ReplicaManager:
             if at % _REFRESHED_PER_SLICE == 0:
                 yield
 
-    def _follow_topic(self, topic: TopicImage, *, held_before: Container[int]) -> Iterator[None]:
-        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see."""
+    def _follow_topic(
+        self,
+        topic: TopicImage,
+        *,
+        held_before: Container[int],
+        followed: Sequence[PartitionImage] = (),
+    ) -> Iterator[None]:
+        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see.
+        Those that stand as they are in `followed` are left as they are."""
         config: LogConfig | None = None
-        for at, wanted in enumerate(topic.partitions):
-            if at and at % _PARTITIONS_PER_SLICE == 0:
-                yield
+        changes = 0
+        for wanted in topic.partitions:
             key = (topic.name, wanted.index)
             known = self._partitions.get(key)
+            if (
+                known is not None
+                and not known.offline
+                and wanted.index < len(followed)
+                and followed[wanted.index] is wanted
+            ):
+                continue
+            if changes and changes % _PARTITIONS_PER_SLICE == 0:
+                yield
+            changes += 1
             if self.node_id not in wanted.replicas:
                 self._unopened.pop(key, None)
                 if known is not None:
@@ -452,13 +484,14 @@ class ReplicaManager:
             partition.stay_offline(wanted)
             return
         if wanted.leader == self.node_id:
+            before = partition.log.high_watermark
             newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:
                 self.wake_everyone(partition)
                 self._announce(partition, partition.leader_epoch)
-            else:
+            elif partition.log.high_watermark > before:
                 self.wake_committed(partition)
         else:
             led = partition.is_leader

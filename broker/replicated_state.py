@@ -3,9 +3,9 @@
 Owns the order of commands, the one append in flight, who waits for which reply, the machine's timer, and
 reloading when the log and the machine may have parted. Does not own what is decided (`broker.machine`), nor
 the log.
-Invariant: a command is decided on a state in which all it depends on is applied; a reply leaves only after
-the records of its decision are durable and applied; after an append whose outcome is not known the machine
-is rebuilt from the log.
+Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
+would read too; a reply leaves only after the records of its decision are durable and applied; after an append
+whose outcome is not known the machine is rebuilt from the log.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ BATCH_OVERHEAD_BYTES: Final = 1 << 10
 RECORD_OVERHEAD_BYTES: Final = 32
 LOAD_SLICE_S: Final = 0.001
 LOAD_RETRY_S: Final = 1.0
+REPLICATION_POLL_S: Final = 0.01
 STALL_MS: Final = 1_000
 """A timer that fires this late says that the whole process stood still, not that its peers are silent."""
 
@@ -79,6 +80,8 @@ class CoordinatorLog(Protocol):
     ) -> Appended: ...
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]: ...
+
+    def is_replicated(self, topic: str, index: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,6 +431,7 @@ class ReplicatedState(Generic[MachineT]):
         while self.status is Status.LOADING:
             try:
                 machine = await self._replay()
+                await self._wait_replicated()
             except (KafkaError, OSError, batches.CorruptBatch) as error:
                 await self._load_failed(error)
                 continue
@@ -437,16 +441,22 @@ class ReplicatedState(Generic[MachineT]):
                 self._set_status(Status.ACTIVE)
                 self._arm_timer()
 
+    async def _wait_replicated(self) -> None:
+        """What is read back may be uncommitted, and must not be told before no election can lose it. Whoever
+        does not fetch it leaves the ISR, which ends the wait."""
+        while self.status is Status.LOADING and not self._partitions.is_replicated(self.topic, self.index):
+            await self._pause(REPLICATION_POLL_S)
+
     async def _load_failed(self, error: Exception) -> None:
         """A log that went with the leadership is no trouble."""
         if self.status is Status.LOADING:
             log.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
-            await self._pause()
+            await self._pause(LOAD_RETRY_S)
 
-    async def _pause(self) -> None:
+    async def _pause(self, most_s: float) -> None:
         """Before the next attempt, unless it is closed meanwhile."""
         try:
-            async with asyncio.timeout(LOAD_RETRY_S):
+            async with asyncio.timeout(most_s):
                 await self._active.wait()
         except TimeoutError:
             return

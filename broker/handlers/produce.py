@@ -256,7 +256,7 @@ class Produce:
             job = _Job(template.version, correlation_id, template)
             result = ProduceResult(partition.index, _NONE, offset, -1, log_start)
             job.topics.append((template.topic, [result]))
-            job.appended.append((partition, result, needed))
+            job.appended.append((partition, partition.leader_epoch, result, needed))
             answers.append(self._completed(connection, (None, job)))
         return answers
 
@@ -467,7 +467,7 @@ class Produce:
         result = ProduceResult(
             partition.index, _NONE, appended.first_offset, appended.log_append_time, appended.log_start_offset
         )
-        job.appended.append((partition, result, appended.last_offset + 1))
+        job.appended.append((partition, partition.leader_epoch, result, appended.last_offset + 1))
         return result
 
     def _check_transaction(self, job: _Job) -> None:
@@ -506,10 +506,13 @@ class Produce:
         job = ticket[1]
         acks = job.request.acks
         waiting = []
-        for partition, result, needed in job.appended:
+        for partition, leader_epoch, result, needed in job.appended:
             if partition.offline:
                 result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
                 job.failed = True
+            elif acks < 0 and partition.leader_epoch != leader_epoch:
+                # while another partition was walked: what stands at these offsets now may be another leader's
+                result.error = _NOT_LEADER
             elif acks < 0 and partition.log.high_watermark < needed:
                 if partition.is_leader:
                     waiting.append((partition, result, needed))
@@ -556,7 +559,8 @@ class _Job:
         self.correlation_id = correlation_id
         self.request = request
         self.topics: Answered = []
-        self.appended: list[tuple[Partition, ProduceResult, int]] = []
+        self.appended: list[tuple[Partition, int, ProduceResult, int]] = []
+        """Where, in which leader epoch, what is answered, and what the high watermark has to pass."""
         self.refused: dict[tuple[TopicKey, int], ProduceResult] = {}
         """What is answered whatever became of the append."""
         self.failed = False

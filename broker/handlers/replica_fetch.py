@@ -107,7 +107,7 @@ class _Tap(Waiter):
         standing = self._standing
         standing.changed[self._wanted] = None
         if standing.wait is not None and not standing.wait.done:
-            standing.wait.poke()
+            standing.wait.heard_of(self._wanted, self.partition)
 
     def expired(self) -> None:
         raise AssertionError("it has no deadline")
@@ -371,9 +371,12 @@ class ReplicaFetchWait(FetchWait):
         if not self.done:
             super().expired()
 
-    def poke(self) -> None:
-        super().poke()
-        if not self.done and not self.will_tell and is_behind(self.standing):
+    def heard_of(self, wanted: Wanted, partition: Partition) -> None:
+        """Something happened to one partition. All that changed is looked at only for what may end the wait:
+        a thousand that are committed at once would be looked at a thousand times."""
+        if not _is_at_end(wanted, partition):
+            self.poke()
+        if not self.done and not self.will_tell and _is_untold(wanted, partition):
             self.will_tell = True
             self._fetch.watch(self, WATERMARK_WAIT_S)
 
@@ -381,8 +384,22 @@ class ReplicaFetchWait(FetchWait):
 def is_behind(standing: Standing) -> bool:
     """Whether a high watermark has moved that this follower was not told of."""
     return any(
-        wanted.partition is not None and wanted.partition.log.high_watermark != wanted.sent_high_watermark
-        for wanted in standing.changed
+        wanted.partition is not None and _is_untold(wanted, wanted.partition) for wanted in standing.changed
+    )
+
+
+def _is_untold(wanted: Wanted, partition: Partition) -> bool:
+    return partition.log.high_watermark != wanted.sent_high_watermark
+
+
+def _is_at_end(wanted: Wanted, partition: Partition) -> bool:
+    """There is nothing to read, and nothing has become wrong with asking here."""
+    return (
+        partition.is_leader
+        and not partition.offline
+        and partition is wanted.partition
+        and partition.epoch_error(wanted.leader_epoch) is ErrorCode.none
+        and wanted.offset == partition.log.log_end_offset
     )
 
 

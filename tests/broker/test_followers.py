@@ -8,8 +8,10 @@ import pytest
 from broker import metrics
 from broker.config import RACK_AWARE_SELECTOR
 from broker.fetch_sessions import Wanted
-from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, Standing
+from broker.handlers.fetch import Read
+from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
 from broker.image import BrokerRegistered, Endpoint
+from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchItem
@@ -138,6 +140,40 @@ def test_a_follower_keeps_producers_as_the_leader_does() -> None:
     Replicas(2).run(main)
 
 
+def test_many_that_are_committed_at_once_are_not_all_looked_at_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, reads = 100, 0
+    read_for = ReplicaFetch._read_for
+
+    def counted(*args: Any, **named: Any) -> Read:
+        nonlocal reads
+        reads += 1
+        return read_for(*args, **named)
+
+    async def main(world: Replicas) -> None:
+        nonlocal reads
+        world.create(1, 2, 3, partitions=count)
+        led = [world.nodes[1].partition(index) for index in range(count)]
+        await world.until(lambda: all(len(partition.replica_waiters) == 2 for partition in led))
+        await asyncio.sleep(1)
+
+        def append_to_all() -> None:
+            replicas = world.nodes[1].replicas
+            for partition in led:
+                partition.log.append_records(batch_of(b"x"), leader_epoch=0, now_ms=world.now_ms())
+                replicas.touch(partition)
+            replicas.wake(replicas.flush())
+
+        reads = 0
+        world.nodes[1].here(append_to_all)
+        await world.until(lambda: all(partition.log.high_watermark == 1 for partition in led))
+        assert reads < 10 * count
+
+    monkeypatch.setattr(ReplicaFetch, "_read_for", counted)
+    Replicas().run(main)
+
+
 def test_log_start_follows_and_a_delete_waits_for_the_followers() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)
@@ -166,6 +202,31 @@ def test_a_delete_that_a_live_follower_does_not_follow_times_out() -> None:
         world.fence(2)
         response = await world.ask(1, Api.DELETE_RECORDS, 2, topics=topics, timeout=2_000)
         assert response.topics[0].partitions[0].error_code is ErrorCode.none
+
+    Replicas(2).run(main)
+
+
+def test_deleting_waits_no_longer_for_a_replica_that_is_gone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a", b"b")
+        await world.agree(1, 2)
+        world.kill(2, is_noticed=False)
+        answer = asyncio.ensure_future(
+            world.ask(
+                1,
+                Api.DELETE_RECORDS,
+                2,
+                timeout=50_000,
+                topics=[{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}],
+            )
+        )
+        await world.until(lambda: world.nodes[1].partition().log.log_start_offset == 1)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        world.fence(2)
+        deleted = (await answer).topics[0].partitions[0]
+        assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.none, 1)
 
     Replicas(2).run(main)
 
@@ -342,6 +403,28 @@ def test_a_change_the_controller_refuses_for_now_is_proposed_again() -> None:
         assert refused == []
 
     Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("is_known_first", [True, False])
+def test_whoever_waits_for_one_that_died_while_it_joined_goes_on_without_it(is_known_first: bool) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        world.controller.is_away = True
+        world.change(isr=(1, 2))
+        led = world.nodes[1].partition()
+        await world.until(lambda: led.maximal_isr == {1, 2, 3})
+        world.kill(3, is_noticed=False)
+        acknowledged = asyncio.ensure_future(world.append(1, b"x"))
+        await world.until(lambda: world.nodes[2].partition().log.log_end_offset == 1)
+        if not is_known_first:
+            world.hold(1)
+        world.fence(3)
+        world.controller.is_away = False
+        await world.until(lambda: led.maximal_isr == {1, 2})
+        world.let_go(1)
+        await world.until(acknowledged.done)
+
+    Replicas(replica_lag_time_max_ms="600000").run(main)
 
 
 # --- leaders come and go ----------------------------------------------------------------------------------
@@ -585,6 +668,18 @@ def test_a_clean_restart_of_the_only_replica_goes_on() -> None:
         assert world.nodes[1].values() == [b"a", b"b"]
 
     Replicas(1).run(main)
+
+
+def test_a_change_of_one_partition_leaves_the_others_of_its_topic_alone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=20)
+        heard: list[Partition] = []
+        for node in world.nodes.values():
+            node.replicas.on_role.append(heard.append)
+        world.change(leader=2, partition=3)
+        assert heard == [node.partition(3) for node in world.nodes.values()]
+
+    Replicas(2).run(main)
 
 
 # --- assignment -------------------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ class FakePartitions:
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         return self.logs.setdefault(index, FakeLog()).read_all(topic, index)
 
+    def is_replicated(self, topic: str, index: int) -> bool:
+        return self.logs[index].is_replicated(topic, index)
+
     def lead(self, index: int, leader_epoch: int | None) -> None:
         for listener in self.on_leadership:
             listener(OFFSETS_TOPIC, index, leader_epoch)

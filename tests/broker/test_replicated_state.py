@@ -45,6 +45,7 @@ class FakeLog:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     appending: asyncio.Event = field(default_factory=asyncio.Event)
     read_error: Exception | None = None
+    is_on_all: bool = True
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -77,6 +78,9 @@ class FakeLog:
         if self.read_error is not None:
             raise self.read_error
         yield from self.batches
+
+    def is_replicated(self, topic: str, index: int) -> bool:
+        return self.is_on_all
 
     def counts(self) -> list[int]:
         return [batches.parse_header(batch).count for batch in self.batches]
@@ -479,6 +483,16 @@ async def test_closing_ends_the_loading(disk: FakeLog, make: MakeState) -> None:
     state.close()
     await state.wait_settled()
     assert state.status is Status.CLOSED
+
+
+async def test_what_an_election_could_still_lose_is_not_told(disk: FakeLog, make: MakeState) -> None:
+    disk.is_on_all = False
+    state = make()
+    await settle()
+    assert await code_of(state.ask(commit(5))) is ErrorCode.coordinator_load_in_progress
+    disk.is_on_all = True
+    await state.wait_settled()
+    assert state.status is Status.ACTIVE
 
 
 def write(disk: FakeLog, rows: list[tuple[bytes | None, bytes | None]], **options: Any) -> None:

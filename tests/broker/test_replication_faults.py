@@ -4,13 +4,18 @@ order, and nobody ever read anything else."""
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from broker.channel import PeerLost
+from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches, iter_records
+from tests.broker import replication_driver
+from tests.broker.raw_client import batch_of, produce_fields
 from tests.broker.replication_driver import Replicas
+from tests.broker.test_produce_walks import batch_of_many
 
 STEPS = 40
 
@@ -184,3 +189,40 @@ def test_what_was_acknowledged_stays(seed: int, least: int) -> None:
         await Ordeal(world, seed).run()
 
     Replicas(seed=seed).run(main)
+
+
+@pytest.mark.parametrize("leads_again", [False, True])
+def test_what_was_cut_off_while_another_partition_was_walked_is_not_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, leads_again: bool
+) -> None:
+    moves: list[Callable[[], Any]] = []
+
+    async def offload(call: Callable[[], Any]) -> Any:
+        if moves:
+            await moves.pop()()
+        return call()
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        world.create(1, topic="walked", cleanup_policy="compact")
+        for other in ("node2", "node3"):
+            world.fabric.cut("node1", other)
+
+        async def another_leads() -> None:
+            world.change(leader=2, isr=(2, 3))
+            world.fabric.heal()
+            await world.append(2, b"another")
+            await world.until(lambda: world.nodes[1].partition().log.high_watermark == 1)
+            if leads_again:
+                world.change(leader=1, isr=(1, 2, 3))
+
+        moves.append(another_leads)
+        fields = produce_fields("t", batch_of(b"cut off"), acks=-1)
+        fields["topic_data"] += produce_fields("walked", batch_of_many())["topic_data"]
+        response = await world.ask(1, Api.PRODUCE, 10, **fields)
+        codes = [topic.partition_responses[0].error_code for topic in response.responses]
+        assert world.nodes[1].values() == [b"another"]
+        assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.none]
+
+    monkeypatch.setattr(replication_driver, "_offload", offload)
+    Replicas().run(main)

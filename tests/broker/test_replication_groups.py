@@ -50,6 +50,12 @@ async def until_committed(world: Replicas, node_id: int, offset: int) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_known(world: Replicas, node_id: int, offset: int) -> None:
+    async with asyncio.timeout(30):
+        while await committed(world, node_id) != (ErrorCode.none, offset):  # noqa: ASYNC110 - a client retries
+            await asyncio.sleep(0.1)
+
+
 def test_offsets_committed_at_one_coordinator_are_known_to_the_next() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)
@@ -102,3 +108,26 @@ def test_leadership_that_comes_and_goes_while_loading_leaves_one_coordinator() -
         assert world.nodes[2].groups.statistics().partitions == 0
 
     Replicas(2).run(main)
+
+
+def test_a_commit_that_may_still_be_lost_is_told_to_nobody() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        world.create(1, 2, 3, topic=OFFSETS)
+        await until_committed(world, 1, 1)
+        await world.agree(1, 2, 3, topic=OFFSETS)
+        world.fabric.cut("node1", "node3")
+        world.fabric.cut("node2", "node3")
+        unanswered = asyncio.ensure_future(commit(world, 1, 2))
+        logs = [world.nodes[node_id].partition(topic=OFFSETS).log for node_id in (1, 2)]
+        await world.until(lambda: logs[1].log_end_offset == logs[0].log_end_offset > logs[0].high_watermark)
+        world.change(leader=2, topic=OFFSETS)
+        assert await unanswered is ErrorCode.not_coordinator
+        assert await committed(world, 2) == (ErrorCode.coordinator_load_in_progress, -1)
+        world.change(leader=3, topic=OFFSETS)
+        world.fabric.heal()
+        await until_known(world, 3, 1)
+        world.change(leader=2, topic=OFFSETS)
+        await until_known(world, 2, 1)
+
+    Replicas().run(main)
