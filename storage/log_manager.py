@@ -732,17 +732,20 @@ class LogManager:
         if not self._is_loaded:
             self._put_back_notes(broker_epoch)
         elif clean:
+            unclean = set()
             for key, log in list(self.logs.items()):
                 if log.offline is None and self._closed.get(key) != log.log_end_offset:
                     try:
                         log.close()
                     except KafkaError:
-                        continue  # its directory is offline now and gets no marker
+                        unclean.add(log.log_dir)
             for path in self._points:
                 for name in CHECKPOINTS:
                     self._write_points_now(path, name)
+                    if (path, name) in self._write_again:
+                        unclean.add(path)
             for path in self._points:
-                if path not in self.offline_dirs:
+                if path not in self.offline_dirs and path not in unclean:
                     self._mark_clean(path, broker_epoch)
         for lock in self._locks:
             lock.close()
