@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from storage.log_manager import (
     decode_points,
     encode_points,
     parse_directory_name,
+    run_inline,
 )
 from storage.policy import LogConfig
 from tests.storage.support import (
@@ -788,3 +790,19 @@ def test_a_log_made_again_waits_for_no_checkpoint_that_is_on_its_way(tmp_path: P
     for late in jobs:
         late()
     assert not decode_points((tmp_path / "data" / "log-start-offset-checkpoint").read_bytes())
+
+
+def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(4):
+        append(log, batch_of(1), epoch=3)
+    log.advance_log_start(2)
+    log.fsync()
+    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    kill(manager)  # before the log start is on the disk
+    manager = manager_on(tmp_path)
+    assert manager.logs["topic", 0].epochs.entries() == [(3, 0)]
+    manager.close()
+    os.utime(tmp_path / "data" / "topic-0" / f"{0:020}.log", (1, 1))  # the notes are not believed
+    assert manager_on(tmp_path).logs["topic", 0].epochs.entries() == [(3, 0)]
