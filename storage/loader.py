@@ -118,6 +118,7 @@ def load(
         recovery_point=recovery_point,
     )
     epochs = _read_epochs(files, path)
+    noted = epochs.entries() if epochs is not None else []
     if epochs is not None:
         loaded.epochs = epochs
     if is_clean:
@@ -128,6 +129,8 @@ def load(
             loaded, files, path, config, since=since, gapless_from=gapless_from, is_doubted=is_doubted
         )
         _complete_epochs(loaded)
+        if loaded.epochs.entries() != noted:
+            loaded.rewritten.append(join(path, EPOCHS))
     loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
     for offset in snapshot_offsets(files, path):
         if offset > loaded.log_end_offset:

@@ -18,11 +18,12 @@ import json
 import logging
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import basename, dirname, join
+from threading import Lock
 from typing import TypeVar
 from uuid import UUID
 
@@ -44,6 +45,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_POINTS = "cleaner-offset-checkpoint"
+CHECKPOINTS = (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
@@ -89,26 +91,34 @@ class CleanerSettings:
 
 
 class PointsWrite:
-    """A checkpoint on its way to the disk, in whatever thread. Once revoked it no longer takes effect."""
+    """A checkpoint on its way to the disk, in whatever thread. Once revoked it no longer takes effect, at the
+    latest when the next one has its turn."""
 
-    __slots__ = ("_data", "_files", "_path", "is_revoked")
+    __slots__ = ("_data", "_files", "_path", "_turn", "before", "is_revoked")
 
-    def __init__(self, files: Files, path: str, data: bytes) -> None:
+    def __init__(
+        self, files: Files, path: str, data: bytes, *, before: dict[TopicPartition, int], turn: Lock
+    ) -> None:
         self._files = files
         self._path = path
         self._data = data
+        self._turn = turn  # all writes of one checkpoint have the same
+        self.before = before  # what is on the disk until this is done
         self.is_revoked = False
 
     def run(self) -> None:
-        aside = self._path + ".next"
-        self._files.unlink(aside)
-        file = self._files.open(aside, create=True)
-        file.writev([self._data])
-        file.fsync()
-        file.close()
-        if not self.is_revoked:
-            self._files.rename(aside, self._path)
-            self._files.fsync_dir(dirname(self._path))
+        with self._turn:
+            if self.is_revoked:
+                return
+            aside = self._path + ".next"
+            self._files.unlink(aside)
+            file = self._files.open(aside, create=True)
+            file.writev([self._data])
+            file.fsync()
+            file.close()
+            if not self.is_revoked:
+                self._files.rename(aside, self._path)
+                self._files.fsync_dir(dirname(self._path))
 
 
 class LogDirError(Exception):
@@ -162,6 +172,7 @@ class LogManager:
         self.uncleanable: set[TopicPartition] = set()
         self._writing: dict[tuple[str, str], PointsWrite] = {}  # by (directory, checkpoint)
         self._write_again: set[tuple[str, str]] = set()
+        self._turns: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
         self._marking = False  # the next round writes recovery points again
 
     def __repr__(self) -> str:
@@ -186,10 +197,7 @@ class LogManager:
             try:
                 make_directory(self.files, path)
                 self._locks.append(self.files.lock(join(path, LOCK)))
-                self._points[path] = {
-                    name: self._read_points(path, name)
-                    for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
-                }
+                self._points[path] = {name: self._read_points(path, name) for name in CHECKPOINTS}
                 self._notes[path] = self._take_notes(path)
                 if self.files.exists(join(path, DISK_FAILED)):
                     self._doubted.add(path)
@@ -339,6 +347,7 @@ class LogManager:
         path = self._emptiest()
         directory = join(path, f"{topic}-{partition}")
         now_ms = self._now_ms()
+        self._forget_earlier(path, key)
         try:
             self.files.makedirs(directory)
             opening = UnifiedLog.opening(
@@ -362,6 +371,16 @@ class LogManager:
         log.flushed_at_ms = now_ms
         self.logs[key] = log
         return log
+
+    def _forget_earlier(self, path: str, key: TopicPartition) -> None:
+        """What the checkpoints say of an earlier log of this name would pass for the new one's: a start past
+        its end, or a recovery point that vouches for what is yet to come."""
+        for name in CHECKPOINTS:
+            writing = self._writing.get((path, name))
+            if key in self._points[path][name] or (writing is not None and key in writing.before):
+                self._write_points_now(path, name)
+                if path in self.offline_dirs or (path, name) in self._write_again:
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"{join(path, name)} cannot be written")
 
     def _emptiest(self) -> str:
         usable = [path for path in self.dirs if path not in self.offline_dirs]
@@ -556,7 +575,8 @@ class LogManager:
 
     def _recovery_point_on_disk(self, log: UnifiedLog) -> int:
         """0 while a checkpoint is being written: until that is done nobody knows which one is there."""
-        if (log.log_dir, RECOVERY_POINTS) in self._writing:
+        place = log.log_dir, RECOVERY_POINTS
+        if place in self._writing or place in self._write_again:
             return 0
         return self._points[log.log_dir][RECOVERY_POINTS].get((log.topic, log.partition), 0)
 
@@ -583,26 +603,33 @@ class LogManager:
             return
         self._write_again.discard((path, name))
         encode = encode_recovery_points if name == RECOVERY_POINTS else encode_points
-        job = PointsWrite(self.files, join(path, name), encode(points))
-        before = self._points[path][name]
+        job = PointsWrite(
+            self.files,
+            join(path, name),
+            encode(points),
+            before=self._points[path][name],
+            turn=self._turns[path, name],
+        )
         self._writing[path, name] = job
         self._points[path][name] = points
-        background(job.run, lambda error: self._points_written(path, name, job, before, error))
+        background(job.run, lambda error: self._points_written(path, name, job, error))
 
-    def _points_written(
-        self,
-        path: str,
-        name: str,
-        job: PointsWrite,
-        before: dict[TopicPartition, int],
-        error: OSError | None,
-    ) -> None:
+    def _write_points_now(self, path: str, name: str) -> None:
+        """Whatever is on its way: once this returns, no other is written any more."""
+        overtaken = self._writing.pop((path, name), None)
+        if overtaken is not None:
+            overtaken.is_revoked = True
+            self._write_again.add((path, name))
+        self._write_points(path, name, run_inline)
+
+    def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
         if self._writing.get((path, name)) is not job:
             return
         del self._writing[path, name]
         if error is not None and is_scarcity(error):
             logger.warning("%s is not written this time: %s", join(path, name), error)
-            self._points[path][name] = before
+            self._points[path][name] = job.before
+            self._write_again.add((path, name))
         elif error is not None:
             self._dir_failed(path, error)
         elif (path, name) in self._write_again:
@@ -642,9 +669,9 @@ class LogManager:
     def _cut(self, path: str) -> None:
         """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
         drop them."""
-        self._write_points(path, RECOVERY_POINTS, run_inline)
+        self._write_points_now(path, RECOVERY_POINTS)
         if any(log.log_start_unsaved for log in self.logs.values()):
-            self._write_points(path, LOG_STARTS, run_inline)
+            self._write_points_now(path, LOG_STARTS)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:
@@ -705,29 +732,24 @@ class LogManager:
         if not self._is_loaded:
             self._put_back_notes(broker_epoch)
         elif clean:
+            unclean = set()
             for key, log in list(self.logs.items()):
                 if log.offline is None and self._closed.get(key) != log.log_end_offset:
                     try:
                         log.close()
                     except KafkaError:
-                        continue  # its directory is offline now and gets no marker
-            self._revoke_writes()
+                        unclean.add(log.log_dir)
             for path in self._points:
-                for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS):
-                    self._write_points(path, name, run_inline)
+                for name in CHECKPOINTS:
+                    self._write_points_now(path, name)
+                    if (path, name) in self._write_again:
+                        unclean.add(path)
             for path in self._points:
-                if path not in self.offline_dirs:
+                if path not in self.offline_dirs and path not in unclean:
                     self._mark_clean(path, broker_epoch)
         for lock in self._locks:
             lock.close()
         self._locks.clear()
-
-    def _revoke_writes(self) -> None:
-        """Checkpoints whose background never reported back: what they held is written anew."""
-        for place, job in self._writing.items():
-            job.is_revoked = True
-            self._write_again.add(place)
-        self._writing.clear()
 
     def _put_back_notes(self, broker_epoch: int) -> None:
         for path, notes in self._notes.items():

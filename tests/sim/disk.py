@@ -84,9 +84,10 @@ def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
 
 
 class Directory:
-    __slots__ = ("durable", "entries")
+    __slots__ = ("durable", "entries", "volume")
 
-    def __init__(self) -> None:
+    def __init__(self, volume: str = "") -> None:
+        self.volume = volume  # each has a journal of its own
         self.entries: dict[str, Inode | Directory] = {}
         self.durable: dict[str, Inode | Directory] = {}
 
@@ -138,7 +139,14 @@ class Disk:
         self.used = 0
         self.operations = 0
         self.armed: list[Armed] = []
+        self.errors = 0
         self._trace = trace
+
+    def make_volume(self, path: str) -> None:
+        """A file system of its own, mounted at a name of the root directory."""
+        volume = Directory(path)
+        (name,) = _parts(path)
+        self.root.entries[name] = self.root.durable[name] = volume
 
     def mount(self, process: Process | None = None) -> SimFiles:
         return SimFiles(self, process)
@@ -161,6 +169,7 @@ class Disk:
                 armed.times -= 1
                 if armed.times <= 0:
                     self.armed.remove(armed)
+                self.errors += 1
                 self.trace("disk-error", operation, path, errno.errorcode[armed.error])
                 return OSError(armed.error, os.strerror(armed.error), path)
         return None
@@ -170,13 +179,17 @@ class Disk:
         the last ones, because file systems keep those in a journal."""
         mode = mode or self.rng.choice(("nothing", "prefix", "subset", "all"))
         synced = {path: len(data) for path, data in self.durable_snapshot().items()}
-        keep = len(self.name_changes)
-        if mode == "nothing":
-            keep = 0
-        elif mode != "all":
-            keep = self.rng.randrange(keep + 1)
-        for change in self.name_changes[:keep]:
-            change.apply()
+        journals: dict[str, list[NameChange]] = {"": []}
+        for change in self.name_changes:
+            journals.setdefault(change.sets[0][0].volume, []).append(change)
+        for changes in journals.values():
+            keep = len(changes)
+            if mode == "nothing":
+                keep = 0
+            elif mode != "all":
+                keep = self.rng.randrange(keep + 1)
+            for change in changes[:keep]:
+                change.apply()
         self.name_changes.clear()
         for directory, inode in list(self._walk_durable()):
             if inode is None:
@@ -252,7 +265,9 @@ class Disk:
                     child = Directory()
                     directory.entries[parent] = directory.durable[parent] = child
                 directory = child
-            inode = Inode(bytearray(data), bytearray(data), mtime_ms=self.now_ms())
+            original = self.lookup(path)
+            assert isinstance(original, Inode)
+            inode = Inode(bytearray(data), bytearray(data), mtime_ms=original.mtime_ms)
             directory.entries[name] = directory.durable[name] = inode
         return copy
 
@@ -372,7 +387,7 @@ class SimFiles:
         for part in _parts(path):
             child = directory.entries.get(part)
             if child is None:
-                child = Directory()
+                child = Directory(directory.volume)
                 self._disk.change_names((directory, part, child))
             if isinstance(child, Inode):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

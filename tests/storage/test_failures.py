@@ -486,6 +486,34 @@ def test_a_checkpoint_and_a_sync_without_descriptors_are_made_up_for(tmp_path: P
         assert (tmp_path / "data" / name).read_text().endswith("topic 0 24\n")
 
 
+class ScarceFor(Scarce):
+    """One that was short of descriptors just then."""
+
+    def __init__(self, path_part: str) -> None:
+        super().__init__()
+        self.path_part = path_part
+
+    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
+        if self.path_part not in path:
+            return DiskFiles.open(self, path, create=create)
+        return super().open(path, create=create)
+
+
+@pytest.mark.parametrize("path_part", [".log", "log-start-offset-checkpoint"])
+def test_a_stop_that_could_not_write_everything_is_not_clean(tmp_path: Path, path_part: str) -> None:
+    files = ScarceFor(path_part)
+    manager = manager_on(tmp_path, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    append(log, batch_of(1))
+    log.advance_log_start(1)
+    log.release_files()
+    files.is_short = True
+    manager.close()
+    assert not manager.offline_dirs
+    assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
 def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, left = os.open, [0]
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from storage.log_manager import (
     Intervals,
     LogDirError,
     LogDirLocked,
+    LogManager,
     decode_points,
     encode_points,
     parse_directory_name,
+    run_inline,
 )
 from storage.policy import LogConfig
 from tests.storage.support import (
@@ -721,3 +724,85 @@ def test_a_segment_that_lost_its_tail_with_the_power_ends_the_log(tmp_path: Path
     again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
     assert again.log_end_offset == batches[-1][1].base_offset
     assert len(again.segments) == 1
+
+
+def checkpoint_everything(manager: LogManager) -> None:
+    drain(manager.maintain(NOW))
+    drain(manager.maintain(NOW + 60_000))
+
+
+def test_a_log_made_again_by_its_name_takes_nothing_over_from_the_one_before(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    first = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(8):
+        append(first, batch_of(1))
+    first.fsync()
+    first.advance_log_start(6)
+    checkpoint_everything(manager)
+    manager.delete("topic", 0)
+    second = manager.create("topic", UUID(int=5), 0, LogConfig())
+    append(second, batch_of(3), replicated=False)
+    second.fsync()
+    kill(manager)
+    again = manager_on(tmp_path).logs["topic", 0]
+    assert (again.log_start_offset, again.log_end_offset, again.high_watermark) == (0, 3, 0)
+
+
+def test_a_cut_is_on_the_disk_before_it_happens_whatever_checkpoint_is_on_its_way(tmp_path: Path) -> None:
+    jobs: list[tuple[Callable[[], None], Callable[[OSError | None], None]]] = []
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(8):
+        append(log, batch_of(1))
+    log.fsync()
+    log.advance_log_start(7)
+    manager._background = lambda job, done: jobs.append((job, done))
+    checkpoint_everything(manager)
+    assert jobs
+    log.truncate_to(2)
+    path = tmp_path / "data" / "recovery-point-offset-checkpoint"
+    assert path.read_text().endswith("topic 0 1\n")
+    append(log, batch_of(1))
+    log.fsync()
+    for job, done in jobs:
+        job()
+        done(None)
+    assert path.read_text().endswith("topic 0 1\n")
+    kill(manager)
+    again = manager_on(tmp_path).logs["topic", 0]
+    assert (again.log_start_offset, again.log_end_offset) == (2, 3)
+
+
+def test_a_log_made_again_waits_for_no_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
+    jobs: list[Callable[[], None]] = []
+    manager = manager_on(tmp_path)
+    first = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(first, batch_of(8))
+    first.advance_log_start(6)
+    checkpoint_everything(manager)
+    manager.delete("topic", 0)
+    manager._background = lambda job, done: jobs.append(job)
+    drain(manager.maintain(NOW + 120_000))
+    append(manager.create("topic", UUID(int=5), 0, LogConfig()), batch_of(3))
+    kill(manager)
+    again = manager_on(tmp_path)
+    assert jobs and again.logs["topic", 0].log_start_offset == 0
+    for late in jobs:
+        late()
+    assert not decode_points((tmp_path / "data" / "log-start-offset-checkpoint").read_bytes())
+
+
+def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(4):
+        append(log, batch_of(1), epoch=3)
+    log.advance_log_start(2)
+    log.fsync()
+    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    kill(manager)  # before the log start is on the disk
+    manager = manager_on(tmp_path)
+    assert manager.logs["topic", 0].epochs.entries() == [(3, 0)]
+    manager.close()
+    os.utime(tmp_path / "data" / "topic-0" / f"{0:020}.log", (1, 1))  # the notes are not believed
+    assert manager_on(tmp_path).logs["topic", 0].epochs.entries() == [(3, 0)]
