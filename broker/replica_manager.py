@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
-from broker.partition import Partition, TopicStats
+from broker.partition import UNKNOWN, Partition, TopicStats
 from broker.ports import World
 from broker.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
@@ -124,15 +124,17 @@ class ReplicaManager:
 
     # --------------------------------------------------------------------------------------------- look-up
 
-    def find(self, topic: str, index: int) -> Partition | ErrorCode:
+    def find(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
         """The partition when this broker leads it, else the error that says why not."""
-        found = self.replica(topic, index)
+        found = self.replica(topic, index, leader_epoch)
         if isinstance(found, ErrorCode) or found.is_leader:
             return found
         return ErrorCode.not_leader_or_follower
 
-    def replica(self, topic: str, index: int) -> Partition | ErrorCode:
-        """The partition, whoever leads it, or the error that says why it cannot be read here."""
+    def replica(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
+        """The partition, whoever leads it, or the error that says why it cannot be read here. Who believes
+        in another epoch is told that first, before who leads.
+        """
         partition = self._partitions.get((topic, index))
         if partition is None:
             if (topic, index) in self._unopened:
@@ -141,7 +143,10 @@ class ReplicaManager:
             if image is None or image.partition(topic, index) is None:
                 return ErrorCode.unknown_topic_or_partition
             return ErrorCode.not_leader_or_follower
-        return ErrorCode.kafka_storage_error if partition.offline else partition
+        if partition.offline:
+            return ErrorCode.kafka_storage_error
+        error = partition.epoch_error(leader_epoch)
+        return partition if error is ErrorCode.none else error
 
     def partition(self, topic: str, index: int) -> Partition:
         found = self.find(topic, index)

@@ -38,6 +38,8 @@ _SPECIAL_FROM: Final[Mapping[int, int]] = {
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
+_DEBUGGER: Final = -2
+"""Asks one replica about itself, whoever leads."""
 _HIGH_WATERMARK: Final = -1
 _UNKNOWN: Final = (-1, -1, -1)
 """(timestamp, offset, leader epoch) of nothing."""
@@ -51,13 +53,14 @@ def list_offsets(ctx: Context, request: Any) -> Fields:
         (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
     )
     isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
+    from_leader = request.replica_id != _DEBUGGER
     topics: dict[str, dict[int, Fields]] = {}
     for topic in request.topics:
         for each in topic.partitions:
             if asked[topic.name, each.partition_index] > 1:
                 answer: Fields = {"error_code": ErrorCode.invalid_request}
             else:
-                answer = _list_offset(ctx, topic.name, each, isolation)
+                answer = _list_offset(ctx, topic.name, each, isolation, from_leader)
             topics.setdefault(topic.name, {})[each.partition_index] = {
                 "partition_index": each.partition_index,
                 "timestamp": -1,
@@ -69,14 +72,14 @@ def list_offsets(ctx: Context, request: Any) -> Fields:
     return {"throttle_time": 0, "topics": rows}
 
 
-def _list_offset(ctx: Context, topic: str, asked: Any, isolation: int | None) -> Fields:
+def _list_offset(ctx: Context, topic: str, asked: Any, isolation: int | None, from_leader: bool) -> Fields:
     try:
         if asked.timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
             raise KafkaError(ErrorCode.unsupported_version)
-        partition = ctx.broker.replicas.partition(topic, asked.partition_index)
-        error = partition.epoch_error(get(asked, "current_leader_epoch", -1))
-        if error is not ErrorCode.none:
-            raise KafkaError(error)
+        look_up = ctx.broker.replicas.find if from_leader else ctx.broker.replicas.replica
+        partition = look_up(topic, asked.partition_index, get(asked, "current_leader_epoch", -1))
+        if isinstance(partition, ErrorCode):
+            raise KafkaError(partition)
         timestamp, offset, epoch = _offset_at(partition, asked.timestamp, isolation)
     except KafkaError as failure:
         code = failure.code
@@ -126,14 +129,13 @@ def offset_for_leader_epoch(ctx: Context, request: Any) -> Fields:
         partitions = []
         for asked in topic.partitions:
             answer: dict[str, Any] = {"partition": asked.partition, "leader_epoch": -1, "end_offset": -1}
-            found = ctx.broker.replicas.find(topic.topic, asked.partition)
+            found = ctx.broker.replicas.find(topic.topic, asked.partition, asked.current_leader_epoch)
             if isinstance(found, ErrorCode):
                 answer["error_code"] = found
             else:
-                answer["error_code"] = found.epoch_error(asked.current_leader_epoch)
-                if answer["error_code"] is ErrorCode.none:
-                    epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
-                    answer["leader_epoch"], answer["end_offset"] = epoch, end
+                answer["error_code"] = ErrorCode.none
+                epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
+                answer["leader_epoch"], answer["end_offset"] = epoch, end
             partitions.append(answer)
         topics.append({"topic": topic.topic, "partitions": partitions})
     return {"throttle_time": 0, "topics": topics}
@@ -239,7 +241,7 @@ def describe_producers(ctx: Context, request: Any) -> Fields:
                 "error_message": None,
                 "active_producers": [],
             }
-            found = ctx.broker.replicas.find(topic.name, index)
+            found = ctx.broker.replicas.replica(topic.name, index)
             if isinstance(found, ErrorCode):
                 is_a_name = invalid_topic_name(topic.name) is None
                 answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception

@@ -240,7 +240,8 @@ class Fetch:
             if wanted.generation != generation:
                 error = self._resolve(wanted, version)
                 if error is not None:
-                    reads.append(Read(wanted, aborted=_NO_ABORTED, error=_known_to(version, error)))
+                    aborted = _NO_ABORTED if error in NOBODY_IS_LEADER else None
+                    reads.append(Read(wanted, aborted=aborted, error=_known_to(version, error)))
                     fetched.is_due = fetched.is_due or error not in NOBODY_IS_LEADER
                     continue
             partition: Partition = wanted.partition
@@ -296,12 +297,14 @@ class Fetch:
         else:
             name = topic
         reads_followers = version >= _RACK_FROM and not self.is_privileged
-        look_up = self._replicas.replica if reads_followers else self._replicas.find
-        found = look_up(name, wanted.index)
+        found = self._replicas.replica(name, wanted.index)
         if isinstance(found, ErrorCode):
             return found
         if isinstance(topic, UUID) and found.topic_id != topic:
             return ErrorCode.inconsistent_topic_id
+        if not found.is_leader and not reads_followers:
+            error = found.epoch_error(wanted.leader_epoch)
+            return ErrorCode.not_leader_or_follower if error is ErrorCode.none else error
         wanted.partition = found
         wanted.generation = self._replicas.generation
         return None

@@ -851,6 +851,75 @@ def test_nobody_reads_past_the_high_watermark_wherever_they_ask() -> None:
     Replicas().run(main)
 
 
+def test_a_follower_tells_of_another_epoch_before_it_tells_that_it_does_not_lead() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.change(leader=1)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        for believed, code in (
+            (-1, ErrorCode.not_leader_or_follower),
+            (0, ErrorCode.fenced_leader_epoch),
+            (1, ErrorCode.not_leader_or_follower),
+            (2, ErrorCode.unknown_leader_epoch),
+        ):
+            asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": believed}
+            assert (await list_offset(world, 2, replica_id=-1, **asked)).error_code is code
+            row = {"partition": 0, "current_leader_epoch": believed, "leader_epoch": 0}
+            topics = [{"topic": "t", "partitions": [row]}]
+            response = await world.ask(2, Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=topics)
+            assert response.topics[0].partitions[0].error_code is code
+            answer = await world.fetch(2, 0, version=10, current_leader_epoch=believed)
+            assert answer.error_code is code
+
+    Replicas(2).run(main)
+
+
+async def list_offset(world: Replicas, node_id: int, *, replica_id: int, **asked: Any) -> Any:
+    topics = [{"name": "t", "partitions": [asked]}]
+    response = await world.ask(
+        node_id,
+        Api.LIST_OFFSETS,
+        9,
+        replica_id=replica_id,
+        isolation_level=0,
+        timeout=1000,
+        topics=topics,
+    )
+    return response.topics[0].partitions[0]
+
+
+def test_a_follower_tells_of_its_own_log_where_that_is_asked_for() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        for node_id in (1, 2):
+            asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+            answer = await list_offset(world, node_id, replica_id=-2, **asked)
+            assert (answer.error_code, answer.offset) == (ErrorCode.none, 1)
+            topics = [{"name": "t", "partition_indexes": [0]}]
+            response = await world.ask(node_id, Api.DESCRIBE_PRODUCERS, 0, topics=topics)
+            assert response.topics[0].partitions[0].error_code is ErrorCode.none
+        asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": 1}
+        answer = await list_offset(world, 2, replica_id=-2, **asked)
+        assert answer.error_code is ErrorCode.unknown_leader_epoch
+
+    Replicas(2).run(main)
+
+
+def test_a_fetch_that_fails_has_no_list_of_aborted_transactions_where_there_is_a_partition() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.create(1, topic="elsewhere")
+        assert (await world.fetch(2, 0, version=10)).aborted_transactions is None
+        assert (await world.fetch(2, 0, topic="elsewhere")).aborted_transactions is None
+        assert (await world.fetch(2, 0, current_leader_epoch=9)).aborted_transactions is None
+        assert (await world.fetch(2, 0, topic="missing")).aborted_transactions == ()
+
+    Replicas(2).run(main)
+
+
 def test_a_consumer_that_waits_is_answered_when_the_followers_have_it() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, 3)
