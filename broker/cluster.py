@@ -158,7 +158,8 @@ class Cluster:
     # --- joining ---
 
     async def read(self) -> None:
-        """Learn what the log says, before the logs of this node are opened."""
+        """Learn what the log says, and the directories: before the logs are loaded, which takes the word of a
+        clean stop away."""
         self.directory_ids = await self._joining.read()
         self._take_configs()
 
@@ -167,15 +168,12 @@ class Cluster:
         *,
         ports: Mapping[str, int] | None = None,
         task_group: asyncio.TaskGroup | None = None,
-        clean: bool | None = None,
     ) -> None:
-        """Register, or give birth to the cluster, and be ready to serve.
-
-        `ports` are the real ones of the listeners. `clean` says whether the logs were closed by a clean stop,
-        where the caller knows; otherwise the markers in the log directories do.
+        """Register, or give birth to the cluster, and be ready to serve. `ports` are the real ones of the
+        listeners.
         """
         self._task_group = task_group
-        self.broker_epoch = await self._joining.join(ports or {}, clean)
+        self.broker_epoch = await self._joining.join(ports or {})
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)

@@ -94,11 +94,11 @@ class Joining:
         self._check_cluster(claimed)
         return self._directory_ids
 
-    async def join(self, ports: Mapping[str, int], clean: bool | None) -> int:
+    async def join(self, ports: Mapping[str, int]) -> int:
         """The broker epoch of this life, once it is a member."""
         self._endpoints = advertised_endpoints(self._config, host_name=self._world.host_name, ports=ports)
         try:
-            await self._register(clean)
+            await self._register()
         except (BrokenLog, StoreError, KafkaError) as error:
             raise StartupError(str(error)) from error
         mark_directories(
@@ -110,7 +110,7 @@ class Joining:
         )
         return self._image.brokers[self._node_id].epoch
 
-    async def _register(self, clean: bool | None) -> None:
+    async def _register(self) -> None:
         """Through the controller; where there is none, by becoming it in the same slot."""
         self._patience.sign(self._now_s())
         is_checked = False
@@ -119,7 +119,7 @@ class Joining:
             if not is_checked and self._image.brokers.keys() - {self._node_id}:
                 await self._check_conditions()
                 is_checked = True
-            registration = self._registration(clean)
+            registration = self._registration()
             if await self._must_stand():
                 if await self._stand(registration):
                     return
@@ -153,7 +153,7 @@ class Joining:
         finally:
             await rival.close()
 
-    def _registration(self, clean: bool | None) -> RegisterBroker:
+    def _registration(self) -> RegisterBroker:
         before = self._image.brokers.get(self._node_id)
         return RegisterBroker(
             cluster_id=self._image.cluster_id,
@@ -162,7 +162,7 @@ class Joining:
             directories=tuple(self._directory_ids.values()),
             endpoints=self._endpoints,
             rack=self._config.broker_rack,
-            clean_epoch=clean_epoch(before, self._directories, self._directory_ids, clean),
+            clean_epoch=clean_epoch(before, self._directories, self._directory_ids),
         )
 
     async def _must_stand(self) -> bool:

@@ -351,9 +351,7 @@ class Broker:
         await components.cluster.read()
         self._take_configs()
         await _in_slices(components.logs.loading(components.cluster.log_config))
-        await components.cluster.join(
-            ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
-        )
+        await components.cluster.join(ports=ports, task_group=self._tasks)
         self._take_configs()
         await _in_slices(components.replicas.load(components.cluster.image))
         self._background.update(components.isr.start(self._tasks))
