@@ -39,7 +39,7 @@ from broker.image import (
     TopicImage,
 )
 from broker.internal_topics import internal_topic
-from broker.joining import Joining
+from broker.joining import Holds, Joining
 from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
@@ -168,15 +168,20 @@ class Cluster:
         *,
         ports: Mapping[str, int] | None = None,
         task_group: asyncio.TaskGroup | None = None,
+        holds: Holds | None = None,
     ) -> None:
-        """Register, or give birth to the cluster, and be ready to serve. `ports` are the real ones of the
-        listeners.
+        """Register, or give birth to the cluster, and be ready to serve.
+
+        `ports` are the real ones of the listeners. `holds` tells which logs are here; None while a directory
+        that cannot be read may have any.
         """
         self._task_group = task_group
         self.broker_epoch = await self._joining.join(ports or {})
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)
+        if holds is not None:
+            await self._joining.settle(holds)
         _log.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
     # --- roles ---

@@ -10,7 +10,7 @@ cluster was joined.
 import base64
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from uuid import UUID
@@ -193,3 +193,10 @@ def clean_epoch(
     # With a disk gone, what it held may be written a second time.
     complete = set(before.directories) <= set(ids.values())
     return before.epoch if clean and complete else -1
+
+
+def missing_directories(before: BrokerImage | None, ids: Collection[UUID]) -> tuple[UUID, ...]:
+    """Those of this node that are registered and not here, while others are."""
+    if before is None or set(before.directories).isdisjoint(ids):
+        return ()
+    return tuple(directory for directory in before.directories if directory not in ids)

@@ -143,6 +143,11 @@ class ReplicaManager:
             return ErrorCode.not_leader_or_follower
         return ErrorCode.kafka_storage_error if partition.offline else partition
 
+    def holds(self, topic: TopicImage, index: int) -> bool:
+        """Whether the log is here, be it led or not."""
+        held = self.logs.logs.get((topic.name, index))
+        return held is not None and held.known_topic_id in (None, topic.id)
+
     def partition(self, topic: str, index: int) -> Partition:
         found = self.find(topic, index)
         if isinstance(found, ErrorCode):
