@@ -123,6 +123,8 @@ class Cluster:
         self._looking: asyncio.Task[None] | None = None
         self._answered_s = -SILENT_AFTER_S
         """When the controller last said anything, be it that it cannot write."""
+        self._answered_epoch = 0
+        """The controller epoch in which it said so."""
         self._misses = 0
         """How often in a row the controller gave no answer."""
         self._electing = False
@@ -177,6 +179,7 @@ class Cluster:
         """
         self._task_group = task_group
         self.broker_epoch = await self._joining.join(ports or {})
+        self._answered_epoch = self.image.controller_epoch
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)
@@ -363,7 +366,7 @@ class Cluster:
         await self._take_slots(answer)
         code = answer.error_code
         if asked == self.image.controller_id:
-            self._answered_s = self.now_s()
+            self._answered_s, self._answered_epoch = self.now_s(), self.image.controller_epoch
             self._misses = 0
         if code == ErrorCode.none:
             if asked == self.image.controller_id:
@@ -397,13 +400,18 @@ class Cluster:
         self._misses += 1
         if self._stopping or self.is_controller or controller != self.image.controller_id:
             return
-        if refused:
+        if refused and self._has_answered():
             self._stand_soon(controller, refused=True)
-        elif self._misses == 1:
+        elif self._misses == 1 and not refused:
             # The port of a process that ended refuses by now.
             return
         await self._ask_a_peer(but=controller)
         await asyncio.sleep(RETRY_S)
+
+    def _has_answered(self) -> bool:
+        """Whether this controller was ever there. One that never was may be out of this node's reach alone:
+        two nodes that refuse each other would depose each other for ever."""
+        return self._answered_epoch == self.image.controller_epoch
 
     async def _ask_a_peer(self, *, but: int = -1) -> None:
         """Somebody else may know of slots that neither the store nor the controller tells."""
@@ -467,7 +475,7 @@ class Cluster:
             controller = self.image.controller_id
             answer = await self._beat(controller, shut_down=True)
         except PeerLost as lost:
-            if lost.refused and controller == self.image.controller_id:
+            if lost.refused and controller == self.image.controller_id and self._has_answered():
                 # The controller is gone, and somebody must take what this node leads.
                 self._stand_soon(controller, refused=True)
             return False

@@ -43,6 +43,8 @@ class Site:
         """By node id: who listens."""
         self.cut: set[tuple[int, int]] = set()
         """From whom, to whom nothing passes."""
+        self.refusing: set[tuple[int, int]] = set()
+        """From whom, to whom every connection is refused, as by a firewall."""
         self.calls: dict[Call, None] = {}
         self.no_store: set[int] = set()
         """Nodes whose way to the bucket is cut."""
@@ -133,6 +135,13 @@ class Site:
         for other in range(1, 10):
             self.cut |= {(node_id, other), (other, node_id)}
 
+    def refuse(self, one: int, other: int) -> None:
+        """These two are refused by each other, and their connections are gone."""
+        self.refusing |= {(one, other), (other, one)}
+        for call in list(self.calls):
+            if (call.source, call.target) in self.refusing:
+                call.lose()
+
     def slots(self) -> list[int]:
         names = [key.removeprefix("meta/") for key in self.bucket.objects]
         return sorted(int(name) for name in names if name.isdigit())
@@ -211,6 +220,9 @@ class Call:
         self._site.calls[self] = None
         answer: asyncio.Task[Any] | None = None
         try:
+            if (self.source, self.target) in self._site.refusing:
+                await asyncio.sleep(0.001)
+                raise PeerLost("refused", refused=True)
             if self.target not in self._site.alive:
                 if self._site.resets.get(self.target, 0):
                     self._site.resets[self.target] -= 1
