@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from collections.abc import Coroutine
 from typing import Any
 
@@ -32,6 +33,7 @@ from broker.directories import (
     read_directory,
 )
 from broker.image import ClusterBorn, ControllerElected, Image, encode_record
+from broker.ledger import Ledger
 from broker.metadata_log import MetadataLog, boundary_key, slot_key, snapshot_key
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import slot_hash
@@ -632,6 +634,33 @@ def test_a_long_log_is_read_from_its_snapshot(monkeypatch: pytest.MonkeyPatch) -
         assert again.image.topics == member.image.topics
         assert again.image.cluster_id == member.image.cluster_id
         again.ledger.last_hash = bytes(32)
+
+    site.run(story())
+
+
+def test_who_sleeps_between_the_list_and_the_snapshot_takes_the_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_module, "SNAPSHOT_EVERY_SLOTS", 10)
+    site = Site()
+
+    async def story() -> None:
+        member = await site.started()
+
+        async def day_of_topics(day: int) -> None:
+            for at in range(10):
+                await create(member, f"t{day}-{at}")
+            site.loop.stall(25 * 3600)
+            await asyncio.sleep(1)
+
+        await day_of_topics(0)
+        sleeper = Ledger(MetadataLog(site.world(7).store, random.Random(7)), site.loop.time)
+        survey = await sleeper.survey()
+        for day in range(1, 4):
+            await day_of_topics(day)
+        assert snapshot_key(survey.snapshots[-1]) not in site.bucket.objects
+        await sleeper.load(survey)
+        assert sleeper.image == member.image
 
     site.run(story())
 
