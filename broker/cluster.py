@@ -39,7 +39,7 @@ from broker.image import (
     TopicImage,
 )
 from broker.internal_topics import internal_topic
-from broker.joining import Joining
+from broker.joining import Holds, Joining
 from broker.ledger import Ledger
 from broker.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
 from broker.ports import World
@@ -123,6 +123,8 @@ class Cluster:
         self._looking: asyncio.Task[None] | None = None
         self._answered_s = -SILENT_AFTER_S
         """When the controller last said anything, be it that it cannot write."""
+        self._answered_epoch = 0
+        """The controller epoch in which it said so."""
         self._misses = 0
         """How often in a row the controller gave no answer."""
         self._electing = False
@@ -158,7 +160,8 @@ class Cluster:
     # --- joining ---
 
     async def read(self) -> None:
-        """Learn what the log says, before the logs of this node are opened."""
+        """Learn what the log says, and the directories: before the logs are loaded, which takes the word of a
+        clean stop away."""
         self.directory_ids = await self._joining.read()
         self._take_configs()
 
@@ -167,18 +170,21 @@ class Cluster:
         *,
         ports: Mapping[str, int] | None = None,
         task_group: asyncio.TaskGroup | None = None,
-        clean: bool | None = None,
+        holds: Holds | None = None,
     ) -> None:
         """Register, or give birth to the cluster, and be ready to serve.
 
-        `ports` are the real ones of the listeners. `clean` says whether the logs were closed by a clean stop,
-        where the caller knows; otherwise the markers in the log directories do.
+        `ports` are the real ones of the listeners. `holds` tells which logs are here; None while a directory
+        that cannot be read may have any.
         """
         self._task_group = task_group
-        self.broker_epoch = await self._joining.join(ports or {}, clean)
+        self.broker_epoch = await self._joining.join(ports or {})
+        self._answered_epoch = self.image.controller_epoch
         self._take_configs()
         for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)
+        if holds is not None:
+            await self._joining.settle(holds)
         _log.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
     # --- roles ---
@@ -360,7 +366,7 @@ class Cluster:
         await self._take_slots(answer)
         code = answer.error_code
         if asked == self.image.controller_id:
-            self._answered_s = self.now_s()
+            self._answered_s, self._answered_epoch = self.now_s(), self.image.controller_epoch
             self._misses = 0
         if code == ErrorCode.none:
             if asked == self.image.controller_id:
@@ -394,13 +400,18 @@ class Cluster:
         self._misses += 1
         if self._stopping or self.is_controller or controller != self.image.controller_id:
             return
-        if refused:
+        if refused and self._has_answered():
             self._stand_soon(controller, refused=True)
-        elif self._misses == 1:
+        elif self._misses == 1 and not refused:
             # The port of a process that ended refuses by now.
             return
         await self._ask_a_peer(but=controller)
         await asyncio.sleep(RETRY_S)
+
+    def _has_answered(self) -> bool:
+        """Whether this controller was ever there. One that never was may be out of this node's reach alone:
+        two nodes that refuse each other would depose each other for ever."""
+        return self._answered_epoch == self.image.controller_epoch
 
     async def _ask_a_peer(self, *, but: int = -1) -> None:
         """Somebody else may know of slots that neither the store nor the controller tells."""
@@ -464,7 +475,7 @@ class Cluster:
             controller = self.image.controller_id
             answer = await self._beat(controller, shut_down=True)
         except PeerLost as lost:
-            if lost.refused and controller == self.image.controller_id:
+            if lost.refused and controller == self.image.controller_id and self._has_answered():
                 # The controller is gone, and somebody must take what this node leads.
                 self._stand_soon(controller, refused=True)
             return False

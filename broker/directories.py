@@ -10,7 +10,7 @@ cluster was joined.
 import base64
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from uuid import UUID
@@ -36,8 +36,8 @@ class Directory:
     path: str
     cluster_id: str | None = None
     directory_id: UUID | None = None
-    clean: bool = False
     clean_epoch: int = -1
+    """In which its last owner stopped in order; -1 where nothing says so."""
 
 
 def encode_uuid(value: UUID) -> str:
@@ -80,7 +80,6 @@ def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id
         path=path,
         cluster_id=cluster_id,
         directory_id=parsed_id,
-        clean=marker is not None,
         clean_epoch=_marker_epoch(marker),
     )
 
@@ -89,7 +88,7 @@ def _was_clean(directory: Directory, epoch: int) -> bool:
     """A directory that was never used holds nothing that a stop could have lost."""
     if directory.cluster_id is None:
         return True
-    return directory.clean and directory.clean_epoch in (-1, epoch)
+    return directory.clean_epoch == epoch
 
 
 def _marker_epoch(marker: bytes | None) -> int:
@@ -185,15 +184,19 @@ def claimed_cluster(directories: Sequence[Directory]) -> str | None:
 
 
 def clean_epoch(
-    before: BrokerImage | None, directories: Sequence[Directory], ids: Mapping[str, UUID], clean: bool | None
+    before: BrokerImage | None, directories: Sequence[Directory], ids: Mapping[str, UUID]
 ) -> int:
-    """The epoch this node cleanly stopped in, or -1. `clean` says whether the logs were closed by a clean
-    stop, where the caller knows; otherwise the markers do.
-    """
+    """The epoch this node cleanly stopped in, as the markers say, or -1."""
     if before is None:
         return -1
-    if clean is None:
-        clean = all(_was_clean(d, before.epoch) for d in directories)
+    clean = all(_was_clean(d, before.epoch) for d in directories)
     # With a disk gone, what it held may be written a second time.
     complete = set(before.directories) <= set(ids.values())
     return before.epoch if clean and complete else -1
+
+
+def missing_directories(before: BrokerImage | None, ids: Collection[UUID]) -> tuple[UUID, ...]:
+    """Those of this node that are registered and not here, while others are."""
+    if before is None or set(before.directories).isdisjoint(ids):
+        return ()
+    return tuple(directory for directory in before.directories if directory not in ids)

@@ -83,7 +83,7 @@ def change(
     record = replace(
         nothing,
         leader=leader if moves else None,
-        isr=_if_new(isr or partition.isr, partition.isr),
+        isr=_if_new(isr, partition.isr),
         replicas=_if_new(replicas, partition.replicas),
         adding=_if_new(adding, partition.adding),
         removing=_if_new(removing, partition.removing),

@@ -587,7 +587,8 @@ class Image:
         After an unclean stop it leaves every ISR that has another member. As the only member it leads on in a
         new leader epoch, but only with the disk that was committed: with another one, or after it was
         unregistered and nobody knows which disk it had, the ISR is left empty, so that nothing but a refill
-        or an unclean election brings the partition back.
+        or an unclean election brings the partition back. Which of several disks is another one only the node
+        can tell: what it lost with it, it gives up before it serves.
         """
 
         def change(partition: PartitionImage) -> PartitionImage:

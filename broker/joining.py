@@ -1,16 +1,18 @@
 """How a node comes into its cluster: what its directories and the log say, then a registration.
 
 Owns: the checks that refuse a start, birth, whom a joiner asks to be taken in and when it takes the place of
-a controller that is gone. Does not own: the rules of a registration (brokers.py), the files (directories.py),
-what a member does (cluster.py).
+a controller that is gone, giving up what was on a directory that is gone. Does not own: the rules of a
+registration (brokers.py), the files (directories.py), what a member does (cluster.py).
 
-Invariant: nothing is written to a directory before the registration of its node is in the log.
+Invariants: nothing is written to a directory before the registration of its node is in the log. A directory
+stays registered until it is there, or nothing that was alone in sync there is led any more: however often a
+process ends on the way, its node does not lead an empty log in place of a lost one.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from broker.brokers import RegisterBroker, election
@@ -24,11 +26,13 @@ from broker.directories import (
     clean_epoch,
     encode_uuid,
     mark_directories,
+    missing_directories,
     read_directories,
 )
-from broker.image import ClusterBorn, Endpoint, Image, Record
+from broker.image import ClusterBorn, Endpoint, Image, PartitionImage, Record, TopicImage
 from broker.metadata_log import BrokenLog
 from broker.ports import World
+from broker.replication import AlterPartition, IsrChange
 from broker.roll_call import PROTOCOLS
 from broker.sessions import Patience
 from protocol.apis import PeerApi
@@ -40,7 +44,11 @@ from remote.probe import probe_conditions
 if TYPE_CHECKING:
     from broker.cluster import Cluster
 
+Holds = Callable[[TopicImage, int], bool]
+"""Whether the log of a partition is here."""
+
 RETRY_S = 0.2
+GIVEN_UP_AT_ONCE = 1_000
 PROBES = 3
 REGISTER_ANSWER_S = 3.0
 DUPLICATE_LOOK_S = 1.0
@@ -94,11 +102,11 @@ class Joining:
         self._check_cluster(claimed)
         return self._directory_ids
 
-    async def join(self, ports: Mapping[str, int], clean: bool | None) -> int:
+    async def join(self, ports: Mapping[str, int]) -> int:
         """The broker epoch of this life, once it is a member."""
         self._endpoints = advertised_endpoints(self._config, host_name=self._world.host_name, ports=ports)
         try:
-            await self._register(clean)
+            await self._register()
         except (BrokenLog, StoreError, KafkaError) as error:
             raise StartupError(str(error)) from error
         mark_directories(
@@ -110,7 +118,7 @@ class Joining:
         )
         return self._image.brokers[self._node_id].epoch
 
-    async def _register(self, clean: bool | None) -> None:
+    async def _register(self) -> None:
         """Through the controller; where there is none, by becoming it in the same slot."""
         self._patience.sign(self._now_s())
         is_checked = False
@@ -119,7 +127,7 @@ class Joining:
             if not is_checked and self._image.brokers.keys() - {self._node_id}:
                 await self._check_conditions()
                 is_checked = True
-            registration = self._registration(clean)
+            registration = self._registration()
             if await self._must_stand():
                 if await self._stand(registration):
                     return
@@ -153,16 +161,23 @@ class Joining:
         finally:
             await rival.close()
 
-    def _registration(self, clean: bool | None) -> RegisterBroker:
+    def _registration(self) -> RegisterBroker:
         before = self._image.brokers.get(self._node_id)
+        here = tuple(self._directory_ids.values())
+        return self._registration_with(
+            (*here, *missing_directories(before, here)),
+            clean_epoch(before, self._directories, self._directory_ids),
+        )
+
+    def _registration_with(self, directories: tuple[UUID, ...], clean_epoch: int) -> RegisterBroker:
         return RegisterBroker(
             cluster_id=self._image.cluster_id,
             broker_id=self._node_id,
             incarnation=self._cluster.incarnation,
-            directories=tuple(self._directory_ids.values()),
+            directories=directories,
             endpoints=self._endpoints,
             rack=self._config.broker_rack,
-            clean_epoch=clean_epoch(before, self._directories, self._directory_ids, clean),
+            clean_epoch=clean_epoch,
         )
 
     async def _must_stand(self) -> bool:
@@ -196,10 +211,8 @@ class Joining:
 
     async def _is_taken_in(self, registration: RegisterBroker) -> bool:
         controller = self._image.controller_id
-        fields = _registration_fields(registration)
         try:
-            channel = self._cluster.channels.to(controller, "control")
-            answer = await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
+            answer = await self._ask_to_register(controller, registration)
         except PeerLost as lost:
             if lost.refused and self._image.controller_id == controller:
                 return await self._stand(registration)
@@ -219,6 +232,75 @@ class Joining:
             await asyncio.sleep(RETRY_S)
             return False
         raise StartupError(f"the controller does not take node {self._node_id} in: {code.name.upper()}")
+
+    async def _ask_to_register(self, controller: int, registration: RegisterBroker) -> Any:
+        fields = _registration_fields(registration)
+        channel = self._cluster.channels.to(controller, "control")
+        return await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
+
+    # --- directories that are gone ---
+
+    async def settle(self, holds: Holds) -> None:
+        """Give up what this node alone was in sync with and has no log of, where a directory is gone that may
+        have had it; then forget the directory. To be called as a member, before anything is served.
+        """
+        here = tuple(self._directory_ids.values())
+        is_told = False
+        while True:
+            if not self._cluster.is_member():
+                raise StartupError(f"node {self._node_id} is out of its cluster")
+            me = self._image.brokers[self._node_id]
+            gone = missing_directories(me, here)
+            if not gone:
+                return
+            lost, seq = self._lost(holds), self._image.seq
+            if lost and not is_told:
+                is_told = True
+                _log.error("a log directory is gone, and the last log in sync of %d partitions", len(lost))
+            try:
+                if lost:
+                    await self._give_up(lost[:GIVEN_UP_AT_ONCE])
+                else:
+                    await self._amend(self._registration_with(here, -1))
+            except (PeerLost, KafkaError) as error:
+                _log.info("what was on a directory that is gone is given up later: %s", error)
+                await asyncio.sleep(RETRY_S)
+            await self._cluster.news_until(lambda seq=seq: self._image.seq > seq, RETRY_S)  # type: ignore[misc]
+
+    def _lost(self, holds: Holds) -> list[tuple[TopicImage, PartitionImage]]:
+        """What is at its first partition epoch was made after this node registered, and has no log yet."""
+        return [
+            (topic, partition)
+            for topic in self._image.topics.values()
+            for partition in topic.partitions
+            if partition.isr == (self._node_id,)
+            and partition.partition_epoch
+            and not holds(topic, partition.index)
+        ]
+
+    async def _give_up(self, lost: list[tuple[TopicImage, PartitionImage]]) -> None:
+        cluster = self._cluster
+        changes = tuple(
+            IsrChange(
+                topic_id=topic.id,
+                partition=partition.index,
+                leader_epoch=partition.leader_epoch,
+                partition_epoch=partition.partition_epoch,
+                isr=(),
+            )
+            for topic, partition in lost
+        )
+        command = AlterPartition(broker_id=self._node_id, broker_epoch=cluster.broker_epoch, changes=changes)
+        if cluster.is_controller:
+            await cluster.submit(command)
+        else:
+            await cluster.alter_partition(_alteration_fields(command), timeout_s=REGISTER_ANSWER_S)
+
+    async def _amend(self, registration: RegisterBroker) -> None:
+        if self._cluster.is_controller:
+            await self._cluster.submit(registration)
+        else:
+            await self._ask_to_register(self._cluster.controller_to_ask(), registration)
 
     async def _wait_for_earlier_life(self) -> None:
         """The session of one that ended without a word runs out; that of a living process does not."""
@@ -254,4 +336,23 @@ def _registration_fields(registration: RegisterBroker) -> Fields:
         "rack": registration.rack,
         "log_dirs": list(registration.directories),
         "previous_broker_epoch": registration.clean_epoch,
+    }
+
+
+def _alteration_fields(command: AlterPartition) -> Fields:
+    topics: dict[UUID, list[Fields]] = {}
+    for change in command.changes:
+        topics.setdefault(change.topic_id, []).append(
+            {
+                "partition_index": change.partition,
+                "leader_epoch": change.leader_epoch,
+                "partition_epoch": change.partition_epoch,
+                "leader_recovery_state": 0,
+                "new_isr_with_epochs": [],
+            }
+        )
+    return {
+        "broker_id": command.broker_id,
+        "broker_epoch": command.broker_epoch,
+        "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
     }

@@ -42,7 +42,12 @@ class Ledger:
             newest = survey.snapshots[-1]
             found = await self._log.snapshot(newest)
             if found is None:
-                raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
+                # To a sleeper: there is a newer one.
+                now = await self._log.survey()
+                if not now.snapshots or now.snapshots[-1] <= newest:
+                    raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
+                await self.load(now)
+                return
             self.image.apply_slot(newest, found.records)
             self.last_hash = found.hash
         await self.catch_up()

@@ -148,6 +148,11 @@ class ReplicaManager:
         error = partition.epoch_error(leader_epoch)
         return partition if error is ErrorCode.none else error
 
+    def holds(self, topic: TopicImage, index: int) -> bool:
+        """Whether the log is here, be it led or not."""
+        held = self.logs.logs.get((topic.name, index))
+        return held is not None and held.known_topic_id in (None, topic.id)
+
     def partition(self, topic: str, index: int) -> Partition:
         found = self.find(topic, index)
         if isinstance(found, ErrorCode):

@@ -14,7 +14,7 @@ from uuid import UUID
 from broker.brokers import check_broker_epoch
 from broker.controller import Decision, Rules, check_assignment
 from broker.elections import Election, Replicas, Target, allows_unclean, change, elect_unclean
-from broker.image import Image, PartitionChanged, PartitionImage, TopicImage
+from broker.image import NO_LEADER, Image, PartitionChanged, PartitionImage, TopicImage
 from protocol.errors import ErrorCode, KafkaError
 
 CHANGES_MAX_PER_COMMAND = 10_000
@@ -87,7 +87,7 @@ class AlterPartition:
         results: list[IsrResult] = []
         for asked in self.changes:
             try:
-                changed, error = self._alter(changes, asked), None
+                changed, error = self._alter(changes, rules, asked), None
             except KafkaError as refused:
                 changed, error = None, refused
             results.append(
@@ -95,7 +95,7 @@ class AlterPartition:
             )
         return Decision(response=results, records=tuple(changes.records))
 
-    def _alter(self, changes: _Changes, asked: IsrChange) -> PartitionImage:
+    def _alter(self, changes: _Changes, rules: Rules, asked: IsrChange) -> PartitionImage:
         topic = changes.image.topic_by_id(asked.topic_id)
         if topic is None:
             raise KafkaError(ErrorCode.unknown_topic_id)
@@ -104,7 +104,11 @@ class AlterPartition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
         self._check(changes.image, partition, asked)
         isr = tuple(broker_id for broker_id, _ in asked.isr)
-        record = changes.make(topic, partition, Target(isr=isr))
+        may_lose = not isr and allows_unclean(changes.image, rules.config, topic.name)
+        election = Election.UNCLEAN if may_lose else Election.ONLINE
+        # Who leaves as the last one has nothing: any other replica is better.
+        without = NO_LEADER if isr else self.broker_id
+        record = changes.make(topic, partition, Target(isr=isr, election=election, without=without))
         if record is None:
             return partition
         if record.leader is not None and record.leader != self.broker_id:
@@ -120,8 +124,8 @@ class AlterPartition:
         if asked.leader_epoch < partition.leader_epoch:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
         isr = [broker_id for broker_id, _ in asked.isr]
-        # Who lost its log leaves: a leader hands over to the others in sync.
-        leaves = bool(isr) and set(isr) == set(partition.isr) - {self.broker_id}
+        # Who lost its log leaves: a leader hands over to the others in sync; alone it leaves nobody.
+        leaves = self.broker_id in partition.isr and set(isr) == set(partition.isr) - {self.broker_id}
         if self.broker_id != partition.leader and not leaves:
             raise KafkaError(ErrorCode.invalid_request)
         if asked.partition_epoch < partition.partition_epoch:

@@ -351,9 +351,8 @@ class Broker:
         await components.cluster.read()
         self._take_configs()
         await _in_slices(components.logs.loading(components.cluster.log_config))
-        await components.cluster.join(
-            ports=ports, task_group=self._tasks, clean=components.logs.was_clean or None
-        )
+        holds = None if components.logs.offline_dirs else components.replicas.holds
+        await components.cluster.join(ports=ports, task_group=self._tasks, holds=holds)
         self._take_configs()
         await _in_slices(components.replicas.load(components.cluster.image))
         self._background.update(components.isr.start(self._tasks))

@@ -184,6 +184,9 @@ class LocalStore:
     The directory of temporary names tells a store from the place where one was: once it was seen, nothing is
     absent, and nothing is made, while it is missing. Under a file system that was unmounted there is an empty
     directory, which would pass for an empty store.
+
+    Where something was written before, a refusal may end: a disk that is read-only after an error is mounted
+    again, and until then is as good as away.
     """
 
     def __init__(
@@ -203,6 +206,7 @@ class LocalStore:
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
         self._was_seen = False
+        self._has_written = False
         self._directories: set[str] = set()
         self._unsynced: set[str] = set()
 
@@ -234,6 +238,7 @@ class LocalStore:
             self._write_temporary(temporary, path, data)
             self._files.rename(temporary, path)
             self._files.fsync_dir(_parent(path))
+            self._has_written = True
 
         await self._ask(key, write)
 
@@ -251,13 +256,14 @@ class LocalStore:
             except FileExistsError:
                 return PutResult.LOST
             except OSError as error:
-                if error.errno in _HOPELESS:
+                if self._is_hopeless(error):
                     raise
                 self._directories.clear()
                 self._unsynced.add(_parent(path))
                 return PutResult.UNKNOWN
             finally:
                 self._drop(temporary)
+            self._has_written = True
             return PutResult.WON
 
         return await self._ask(key, write)
@@ -305,9 +311,10 @@ class LocalStore:
 
     def _look(self) -> None:
         """To be called before anything is made, and after something was not found."""
+        was_seen = self._was_seen  # before another thread makes it between the two looks
         if self._files.exists(self._temporary):
             self._was_seen = True
-        elif self._was_seen:
+        elif was_seen:
             raise OSError(errno.ENOENT, f"the store is gone, {self._temporary} is missing")
 
     def _sync_names(self, directory: str) -> None:
@@ -328,9 +335,12 @@ class LocalStore:
             self._directories.clear()
             raise StoreError(
                 f"{self.root}/{key}: {error.strerror or error}",
-                permanent=error.errno in _HOPELESS,
+                permanent=self._is_hopeless(error),
                 fault=Fault.DISK,
             ) from error
+
+    def _is_hopeless(self, error: OSError) -> bool:
+        return error.errno in _HOPELESS and not self._has_written
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{check_key(key)}"

@@ -160,7 +160,8 @@ class LogManager:
         self._cut_of = {path: partial(self._cut, path) for path in dirs}
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
-        self._notes: dict[str, dict[str, CleanState] | None] = {}  # None: the last stop was not clean
+        self._markers: dict[str, bytes] = {}  # of directories left by a clean stop, while they are loaded
+        self._notes: dict[str, dict[str, CleanState]] = {}  # what these markers say of each log
         self._is_loaded = False
         self._closed: dict[TopicPartition, int] = {}  # up to where `closing` has closed it
         self._vouched: set[str] = set()  # directories whose recovery points are our own
@@ -179,11 +180,6 @@ class LogManager:
         return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
 
     @property
-    def was_clean(self) -> bool:
-        """Between `lock_and_open` and `load`: whether every directory was left by a clean stop."""
-        return all(notes is not None for notes in self._notes.values())
-
-    @property
     def to_be_deleted(self) -> int:
         """Logs taken away whose files wait for `file.delete.delay.ms`."""
         return len(self._doomed)
@@ -198,7 +194,6 @@ class LogManager:
                 make_directory(self.files, path)
                 self._locks.append(self.files.lock(join(path, LOCK)))
                 self._points[path] = {name: self._read_points(path, name) for name in CHECKPOINTS}
-                self._notes[path] = self._take_notes(path)
                 if self.files.exists(join(path, DISK_FAILED)):
                     self._doubted.add(path)
                 if self._has_own_recovery_points(path):
@@ -215,16 +210,17 @@ class LogManager:
             reasons = "; ".join(f"{path}: {why}" for path, why in self.offline_dirs.items())
             raise LogDirError(f"no log directory is usable: {reasons}")
 
-    def _take_notes(self, path: str) -> dict[str, CleanState] | None:
+    def _take_notes(self, path: str) -> None:
         """Read and remove the marker of a clean stop: durably, or a later crash would look like that stop."""
         marker = join(path, CLEAN_SHUTDOWN)
         try:
             text = self.files.read(marker)
         except FileNotFoundError:
-            return None
+            return
+        self._markers[path] = text
+        self._notes[path] = decode_notes(text)
         self.files.unlink(marker)
         self.files.fsync_dir(path)
-        return decode_notes(text)
 
     def _has_own_recovery_points(self, path: str) -> bool:
         """Whether the recovery points there are ours, neither Kafka's nor lost nor damaged: only beside
@@ -260,6 +256,7 @@ class LogManager:
             if path in self.offline_dirs:
                 continue
             try:
+                self._take_notes(path)
                 for at, name in enumerate(self.files.listdir(path), 1):
                     yield from self._load_directory(path, name, config_of)
                     if at % LOADED_PER_SLICE == 0:
@@ -270,7 +267,8 @@ class LogManager:
                 self._dir_failed(path, error)
             if path not in self._vouched:
                 yield from self._settle_all(path)
-        self._notes = dict.fromkeys(self._notes)
+        self._markers.clear()
+        self._notes.clear()
         self._is_loaded = True
 
     def _settle_all(self, path: str) -> Iterator[None]:
@@ -302,7 +300,7 @@ class LogManager:
             raise LogDirError(f"{name} is in both {twin.log_dir} and {path}: remove one of them")
         if twin is not None:
             self.stray(*key)
-        notes = self._notes[path]
+        notes = self._notes.get(path)
         points = self._points[path]
         log = yield from UnifiedLog.opening(
             self.files,
@@ -730,7 +728,7 @@ class LogManager:
         """Stop. `clean`: write and sync everything and say so for the next start. Before everything was
         loaded nothing is written, but that the stop before this start was clean is said again."""
         if not self._is_loaded:
-            self._put_back_notes(broker_epoch)
+            self._put_back_markers()
         elif clean:
             unclean = set()
             for key, log in list(self.logs.items()):
@@ -751,11 +749,11 @@ class LogManager:
             lock.close()
         self._locks.clear()
 
-    def _put_back_notes(self, broker_epoch: int) -> None:
-        for path, notes in self._notes.items():
-            if notes is not None and path not in self.offline_dirs:
+    def _put_back_markers(self) -> None:
+        for path, marker in self._markers.items():
+            if path not in self.offline_dirs:
                 try:
-                    write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
+                    write_whole(self.files, join(path, CLEAN_SHUTDOWN), marker)
                 except OSError as error:
                     self._dir_failed(path, error)
 

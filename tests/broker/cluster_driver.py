@@ -43,6 +43,8 @@ class Site:
         """By node id: who listens."""
         self.cut: set[tuple[int, int]] = set()
         """From whom, to whom nothing passes."""
+        self.refusing: set[tuple[int, int]] = set()
+        """From whom, to whom every connection is refused, as by a firewall."""
         self.calls: dict[Call, None] = {}
         self.no_store: set[int] = set()
         """Nodes whose way to the bucket is cut."""
@@ -109,7 +111,7 @@ class Site:
         return SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process)
 
     async def started(self, **kwargs: Any) -> Cluster:
-        start = {name: kwargs.pop(name) for name in ("ports", "clean") if name in kwargs}
+        start = {name: kwargs.pop(name) for name in ("ports", "holds") if name in kwargs}
         member = self.member(**kwargs)
         await member.read()
         await member.join(**start)
@@ -132,6 +134,13 @@ class Site:
         """Cut from every peer, both ways, in silence."""
         for other in range(1, 10):
             self.cut |= {(node_id, other), (other, node_id)}
+
+    def refuse(self, one: int, other: int) -> None:
+        """These two are refused by each other, and their connections are gone."""
+        self.refusing |= {(one, other), (other, one)}
+        for call in list(self.calls):
+            if (call.source, call.target) in self.refusing:
+                call.lose()
 
     def slots(self) -> list[int]:
         names = [key.removeprefix("meta/") for key in self.bucket.objects]
@@ -211,6 +220,9 @@ class Call:
         self._site.calls[self] = None
         answer: asyncio.Task[Any] | None = None
         try:
+            if (self.source, self.target) in self._site.refusing:
+                await asyncio.sleep(0.001)
+                raise PeerLost("refused", refused=True)
             if self.target not in self._site.alive:
                 if self._site.resets.get(self.target, 0):
                     self._site.resets[self.target] -= 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from collections.abc import Coroutine
 from typing import Any
 
@@ -32,6 +33,7 @@ from broker.directories import (
     read_directory,
 )
 from broker.image import ClusterBorn, ControllerElected, Image, encode_record
+from broker.ledger import Ledger
 from broker.metadata_log import MetadataLog, boundary_key, slot_key, snapshot_key
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import slot_hash
@@ -91,7 +93,8 @@ def test_a_restart_is_a_new_incarnation_of_the_same_node() -> None:
         await create(first, "t")
         await first.stop()
         before = properties(site)
-        second = await site.started(clean=True)
+        mark_clean(site, "/data/1", epoch=1)
+        second = await site.started()
         assert properties(site) == before
         assert second.image.cluster_id == first.image.cluster_id
         assert second.broker_epoch == 3
@@ -103,18 +106,10 @@ def test_a_restart_is_a_new_incarnation_of_the_same_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("markers", "clean", "leader_epoch"),
-    [
-        ((), None, 1),
-        (("/data/1", "/data/2"), None, 0),
-        (("/data/1",), None, 1),
-        ((), True, 0),
-        (("/data/1", "/data/2"), False, 1),
-    ],
+    ("markers", "leader_epoch"),
+    [((), 1), (("/data/1", "/data/2"), 0), (("/data/1",), 1)],
 )
-def test_only_an_unclean_stop_starts_new_leader_epochs(
-    markers: tuple[str, ...], clean: bool | None, leader_epoch: int
-) -> None:
+def test_only_an_unclean_stop_starts_new_leader_epochs(markers: tuple[str, ...], leader_epoch: int) -> None:
     site = Site()
     dirs = "/data/1,/data/2"
 
@@ -122,9 +117,8 @@ def test_only_an_unclean_stop_starts_new_leader_epochs(
         first = await site.started(dirs=dirs)
         await create(first, "t")
         await first.stop()
-        for path in markers:
-            _write(site, f"{path}/.kafka_cleanshutdown", b'{"version":0,"brokerEpoch":1}')
-        second = await site.started(dirs=dirs, clean=clean)
+        mark_clean(site, *markers, epoch=1)
+        second = await site.started(dirs=dirs)
         partition = second.image.partition("t", 0)
         assert partition is not None
         assert (partition.leader, partition.leader_epoch) == (1, leader_epoch)
@@ -138,7 +132,23 @@ def test_a_marker_of_another_incarnation_is_no_clean_stop() -> None:
     async def story() -> None:
         await create(await site.started(), "t")
         await site.members[0].stop()
-        _write(site, "/data/1/.kafka_cleanshutdown", b'{"version":0,"brokerEpoch":77}')
+        mark_clean(site, "/data/1", epoch=77)
+        second = await site.started()
+        partition = second.image.partition("t", 0)
+        assert partition is not None
+        assert partition.leader_epoch == 1
+
+    site.run(story())
+
+
+def test_a_marker_that_names_no_incarnation_is_no_clean_stop() -> None:
+    """Who stops before it was registered closes its logs in order, whatever ended the life before."""
+    site = Site()
+
+    async def story() -> None:
+        await create(await site.started(), "t")
+        await site.members[0].stop()
+        mark_clean(site, "/data/1", epoch=-1)
         second = await site.started()
         partition = second.image.partition("t", 0)
         assert partition is not None
@@ -153,12 +163,17 @@ def test_another_disk_does_not_lead_what_the_old_one_held() -> None:
     async def story() -> None:
         await create(await site.started(), "t")
         await site.members[0].stop()
-        second = await site.started(dirs="/data/new", clean=True)
+        second = await site.started(dirs="/data/new")
         partition = second.image.partition("t", 0)
         assert partition is not None
         assert (partition.leader, partition.isr) == (-1, ())
 
     site.run(story())
+
+
+def mark_clean(site: Site, *paths: str, epoch: int) -> None:
+    for path in paths:
+        _write(site, f"{path}/.kafka_cleanshutdown", b'{"version":0,"brokerEpoch":%d}' % epoch)
 
 
 def _write(site: Site, path: str, data: bytes) -> None:
@@ -266,7 +281,7 @@ def test_kafkas_own_meta_properties_is_read() -> None:
     assert found.cluster_id == "4L6g3nShT-eMCtK--X86sw"
     assert found.directory_id is not None
     assert encode_uuid(found.directory_id) == "J8aAPcfLQt2bqs1JT_rMgQ"
-    assert (found.clean, found.clean_epoch) == (True, 9)
+    assert found.clean_epoch == 9
 
 
 @given(st.uuids())
@@ -614,10 +629,38 @@ def test_a_long_log_is_read_from_its_snapshot(monkeypatch: pytest.MonkeyPatch) -
         assert kept[0] > 1
         assert boundary_key(kept[0] - 1) in site.bucket.objects
         await member.stop()
-        again = await site.started(clean=True)
+        mark_clean(site, "/data/1", epoch=member.broker_epoch)
+        again = await site.started()
         assert again.image.topics == member.image.topics
         assert again.image.cluster_id == member.image.cluster_id
         again.ledger.last_hash = bytes(32)
+
+    site.run(story())
+
+
+def test_who_sleeps_between_the_list_and_the_snapshot_takes_the_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_module, "SNAPSHOT_EVERY_SLOTS", 10)
+    site = Site()
+
+    async def story() -> None:
+        member = await site.started()
+
+        async def day_of_topics(day: int) -> None:
+            for at in range(10):
+                await create(member, f"t{day}-{at}")
+            site.loop.stall(25 * 3600)
+            await asyncio.sleep(1)
+
+        await day_of_topics(0)
+        sleeper = Ledger(MetadataLog(site.world(7).store, random.Random(7)), site.loop.time)
+        survey = await sleeper.survey()
+        for day in range(1, 4):
+            await day_of_topics(day)
+        assert snapshot_key(survey.snapshots[-1]) not in site.bucket.objects
+        await sleeper.load(survey)
+        assert sleeper.image == member.image
 
     site.run(story())
 

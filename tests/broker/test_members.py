@@ -347,6 +347,23 @@ def test_a_duel_is_not_begun_by_one_who_sees_the_log_grow() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("nodes", [(1, 2), (2, 3)])
+def test_two_that_refuse_each_other_do_not_depose_each_other_for_ever(nodes: tuple[int, int]) -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await asyncio.sleep(1)
+        site.refuse(*nodes)
+        await asyncio.sleep(120)
+        image = members[2].image
+        assert image.controller_epoch <= 2
+        assert [broker.fenced for broker in image.brokers.values()].count(True) <= 1
+        site.refusing.clear()
+        await until(lambda: len(members[2].image.live_brokers()) == 3)
+        assert image.controller_epoch <= 2
+
+    run(story)
+
+
 def test_a_controller_that_cannot_write_is_replaced() -> None:
     """Alive and heard, but cut from the store: it says so as soon as it has something to write."""
 

@@ -114,7 +114,22 @@ def test_who_lost_its_log_leaves_and_hands_over_to_the_others_in_sync() -> None:
     assert alter(image, 3, isr_change(image, 3)) == [ErrorCode.invalid_request]
     assert alter(image, 3, isr_change(image, 2)) == [part(image)]
     assert (part(image).leader, part(image).leader_epoch, part(image).isr) == (2, 1, (2,))
+    assert alter(image, 1, isr_change(image)) == [ErrorCode.invalid_request]
+    assert alter(image, 3, isr_change(image, 2)) == [ErrorCode.invalid_request], "it left before"
+    assert alter(image, 2, isr_change(image)) == [ErrorCode.new_leader_elected]
+    assert (part(image).leader, part(image).leader_epoch, part(image).isr) == (NO_LEADER, 2, ())
     assert alter(image, 2, isr_change(image)) == [ErrorCode.invalid_request]
+
+
+def test_where_the_last_one_in_sync_lost_its_log_another_may_lead_if_losing_records_is_allowed() -> None:
+    image = three_replicas()
+    allow_unclean(image)
+    alter(image, 1, isr_change(image, 1))
+    assert alter(image, 1, isr_change(image)) == [ErrorCode.new_leader_elected]
+    assert (part(image).leader, part(image).isr) == (2, (2,))
+    fence(image, 1, 3)
+    alter(image, 2, isr_change(image))
+    assert (part(image).leader, part(image).isr) == (NO_LEADER, ()), "not by the one that has nothing"
 
 
 def test_the_same_isr_again_changes_nothing() -> None:

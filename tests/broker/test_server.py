@@ -51,6 +51,35 @@ async def test_a_restart_keeps_topics_records_and_producers(
         assert [header.base_offset for _, header in iter_batches(fetched.records)] == [0]
 
 
+async def test_after_a_clean_stop_nothing_of_a_partition_is_new(make_broker: "MakeBroker") -> None:
+    first = await make_broker()
+    await create_topic(first, "t", 2)
+    partitions = first.components.cluster.image.topics["t"].partitions
+    await first.stop()
+    second = await make_broker()
+    assert second.components.cluster.image.topics["t"].partitions == partitions
+
+
+async def test_a_stop_before_it_joined_does_not_make_good_for_a_crash(
+    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make_broker()
+    await create_topic(first, "t")
+    await first.stop()
+    (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
+    second = server.Broker(first.config, server.real_world(first.config, None))
+
+    async def never_joins(cluster: Any, **_: Any) -> None:
+        second.request_stop()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.Cluster, "join", never_joins)
+        assert await second.start() is False
+    third = await make_broker()
+    assert third.components.cluster.image.topics["t"].partitions[0].leader_epoch == 1
+
+
 async def test_a_second_broker_on_the_same_data_is_refused(make_broker: "MakeBroker") -> None:
     await make_broker()
     with pytest.raises(LogDirLocked) as error:

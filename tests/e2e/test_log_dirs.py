@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,42 @@ def test_what_a_full_disk_led_other_brokers_lead(small: Path, tmp_path: Path) ->
         assert outcomes == [None] * 24
         assert 1 not in {cluster.leader(topic, partition) for partition in lost}
         assert {cluster.leader(topic, partition) for partition in kept} == {1}
+
+
+def leaders(bootstrap: str) -> dict[str, int]:
+    described = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=20)
+    return {name: topic.partitions[0].leader for name, topic in described.topics.items()}
+
+
+def test_a_disk_that_was_changed_is_led_by_nobody_and_the_other_one_goes_on(
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    changed, kept = tmp_path / "changed", tmp_path / "kept"
+    dirs = {"log.dirs": f"{changed},{kept}"}
+    store = ("--store", f"file://{tmp_path / 'store'}")
+    broker = start_broker(settings=dirs, arguments=store)
+    topics = [unique("topic") for _ in range(8)]
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_topics([NewTopic(topic, 1) for topic in topics]).values():
+        future.result(timeout=20)
+    lost = {topic for topic in topics if (changed / f"{topic}-0").exists()}
+    assert lost
+    assert lost < set(topics)
+    with RawClient(broker.bootstrap) as client:
+        for topic in topics:
+            assert client.produce(topic, 0, bytes(batch_of(b"before"))).error_code == 0
+    assert broker.terminate() == 0
+    shutil.rmtree(changed)
+    for _ in range(2):
+        broker = start_broker(settings=dirs, arguments=store)
+        led = leaders(broker.bootstrap)
+        assert {topic: led[topic] for topic in topics} == {
+            topic: -1 if topic in lost else 1 for topic in topics
+        }
+        with RawClient(broker.bootstrap) as client:
+            for topic in set(topics) - lost:
+                assert values_at(client.read_bytes(topic, 0)) == {0: b"before"}
+        broker.kill()
 
 
 def test_a_full_disk_takes_its_own_partitions_offline_and_no_others(

@@ -1,8 +1,10 @@
 """The local store where it differs from memory: crashes, disks that fail, and files that are no objects."""
 
+import asyncio
 import errno
 import multiprocessing
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -146,6 +148,21 @@ async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -
         await make(tmp_path, files).put_if_absent("k", b"x")
 
 
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+async def test_a_disk_that_turned_read_only_may_be_mounted_again(tmp_path: Path, code: int) -> None:
+    """Else every broker in turn would take over the log, fail to write it, and end."""
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put_if_absent("meta/1", b"x")
+    files.fail = {"open": code}
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.UNKNOWN
+    with pytest.raises(StoreError) as caught:
+        await store.put("meta/3", b"z")
+    assert not caught.value.permanent
+    files.fail = {}
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
+
+
 # --- a store that vanishes ----------------------------------------------------------------------------------
 
 
@@ -166,6 +183,26 @@ def delete(root: Path) -> None:
 
 def bring_back(root: Path) -> None:
     root.with_name("aside").rename(root)
+
+
+async def test_a_store_that_is_just_being_made_has_not_vanished(tmp_path: Path) -> None:
+    class Overtaken(DiskFiles):
+        """Another thread of this store makes the first object while this one looks."""
+
+        def exists(self, path: str) -> bool:
+            found = super().exists(path)
+            if path.endswith(".tmp") and not self.is_overtaken:
+                self.is_overtaken = True
+                other = threading.Thread(target=lambda: asyncio.run(store.put("meta/1", b"x")))
+                other.start()
+                other.join()
+            return found
+
+        is_overtaken = False
+
+    store = make(tmp_path, Overtaken())
+    await absent(store, "meta/2")
+    assert await store.get("meta/1") == b"x"
 
 
 Act = Callable[[LocalStore], Awaitable[object]]
