@@ -176,6 +176,10 @@ class _Position:
     def __repr__(self) -> str:
         return f"<{self.partition!r} from {self.leader_id} epoch {self.leader_epoch}>"
 
+    def __str__(self) -> str:
+        followed = f"broker {self.leader_id} in epoch {self.leader_epoch}"
+        return f"{self.partition.topic}-{self.partition.index}, following {followed}"
+
     def is_ready(self, now: float) -> bool:
         return not self.is_stuck and now >= self.wait_until
 
@@ -411,7 +415,7 @@ class Fetcher:
         offset = plan_truncation(held, leader_epoch, leader_end)
         if offset < held.high_watermark:
             log.warning("%s: cut to %d, below its high watermark", position, offset)
-        else:
+        elif offset < held.log_end_offset:
             log.info("%s: cut to %d, where its epochs part from the leader's", position, offset)
         held.truncate_to(offset)
 

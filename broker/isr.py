@@ -27,6 +27,8 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 PROPOSALS_MAX: Final = 1_000
 """In one request; the rest goes with the next one."""
+NAMED_MAX: Final = 10
+"""In one line of the log."""
 WATCHED_AT_ONCE: Final = 500
 _RECOVERED: Final = 0
 
@@ -169,14 +171,19 @@ class IsrManager:
             for each in topic.partitions
         }
         is_settled = True
+        changed: dict[tuple[int, ...], list[str]] = {}
         for partition, proposal in asked:
             answer = answers.get((partition.topic_id, partition.index))
             if answer is not None and answer.error_code is ErrorCode.none:
                 self.expands += proposal.expands
                 self.shrinks += not proposal.expands
+                changed.setdefault(tuple(answer.isr), []).append(f"{partition.topic}-{partition.index}")
             if partition.proposal is proposal and not self._settle(partition, proposal, answer):
                 self._again([(partition, proposal)])
                 is_settled = False
+        for isr, names in changed.items():
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            log.info("the ISR is now %s: %s%s", list(isr), ", ".join(names[:NAMED_MAX]), more)
         return is_settled
 
     def _settle(self, partition: Partition, proposal: IsrProposal, answer: Any) -> bool:
@@ -191,7 +198,6 @@ class IsrManager:
                 leader_epoch=answer.leader_epoch,
                 partition_epoch=answer.partition_epoch,
             )
-            log.info("%s-%d: the ISR is now %s", partition.topic, partition.index, list(partition.isr))
             if moved:
                 self._replicas.wake_committed(partition)
             return True
