@@ -8,6 +8,7 @@ and an object is either absent or whole. UNKNOWN promises nothing: the caller re
 """
 
 import errno
+import logging
 import os
 import re
 from bisect import bisect_left, bisect_right, insort
@@ -24,6 +25,8 @@ _SEGMENT = r"[A-Za-z0-9_=\-][A-Za-z0-9._=\-]*"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
 
+
+_log = logging.getLogger("remote.object_store")
 
 # What an operator must mend before asking again can help.
 _HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
@@ -184,6 +187,9 @@ class LocalStore:
     The directory of temporary names tells a store from the place where one was: once it was seen, nothing is
     absent, and nothing is made, while it is missing. Under a file system that was unmounted there is an empty
     directory, which would pass for an empty store.
+
+    A refusal is permanent only for an operation that has never been allowed: what worked may work again once
+    a file system is writable again, and who waits for that must not end over it.
     """
 
     def __init__(
@@ -203,6 +209,8 @@ class LocalStore:
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
         self._was_seen = False
+        self._allowed: set[Operation] = set()
+        self._why_unknown: int | None = None
         self._directories: set[str] = set()
         self._unsynced: set[str] = set()
 
@@ -211,7 +219,7 @@ class LocalStore:
 
     async def get(self, key: str) -> bytes:
         path = self._path(key)
-        return await self._read(path, key, lambda: self._files.read(path))
+        return await self._read(Operation.GET, path, key, lambda: self._files.read(path))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(start, end)
@@ -224,7 +232,7 @@ class LocalStore:
             finally:
                 file.close()
 
-        return await self._read(path, key, read)
+        return await self._read(Operation.GET_RANGE, path, key, read)
 
     async def put(self, key: str, data: bytes) -> None:
         path, temporary = self._path(key), self._next_temporary()
@@ -235,7 +243,7 @@ class LocalStore:
             self._files.rename(temporary, path)
             self._files.fsync_dir(_parent(path))
 
-        await self._ask(key, write)
+        await self._ask(Operation.PUT, key, write)
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
         path, temporary = self._path(key), self._next_temporary()
@@ -255,12 +263,14 @@ class LocalStore:
                     raise
                 self._directories.clear()
                 self._unsynced.add(_parent(path))
+                self._tell_unknown(error)
                 return PutResult.UNKNOWN
             finally:
                 self._drop(temporary)
+            self._why_unknown = None
             return PutResult.WON
 
-        return await self._ask(key, write)
+        return await self._ask(Operation.PUT_IF_ABSENT, key, write)
 
     async def list(self, prefix: str, *, after: str = "") -> list[str]:
         directory, _, start = check_prefix(prefix).rpartition("/")
@@ -270,7 +280,7 @@ class LocalStore:
             self._look()
             return found
 
-        return await self._ask(prefix, walk)
+        return await self._ask(Operation.LIST, prefix, walk)
 
     async def delete(self, key: str) -> None:
         path = self._path(key)
@@ -282,12 +292,12 @@ class LocalStore:
             else:
                 self._look()
 
-        await self._ask(key, remove)
+        await self._ask(Operation.DELETE, key, remove)
 
     async def close(self) -> None:
         pass
 
-    async def _read(self, path: str, key: str, work: Callable[[], bytes]) -> bytes:
+    async def _read(self, operation: Operation, path: str, key: str, work: Callable[[], bytes]) -> bytes:
         """An object that is read is there for good: a put whose outcome was unknown is judged by it."""
 
         def read() -> bytes:
@@ -301,7 +311,7 @@ class LocalStore:
             self._sync_names(_parent(path))
             return data
 
-        return await self._ask(key, read)
+        return await self._ask(operation, key, read)
 
     def _look(self) -> None:
         """To be called before anything is made, and after something was not found."""
@@ -321,16 +331,29 @@ class LocalStore:
             self._unsynced.add(directory)
             raise
 
-    async def _ask(self, key: str, work: Callable[[], T]) -> T:
+    def _tell_unknown(self, error: OSError) -> None:
+        """UNKNOWN carries no reason, so it is logged: when it begins and when it changes."""
+        if self._why_unknown != error.errno:
+            self._why_unknown = error.errno
+            why = error.strerror or error
+            _log.warning("a conditional put below %s, whose outcome is unknown: %s", self.root, why)
+
+    async def _ask(self, operation: Operation, key: str, work: Callable[[], T]) -> T:
         try:
-            return await self._offload(work)  # type: ignore[return-value]
+            answer = await self._offload(work)
+        except NoSuchObject:
+            self._allowed.add(operation)
+            raise
         except OSError as error:
             self._directories.clear()
             raise StoreError(
                 f"{self.root}/{key}: {error.strerror or error}",
-                permanent=error.errno in _HOPELESS,
+                permanent=error.errno in _HOPELESS and operation not in self._allowed,
                 fault=Fault.DISK,
             ) from error
+        if answer not in (PutResult.LOST, PutResult.UNKNOWN):
+            self._allowed.add(operation)
+        return answer  # type: ignore[return-value]
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{check_key(key)}"

@@ -115,12 +115,17 @@ async def test_an_object_whose_name_is_not_durable_is_not_yet_read(tmp_path: Pat
     assert files.calls.count("fsync_dir meta") == 1
 
 
-async def test_a_full_disk_is_unknown_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_full_disk_is_unknown_said_once_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = make(tmp_path, link=full)
-    assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    for _ in range(2):
+        assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    (line,) = caplog.messages
+    assert "No space left on device" in line
     with pytest.raises(NoSuchObject):
         await store.get("k")
     assert list((tmp_path / "store" / ".tmp").iterdir()) == []
@@ -146,6 +151,51 @@ async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -
         await make(tmp_path, files).put_if_absent("k", b"x")
 
 
+Act = Callable[[LocalStore], Awaitable[object]]
+WRITES: dict[str, Act] = {
+    "put": lambda store: store.put("k", b"x"),
+    "put if absent": lambda store: store.put_if_absent(f"k{os.urandom(4).hex()}", b"x"),
+}
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+async def test_what_was_allowed_before_may_be_again(tmp_path: Path, write: Act, code: int) -> None:
+    """A file system that turns read-only under a cluster must not end one broker after the other."""
+    files = Recording()
+    store = make(tmp_path, files)
+    await write(store)
+    files.fail = {"open": code}
+    with pytest.raises(StoreError) as caught:
+        await write(store)
+    assert not caught.value.permanent
+    files.fail = {}
+    await write(store)
+
+
+async def test_who_only_lost_was_not_allowed_to_write(tmp_path: Path) -> None:
+    await make(tmp_path).put("taken", b"x")
+    files = Recording()
+    store = make(tmp_path, files)
+    assert await store.put_if_absent("taken", b"y") is PutResult.LOST
+    files.fail = {"open": errno.EROFS}
+    with pytest.raises(StoreError) as caught:
+        await store.put_if_absent("free", b"y")
+    assert caught.value.permanent
+
+
+async def test_who_was_told_that_nothing_is_there_may_read(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("k", b"x")
+    with pytest.raises(NoSuchObject):
+        await store.get_range("missing", 0, 1)
+    files.fail = {"open": errno.EACCES}
+    with pytest.raises(StoreError) as caught:
+        await store.get_range("k", 0, 1)
+    assert not caught.value.permanent
+
+
 # --- a store that vanishes ----------------------------------------------------------------------------------
 
 
@@ -168,7 +218,6 @@ def bring_back(root: Path) -> None:
     root.with_name("aside").rename(root)
 
 
-Act = Callable[[LocalStore], Awaitable[object]]
 ACTS: dict[str, Act] = {
     "get": lambda store: store.get("meta/1"),
     "get another": lambda store: store.get("meta/2"),
