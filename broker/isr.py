@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.channel import PeerLost
-from broker.partition import IsrProposal, Partition
+from broker.partition import IsrProposal, Partition, few_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields
 
@@ -27,8 +27,6 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 PROPOSALS_MAX: Final = 1_000
 """In one request; the rest goes with the next one."""
-NAMED_MAX: Final = 10
-"""In one line of the log."""
 WATCHED_AT_ONCE: Final = 500
 _RECOVERED: Final = 0
 
@@ -182,8 +180,7 @@ class IsrManager:
                 self._again([(partition, proposal)])
                 is_settled = False
         for isr, names in changed.items():
-            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-            log.info("the ISR is now %s: %s%s", list(isr), ", ".join(names[:NAMED_MAX]), more)
+            log.info("the ISR is now %s: %s", list(isr), few_of(names))
         return is_settled
 
     def _settle(self, partition: Partition, proposal: IsrProposal, answer: Any) -> bool:

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from broker.channel import PeerLost
-from broker.isr import BACKOFF_MAX_S, NAMED_MAX, PROPOSALS_MAX, IsrManager
-from broker.partition import Partition, TopicStats
+from broker.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrManager
+from broker.partition import NAMED_MAX, Partition, TopicStats
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity
 from tests.broker.test_partition import FakeLog, FakePeers, lead, view_of
