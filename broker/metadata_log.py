@@ -159,7 +159,7 @@ class MetadataLog:
         delay_ms = RETRY_FIRST_MS
         is_told = False
         while True:
-            result, why = await self._try(key, data)
+            result = await self._try(key, data)
             if result is PutResult.WON:
                 return True
             found = await self._get(key)
@@ -170,17 +170,16 @@ class MetadataLog:
                 return False
             if not is_told:
                 is_told = True
-                _log.warning("the object store does not take %s, trying until it does%s", key, why)
+                _log.warning("the object store does not take %s, trying until it does", key)
             delay_ms = await self._pause(delay_ms)
 
-    async def _try(self, key: str, data: bytes) -> tuple[PutResult, str]:
-        """And why, where that is known."""
+    async def _try(self, key: str, data: bytes) -> PutResult:
         try:
-            return await self._store.put_if_absent(key, data), ""
+            return await self._store.put_if_absent(key, data)
         except StoreError as error:
             if error.permanent:
                 raise
-            return PutResult.UNKNOWN, f": {error}"
+            return PutResult.UNKNOWN
 
     async def write_snapshot(self, image: Image, *, last_hash: bytes, at_ms: int) -> None:
         records = [SnapshotTaken(at_ms=at_ms), *image.snapshot_records()]

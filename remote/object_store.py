@@ -259,7 +259,7 @@ class LocalStore:
             except FileExistsError:
                 return PutResult.LOST
             except OSError as error:
-                if error.errno in _HOPELESS:
+                if error.errno in _HOPELESS and Operation.PUT_IF_ABSENT not in self._allowed:
                     raise
                 self._directories.clear()
                 self._unsynced.add(_parent(path))
@@ -315,9 +315,10 @@ class LocalStore:
 
     def _look(self) -> None:
         """To be called before anything is made, and after something was not found."""
+        was_seen = self._was_seen  # before the look: another thread may make the store right after it
         if self._files.exists(self._temporary):
             self._was_seen = True
-        elif self._was_seen:
+        elif was_seen:
             raise OSError(errno.ENOENT, f"the store is gone, {self._temporary} is missing")
 
     def _sync_names(self, directory: str) -> None:
