@@ -241,6 +241,8 @@ class Fetcher:
         self._task: asyncio.Task[None] | None = None
         self._correlation_id = 0
         self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
+        self._trouble = ""
+        """Why the last fetch failed: said when it begins and when it changes."""
 
     def __repr__(self) -> str:
         return f"<Fetcher from {self.leader_id}, {len(self.positions)} partitions>"
@@ -270,9 +272,16 @@ class Fetcher:
                 if not await self._reset_offsets():
                     await self._fetch()
             except (PeerLost, MalformedRequest) as error:
-                log.info("fetching from broker %d: %s", self.leader_id, error)
+                self._tell(str(error))
                 self._start_over()
                 await asyncio.sleep(self._backoff_s())
+            else:
+                self._trouble = ""
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.info("fetching from broker %d: %s", self.leader_id, trouble)
 
     def _start_over(self) -> None:
         """With a session that was told nothing."""
