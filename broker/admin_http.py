@@ -1,7 +1,7 @@
 """The admin port: metrics for Prometheus, and whether the broker lives and may be used.
 
-Owns: three read-only pages. Does not own: the numbers (metrics). Invariant: nothing here is imported before
-the broker is ready, and nothing here changes the broker.
+Owns: three read-only pages. Does not own: the numbers (metrics). Invariant: nothing here is imported where no
+admin port is asked for, nothing here changes the broker, and no client of these pages holds up its end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from broker.server import Components
+
+STOP_WITHIN_S = 1.0
 
 
 class _One(Collector):
@@ -46,7 +48,9 @@ class AdminHttp:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=STOP_WITHIN_S
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()

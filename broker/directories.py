@@ -183,9 +183,7 @@ def claimed_cluster(directories: Sequence[Directory]) -> str | None:
     return next(iter(claims), None)
 
 
-def clean_epoch(
-    before: BrokerImage | None, directories: Sequence[Directory], ids: Mapping[str, UUID]
-) -> int:
+def clean_epoch(before: BrokerImage | None, directories: Sequence[Directory], ids: Mapping[str, UUID]) -> int:
     """The epoch this node cleanly stopped in, as the markers say, or -1."""
     if before is None:
         return -1

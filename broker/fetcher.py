@@ -176,6 +176,10 @@ class _Position:
     def __repr__(self) -> str:
         return f"<{self.partition!r} from {self.leader_id} epoch {self.leader_epoch}>"
 
+    def __str__(self) -> str:
+        followed = f"broker {self.leader_id} in epoch {self.leader_epoch}"
+        return f"{self.partition.topic}-{self.partition.index}, following {followed}"
+
     def is_ready(self, now: float) -> bool:
         return not self.is_stuck and now >= self.wait_until
 
@@ -237,6 +241,8 @@ class Fetcher:
         self._task: asyncio.Task[None] | None = None
         self._correlation_id = 0
         self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
+        self._trouble = ""
+        """Why the last fetch failed: said when it begins and when it changes."""
 
     def __repr__(self) -> str:
         return f"<Fetcher from {self.leader_id}, {len(self.positions)} partitions>"
@@ -266,9 +272,16 @@ class Fetcher:
                 if not await self._reset_offsets():
                     await self._fetch()
             except (PeerLost, MalformedRequest) as error:
-                log.info("fetching from broker %d: %s", self.leader_id, error)
+                self._tell(str(error))
                 self._start_over()
                 await asyncio.sleep(self._backoff_s())
+            else:
+                self._trouble = ""
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.info("fetching from broker %d: %s", self.leader_id, trouble)
 
     def _start_over(self) -> None:
         """With a session that was told nothing."""
@@ -411,7 +424,7 @@ class Fetcher:
         offset = plan_truncation(held, leader_epoch, leader_end)
         if offset < held.high_watermark:
             log.warning("%s: cut to %d, below its high watermark", position, offset)
-        else:
+        elif offset < held.log_end_offset:
             log.info("%s: cut to %d, where its epochs part from the leader's", position, offset)
         held.truncate_to(offset)
 

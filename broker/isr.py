@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.channel import PeerLost
-from broker.partition import IsrProposal, Partition
+from broker.partition import IsrProposal, Partition, few_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields
 
@@ -169,14 +169,18 @@ class IsrManager:
             for each in topic.partitions
         }
         is_settled = True
+        changed: dict[tuple[int, ...], list[str]] = {}
         for partition, proposal in asked:
             answer = answers.get((partition.topic_id, partition.index))
             if answer is not None and answer.error_code is ErrorCode.none:
                 self.expands += proposal.expands
                 self.shrinks += not proposal.expands
+                changed.setdefault(tuple(answer.isr), []).append(f"{partition.topic}-{partition.index}")
             if partition.proposal is proposal and not self._settle(partition, proposal, answer):
                 self._again([(partition, proposal)])
                 is_settled = False
+        for isr, names in changed.items():
+            log.info("the ISR is now %s: %s", list(isr), few_of(names))
         return is_settled
 
     def _settle(self, partition: Partition, proposal: IsrProposal, answer: Any) -> bool:
@@ -191,7 +195,6 @@ class IsrManager:
                 leader_epoch=answer.leader_epoch,
                 partition_epoch=answer.partition_epoch,
             )
-            log.info("%s-%d: the ISR is now %s", partition.topic, partition.index, list(partition.isr))
             if moved:
                 self._replicas.wake_committed(partition)
             return True

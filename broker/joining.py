@@ -305,6 +305,12 @@ class Joining:
     async def _wait_for_earlier_life(self) -> None:
         """The session of one that ended without a word runs out; that of a living process does not."""
         self._patience.sign(self._now_s())
+        if not self._refusals:
+            _log.warning(
+                "another process runs as node %d, or did a moment ago: waiting up to %.0f s for it to end",
+                self._node_id,
+                DUPLICATE_FOR_S,
+            )
         self._refusals += 1
         if self._refusals * DUPLICATE_LOOK_S > DUPLICATE_FOR_S:
             raise StartupError(f"another process runs as node {self._node_id} of this cluster")

@@ -17,7 +17,7 @@ waiters stay the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
@@ -26,6 +26,8 @@ from uuid import UUID
 from broker.image import NO_LEADER, PartitionImage
 from protocol.errors import ErrorCode, KafkaError
 from storage.log import AbstractLog
+
+NAMED_MAX: Final = 10
 
 
 class CommitWaiter(Protocol):
@@ -607,3 +609,9 @@ class Partition:
         failed, self._commit_waiters = self._commit_waiters, None
         for waiter in failed or ():
             waiter.failed(code)
+
+
+def few_of(names: Sequence[str]) -> str:
+    """For one line of the log, however many there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from broker.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
-from broker.partition import UNKNOWN, Partition, TopicStats
+from broker.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.ports import World
 from broker.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
@@ -341,8 +341,11 @@ class ReplicaManager:
         self._image = image
         for topic in image.topics.values():
             yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
-        for topic_name, index in sorted(self.logs.logs.keys() - self._partitions.keys()):
-            log.warning("%s-%d belongs to no topic of this cluster; its log is set aside", topic_name, index)
+        strays = sorted(self.logs.logs.keys() - self._partitions.keys())
+        if strays:
+            names = few_of([f"{topic_name}-{index}" for topic_name, index in strays])
+            log.warning("logs are set aside, of partitions that have no replica here any more: %s", names)
+        for topic_name, index in strays:
             self.logs.stray(topic_name, index)
         self.generation += 1
 

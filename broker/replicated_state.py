@@ -166,6 +166,8 @@ class ReplicatedState(Generic[MachineT]):
         self._is_appending = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
+        self._trouble: ErrorCode | None = None
+        """Why the last append failed: said when it begins and when it changes."""
 
     def __repr__(self) -> str:
         return (
@@ -321,6 +323,7 @@ class ReplicatedState(Generic[MachineT]):
                 )
             except KafkaError as error:
                 return self._append_failed(pending, error, is_partly_applied=applied > 0)
+            self._trouble = None
             if self.status is not Status.ACTIVE or self._machine is not machine:
                 return False
             for position in range(size):
@@ -354,7 +357,11 @@ class ReplicatedState(Generic[MachineT]):
         if self.status is not Status.ACTIVE:
             return False
         code = coordinator_error(error.code)
-        log.warning("%s-%d: append failed with %s, clients get %s", self.topic, self.index, error, code.name)
+        if self._trouble is not error.code:
+            self._trouble = error.code
+            log.warning(
+                "%s-%d: append failed with %s, clients get %s", self.topic, self.index, error, code.name
+            )
         if error.code in _NOT_APPENDED and not pending.soft and not is_partly_applied:
             for token, _ in pending.replies:
                 self._fail(token, KafkaError(code))

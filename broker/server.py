@@ -9,6 +9,7 @@ returns left the clean-shutdown marker; a background task that dies takes the br
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -19,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -168,7 +169,7 @@ class Broker:
                 if await self._is_opened():
                     self.is_ready = True
                     ready.set_result(None)
-                    await self._after_ready()
+                    self._after_ready()
                     await self._stopping.wait()
                     self.is_ready = False
                 await self._close()
@@ -178,6 +179,8 @@ class Broker:
         finally:
             self.is_ready = False
             self.components.network.stop_listening()
+            if self.admin is not None:
+                await self.admin.stop()
             logs.close(clean=is_clean, broker_epoch=self.components.cluster.broker_epoch)
 
     def _build(self) -> None:
@@ -334,19 +337,20 @@ class Broker:
         return False
 
     async def _open(self) -> None:
-        """Ports first, because the registration names them; whoever connects early waits unread."""
+        """Ports first, because the registration names them. Clients who connect early wait unread; the admin
+        pages tell from now on that this start takes its time."""
         components = self.components
         for listener in self.config.listeners:
-            try:
+            with _named(listener.host, listener.port):
                 self.listeners[listener.name] = await components.network.listen(
                     listener.name, listener.host, listener.port
                 )
-            except OSError as error:
-                where = f"{listener.host}:{listener.port}"
-                # asyncio tells the address once more, and a name that is not found has a number of its own
-                number = error.errno or 0
-                why = os.strerror(number) if number in errno.errorcode else error.strerror or error
-                raise StartupError(f"cannot listen on {where}: {why}") from error
+        if self._admin_address is not None:
+            from broker.admin_http import AdminHttp
+
+            self.admin = AdminHttp(components, is_ready=lambda: self.is_ready)
+            with _named(*self._admin_address):
+                await self.admin.start(*self._admin_address)
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
         self._take_configs()
@@ -360,15 +364,7 @@ class Broker:
         await components.groups.start(self._tasks)
         components.network.open()
 
-    async def _after_ready(self) -> None:
-        if self._admin_address is not None:
-            from broker.admin_http import AdminHttp
-
-            self.admin = AdminHttp(self.components, is_ready=lambda: self.is_ready)
-            try:
-                await self.admin.start(*self._admin_address)
-            except OSError as error:
-                raise StartupError(f"cannot serve the admin pages: {error.strerror or error}") from error
+    def _after_ready(self) -> None:
         self.spawn(self._maintain())
         self.spawn(self._clean())
         if self.warms_codecs:
@@ -386,8 +382,6 @@ class Broker:
         await asyncio.gather(*self._background, return_exceptions=True)
         await components.network.close()
         await components.cluster.stop()
-        if self.admin is not None:
-            await self.admin.stop()
         await self._sync_logs()
 
     async def _sync_logs(self) -> None:
@@ -437,6 +431,17 @@ class Broker:
                     await asyncio.sleep(WARM_PAUSE_S)
                 load(key, version)
         gc.freeze()
+
+
+@contextlib.contextmanager
+def _named(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # asyncio tells the address once more, and a name that is not found has a number of its own
+        number = error.errno or 0
+        why = os.strerror(number) if number in errno.errorcode else error.strerror or error
+        raise StartupError(f"cannot listen on {host}:{port}: {why}") from error
 
 
 async def _in_slices(steps: Iterable[None]) -> None:

@@ -8,6 +8,7 @@ and an object is either absent or whole. UNKNOWN promises nothing: the caller re
 """
 
 import errno
+import logging
 import os
 import re
 from bisect import bisect_left, bisect_right, insort
@@ -24,6 +25,8 @@ _SEGMENT = r"[A-Za-z0-9_=\-][A-Za-z0-9._=\-]*"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
 
+
+_log = logging.getLogger("remote.object_store")
 
 # What an operator must mend before asking again can help.
 _HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
@@ -185,8 +188,8 @@ class LocalStore:
     absent, and nothing is made, while it is missing. Under a file system that was unmounted there is an empty
     directory, which would pass for an empty store.
 
-    Where something was written before, a refusal may end: a disk that is read-only after an error is mounted
-    again, and until then is as good as away.
+    A refusal is permanent only for an operation that has never been allowed: what worked may work again once
+    a file system is writable again, and who waits for that must not end over it.
     """
 
     def __init__(
@@ -206,7 +209,8 @@ class LocalStore:
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
         self._was_seen = False
-        self._has_written = False
+        self._allowed: set[Operation] = set()
+        self._why_unknown: int | None = None
         self._directories: set[str] = set()
         self._unsynced: set[str] = set()
 
@@ -215,7 +219,7 @@ class LocalStore:
 
     async def get(self, key: str) -> bytes:
         path = self._path(key)
-        return await self._read(path, key, lambda: self._files.read(path))
+        return await self._read(Operation.GET, path, key, lambda: self._files.read(path))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(start, end)
@@ -228,7 +232,7 @@ class LocalStore:
             finally:
                 file.close()
 
-        return await self._read(path, key, read)
+        return await self._read(Operation.GET_RANGE, path, key, read)
 
     async def put(self, key: str, data: bytes) -> None:
         path, temporary = self._path(key), self._next_temporary()
@@ -238,9 +242,8 @@ class LocalStore:
             self._write_temporary(temporary, path, data)
             self._files.rename(temporary, path)
             self._files.fsync_dir(_parent(path))
-            self._has_written = True
 
-        await self._ask(key, write)
+        await self._ask(Operation.PUT, key, write)
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
         path, temporary = self._path(key), self._next_temporary()
@@ -256,17 +259,18 @@ class LocalStore:
             except FileExistsError:
                 return PutResult.LOST
             except OSError as error:
-                if self._is_hopeless(error):
+                if error.errno in _HOPELESS and Operation.PUT_IF_ABSENT not in self._allowed:
                     raise
                 self._directories.clear()
                 self._unsynced.add(_parent(path))
+                self._tell_unknown(error)
                 return PutResult.UNKNOWN
             finally:
                 self._drop(temporary)
-            self._has_written = True
+            self._why_unknown = None
             return PutResult.WON
 
-        return await self._ask(key, write)
+        return await self._ask(Operation.PUT_IF_ABSENT, key, write)
 
     async def list(self, prefix: str, *, after: str = "") -> list[str]:
         directory, _, start = check_prefix(prefix).rpartition("/")
@@ -276,7 +280,7 @@ class LocalStore:
             self._look()
             return found
 
-        return await self._ask(prefix, walk)
+        return await self._ask(Operation.LIST, prefix, walk)
 
     async def delete(self, key: str) -> None:
         path = self._path(key)
@@ -288,12 +292,12 @@ class LocalStore:
             else:
                 self._look()
 
-        await self._ask(key, remove)
+        await self._ask(Operation.DELETE, key, remove)
 
     async def close(self) -> None:
         pass
 
-    async def _read(self, path: str, key: str, work: Callable[[], bytes]) -> bytes:
+    async def _read(self, operation: Operation, path: str, key: str, work: Callable[[], bytes]) -> bytes:
         """An object that is read is there for good: a put whose outcome was unknown is judged by it."""
 
         def read() -> bytes:
@@ -307,11 +311,11 @@ class LocalStore:
             self._sync_names(_parent(path))
             return data
 
-        return await self._ask(key, read)
+        return await self._ask(operation, key, read)
 
     def _look(self) -> None:
         """To be called before anything is made, and after something was not found."""
-        was_seen = self._was_seen  # before another thread makes it between the two looks
+        was_seen = self._was_seen  # before the look: another thread may make the store right after it
         if self._files.exists(self._temporary):
             self._was_seen = True
         elif was_seen:
@@ -328,19 +332,29 @@ class LocalStore:
             self._unsynced.add(directory)
             raise
 
-    async def _ask(self, key: str, work: Callable[[], T]) -> T:
+    def _tell_unknown(self, error: OSError) -> None:
+        """UNKNOWN carries no reason, so it is logged: when it begins and when it changes."""
+        if self._why_unknown != error.errno:
+            self._why_unknown = error.errno
+            why = error.strerror or error
+            _log.warning("a conditional put below %s, whose outcome is unknown: %s", self.root, why)
+
+    async def _ask(self, operation: Operation, key: str, work: Callable[[], T]) -> T:
         try:
-            return await self._offload(work)  # type: ignore[return-value]
+            answer = await self._offload(work)
+        except NoSuchObject:
+            self._allowed.add(operation)
+            raise
         except OSError as error:
             self._directories.clear()
             raise StoreError(
                 f"{self.root}/{key}: {error.strerror or error}",
-                permanent=self._is_hopeless(error),
+                permanent=error.errno in _HOPELESS and operation not in self._allowed,
                 fault=Fault.DISK,
             ) from error
-
-    def _is_hopeless(self, error: OSError) -> bool:
-        return error.errno in _HOPELESS and not self._has_written
+        if answer not in (PutResult.LOST, PutResult.UNKNOWN):
+            self._allowed.add(operation)
+        return answer  # type: ignore[return-value]
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{check_key(key)}"

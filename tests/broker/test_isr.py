@@ -1,6 +1,7 @@
 """ISR changes on their way to the controller: one request at a time, asked until answered for good."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ import pytest
 
 from broker.channel import PeerLost
 from broker.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrManager
-from broker.partition import Partition, TopicStats
+from broker.partition import NAMED_MAX, Partition, TopicStats
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity
 from tests.broker.test_partition import FakeLog, FakePeers, lead, view_of
@@ -123,6 +124,21 @@ def test_proposals_that_come_together_share_requests_and_name_every_epoch() -> N
         assert (manager.expands, manager.shrinks) == (PROPOSALS_MAX + 3, 0)
 
     run(PROPOSALS_MAX + 3, act)
+
+
+def test_however_many_change_together_the_log_has_one_line_for_an_isr(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        for partition in replicas.all:
+            partition.follower_at(2, 0, broker_epoch=5)
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "broker.isr"):
+        run(NAMED_MAX + 3, act)
+    (line,) = caplog.messages
+    names = ", ".join(f"t-{index}" for index in range(NAMED_MAX))
+    assert line == f"the ISR is now [1, 2]: {names} and 3 more"
 
 
 @pytest.mark.parametrize(

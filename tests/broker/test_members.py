@@ -90,7 +90,9 @@ def test_a_node_joins_while_the_controller_is_silent_by_taking_its_place() -> No
     run(story)
 
 
-def test_a_second_process_with_a_live_node_s_id_is_refused() -> None:
+def test_a_second_process_with_a_live_node_s_id_says_what_it_waits_for_and_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
         await asyncio.sleep(1)
@@ -100,6 +102,9 @@ def test_a_second_process_with_a_live_node_s_id_is_refused() -> None:
             await twin.join()
         assert members[1].is_member()
         assert not site.fenced
+        said = [record.getMessage() for record in caplog.records if record.name == "broker.joining"]
+        assert len(said) == 1
+        assert "another process runs as node 2, or did a moment ago" in said[0]
 
     run(story)
 

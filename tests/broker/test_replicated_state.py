@@ -388,6 +388,18 @@ async def test_a_commit_that_surely_was_not_appended_costs_nobody_else(
     assert await state.ask(commit(2, group_id="h")) == (ErrorCode.none,)
 
 
+async def test_appends_that_fail_for_one_reason_cost_one_line(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every member of every group commits every few seconds, and tries again at once."""
+    for _ in range(2):
+        for _ in range(3):
+            disk.failures.append((ErrorCode.not_enough_replicas, False))
+            assert await code_of(state.ask(commit(1))) is ErrorCode.coordinator_not_available
+        assert await state.ask(commit(2)) == (ErrorCode.none,)
+    assert len([line for line in caplog.messages if "append failed" in line]) == 2
+
+
 async def test_an_assignment_that_was_not_appended_is_taken_back(
     state: ReplicatedState[GroupMachine], disk: FakeLog
 ) -> None:

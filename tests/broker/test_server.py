@@ -18,6 +18,7 @@ import pytest
 from broker import server
 from broker.config import BrokerConfig, ConfigError, from_properties
 from broker.directories import StartupError
+from broker.partition import NAMED_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
@@ -159,13 +160,19 @@ async def test_being_fenced_stops_the_broker_and_says_why(make_broker: "MakeBrok
             await broker.run_until_stopped()
 
 
-async def test_logs_of_no_topic_are_set_aside(make_broker: "MakeBroker", tmp_path: Path) -> None:
+async def test_logs_of_no_topic_are_set_aside_and_told_of_in_one_line(
+    make_broker: "MakeBroker", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = await make_broker()
     await create_topic(first, "t")
     await first.stop()
-    (tmp_path / "data" / "ghost-0").mkdir()
-    (tmp_path / "data" / "ghost-0" / f"{0:020d}.log").write_bytes(b"")
+    for index in range(NAMED_MAX + 2):
+        (tmp_path / "data" / f"ghost-{index}").mkdir()
+        (tmp_path / "data" / f"ghost-{index}" / f"{0:020d}.log").write_bytes(b"")
     await make_broker()
+    (line,) = (message for message in caplog.messages if "set aside" in message)
+    assert "ghost-0, ghost-1, " in line
+    assert line.endswith(" and 2 more")
     names = [path.name for path in (tmp_path / "data").iterdir()]
     assert "ghost-0" not in names
     assert [name for name in names if name.startswith("ghost-0.") and name.endswith("-stray")]
@@ -186,9 +193,7 @@ async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
             for acks in (1, -1, 5):
                 await client.call(Api.PRODUCE, 9, **produce_fields("t", batch, acks=acks))
             await client.fetch("t", 0)
-        async with asyncio.timeout(10):
-            while broker.admin is None or not broker.admin.port:  # noqa: ASYNC110 - it comes after ready
-                await asyncio.sleep(0.01)
+        assert broker.admin is not None
         base = f"http://127.0.0.1:{broker.admin.port}"
         async with aiohttp.ClientSession() as session:
             for page in ("healthz", "readyz"):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,6 +125,8 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(
     server = own_minio()
     server.close()
     command = [*TIDEWAL, "broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    admin = f"127.0.0.1:{stable_port()}"
+    command += ["--admin", admin]
     said = tmp_path / "stderr"
     with (
         said.open("wb") as stderr,
@@ -137,14 +141,24 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(
         try:
             until(lambda: "trying until it does" in said.read_text(), "a word about the store")
             assert f"127.0.0.1:{server.port}: cannot connect" in said.read_text()
+            assert [status_of(admin, page) for page in ("healthz", "readyz", "metrics")] == [200, 503, 200]
             own_minio()
             assert broker.stdout is not None
             assert broker.stdout.readline().startswith(b"ready node=1 ")
+            assert status_of(admin, "readyz") == 200
             assert "the object store answers again" in said.read_text()
             broker.terminate()
             assert broker.wait(timeout=20) == 0
         finally:
             broker.kill()
+
+
+def status_of(admin: str, page: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{admin}/{page}", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
 
 
 def test_what_was_led_is_served_while_the_store_is_away(

@@ -111,6 +111,49 @@ def test_a_port_that_is_taken_is_refused_with_one_line(start_broker: StartBroker
         assert line == f"tidewal: cannot listen on {address}: Address already in use"
 
 
+def test_an_admin_port_that_is_taken_is_refused_with_one_line_before_anything_is_ready(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        with pytest.raises(DidNotStart) as refused:
+            start_broker(arguments=("--admin", address))
+        assert refused.value.returncode not in (None, 0)
+        (line,) = refused.value.stderr.strip().splitlines()
+        assert line == f"tidewal: cannot listen on {address}: Address already in use"
+    assert not list((tmp_path / "data").rglob("meta.properties"))
+
+
+def test_a_stop_waits_for_no_reader_of_the_admin_pages(start_broker: StartBroker) -> None:
+    address = f"127.0.0.1:{stable_port()}"
+    broker = start_broker(arguments=("--admin", address))
+    with RawClient(broker.bootstrap) as client:
+        client.call(
+            Api.CREATE_TOPICS,
+            7,
+            topics=[
+                {
+                    "name": unique("topic"),
+                    "num_partitions": 3000,
+                    "replication_factor": 1,
+                    "assignments": [],
+                    "configs": [],
+                }
+            ],
+            timeout=30_000,
+            validate_only=False,
+        )
+    host, _, port = address.rpartition(":")
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((host, int(port)))
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reader.recv(1) == b"H"  # and no more: the rest does not fit into what lies between
+        assert broker.terminate(timeout_s=20) == 0
+
+
 @pytest.mark.parametrize(
     ("setting", "told"),
     [(("log.retention.hour", "1"), "log.retention.hours"), (("num.partitions", "many"), "num.partitions")],

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import multiprocessing
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -117,12 +116,17 @@ async def test_an_object_whose_name_is_not_durable_is_not_yet_read(tmp_path: Pat
     assert files.calls.count("fsync_dir meta") == 1
 
 
-async def test_a_full_disk_is_unknown_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_full_disk_is_unknown_said_once_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = make(tmp_path, link=full)
-    assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    for _ in range(2):
+        assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    (line,) = caplog.messages
+    assert "No space left on device" in line
     with pytest.raises(NoSuchObject):
         await store.get("k")
     assert list((tmp_path / "store" / ".tmp").iterdir()) == []
@@ -148,19 +152,48 @@ async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -
         await make(tmp_path, files).put_if_absent("k", b"x")
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-async def test_a_disk_that_turned_read_only_may_be_mounted_again(tmp_path: Path, code: int) -> None:
-    """Else every broker in turn would take over the log, fail to write it, and end."""
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+async def test_what_was_allowed_before_may_be_again(
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system that turns read-only under a cluster must not end one broker after the other."""
     files = Recording()
     store = make(tmp_path, files)
-    await store.put_if_absent("meta/1", b"x")
+    await store.put("a", b"x")
+    assert await store.put_if_absent("b", b"x") is PutResult.WON
     files.fail = {"open": code}
-    assert await store.put_if_absent("meta/2", b"y") is PutResult.UNKNOWN
     with pytest.raises(StoreError) as caught:
-        await store.put("meta/3", b"z")
+        await store.put("a", b"y")
     assert not caught.value.permanent
+    for _ in range(2):
+        assert await store.put_if_absent("c", b"x") is PutResult.UNKNOWN
+    (line,) = caplog.messages
+    assert os.strerror(code) in line
     files.fail = {}
-    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
+    assert await store.put_if_absent("c", b"x") is PutResult.WON
+
+
+async def test_who_only_lost_was_not_allowed_to_write(tmp_path: Path) -> None:
+    await make(tmp_path).put("taken", b"x")
+    files = Recording()
+    store = make(tmp_path, files)
+    assert await store.put_if_absent("taken", b"y") is PutResult.LOST
+    files.fail = {"open": errno.EROFS}
+    with pytest.raises(StoreError) as caught:
+        await store.put_if_absent("free", b"y")
+    assert caught.value.permanent
+
+
+async def test_who_was_told_that_nothing_is_there_may_read(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("k", b"x")
+    with pytest.raises(NoSuchObject):
+        await store.get_range("missing", 0, 1)
+    files.fail = {"open": errno.EACCES}
+    with pytest.raises(StoreError) as caught:
+        await store.get_range("k", 0, 1)
+    assert not caught.value.permanent
 
 
 # --- a store that vanishes ----------------------------------------------------------------------------------
@@ -185,24 +218,23 @@ def bring_back(root: Path) -> None:
     root.with_name("aside").rename(root)
 
 
-async def test_a_store_that_is_just_being_made_has_not_vanished(tmp_path: Path) -> None:
-    class Overtaken(DiskFiles):
-        """Another thread of this store makes the first object while this one looks."""
+async def test_a_store_that_another_thread_makes_meanwhile_has_not_vanished(tmp_path: Path) -> None:
+    class Meanwhile(Recording):
+        work: Callable[[], object] | None = None
 
         def exists(self, path: str) -> bool:
             found = super().exists(path)
-            if path.endswith(".tmp") and not self.is_overtaken:
-                self.is_overtaken = True
-                other = threading.Thread(target=lambda: asyncio.run(store.put("meta/1", b"x")))
-                other.start()
-                other.join()
+            if path.endswith(".tmp") and self.work is not None:
+                work, self.work = self.work, None
+                work()
             return found
 
-        is_overtaken = False
-
-    store = make(tmp_path, Overtaken())
-    await absent(store, "meta/2")
-    assert await store.get("meta/1") == b"x"
+    files = Meanwhile()
+    store = make(tmp_path, files)
+    other = store.put("a", b"x")
+    files.work = lambda: next(other.__await__(), None)  # it ends without a pause: nothing here is offloaded
+    await store.put("b", b"x")
+    assert await store.list("") == ["a", "b"]
 
 
 Act = Callable[[LocalStore], Awaitable[object]]
@@ -276,7 +308,6 @@ async def test_a_store_that_was_copied_without_its_empty_folders_is_one(tmp_path
 
 
 def _race(root: str, rival: int, wins: "multiprocessing.Queue[int]") -> None:
-    import asyncio
 
     store = LocalStore(root, files=DiskFiles(), offload=here)
 
