@@ -1,6 +1,7 @@
 """Replicas over a network in memory: what one leads the others have, and what they have they may lead."""
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -753,6 +754,24 @@ def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> No
         assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
 
     Replicas().run(main)
+
+
+@pytest.mark.parametrize(("operation", "skip"), [("open", 0), ("open", 1), ("create", 0), ("rename", 0)])
+def test_a_follower_without_a_descriptor_goes_on_when_there_is_one_again(operation: str, skip: int) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, segment_bytes=str(1 << 20))
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        log_of(world, 2).release_files()
+        disk = world.nodes[2].disk
+        disk.fail(operation, errno.EMFILE, path_part="t-0", skip=skip, times=2)
+        for _ in range(4):
+            await world.append(1, b"b" * 900_000)
+        assert not disk.armed
+        await world.agree(1, 2)
+        assert world.isr() == (1, 2)
+
+    Replicas(2).run(main)
 
 
 def test_a_damaged_batch_is_not_appended_and_holds_up_no_other_partition() -> None:
