@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -669,6 +670,40 @@ def test_a_clean_restart_of_the_only_replica_goes_on() -> None:
         assert world.nodes[1].values() == [b"a", b"b"]
 
     Replicas(1).run(main)
+
+
+async def while_it_loads(world: Replicas, node_id: int, act: Callable[[], None]) -> None:
+    """Starts a node, and acts when it has opened its first partitions and not yet the others."""
+    starting = asyncio.ensure_future(world.start(node_id))
+    await asyncio.sleep(0)
+    replicas = world.nodes[node_id].replicas
+    while not any(replicas.partitions()):
+        assert not starting.done()
+        await asyncio.sleep(0)
+    assert not starting.done()
+    act()
+    await starting
+
+
+def test_a_topic_made_while_a_broker_loads_is_replicated_too() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.create(1, 2, topic="late"))
+        await world.append(1, b"x", topic="late")
+        await world.agree(1, 2, topic="late")
+
+    Replicas(2).run(main)
+
+
+def test_a_leader_elected_while_a_broker_loads_is_followed() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 3, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.change(leader=3, partition=19))
+        await world.until(lambda: set(world.isr(index=19)) == {1, 2, 3})
+
+    Replicas().run(main)
 
 
 def test_a_change_of_one_partition_leaves_the_others_of_its_topic_alone() -> None:
