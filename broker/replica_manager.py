@@ -400,6 +400,8 @@ class ReplicaManager:
             if partition.log.config != config:
                 partition.log.set_config(config)
             partition.refresh()
+            if partition.advance():
+                self.wake_committed(partition)
             if at % _REFRESHED_PER_SLICE == 0:
                 yield
 

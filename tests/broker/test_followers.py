@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from broker import metrics
-from broker.config import RACK_AWARE_SELECTOR
+from broker.config import RACK_AWARE_SELECTOR, ResourceType
 from broker.fetch_sessions import Wanted
 from broker.handlers.fetch import Read
 from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
-from broker.image import BrokerRegistered, Endpoint
+from broker.image import BrokerRegistered, ConfigChanged, Endpoint
 from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
@@ -427,6 +427,26 @@ def test_whoever_waits_for_one_that_died_while_it_joined_goes_on_without_it(is_k
         await world.until(acknowledged.done)
 
     Replicas(replica_lag_time_max_ms="600000").run(main)
+
+
+def test_a_lower_min_isr_commits_what_waited_for_it() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, min_insync_replicas="2")
+        world.kill(2)
+        await world.append(1, b"x", acks=1)
+        led = world.nodes[1].partition()
+        assert led.log.high_watermark == 0
+        world.controller.publish(
+            ConfigChanged(
+                resource_type=ResourceType.TOPIC,
+                resource_name="t",
+                name="min.insync.replicas",
+                value="1",
+            )
+        )
+        assert led.log.high_watermark == 1
+
+    Replicas(2).run(main)
 
 
 # --- leaders come and go ----------------------------------------------------------------------------------
