@@ -29,7 +29,7 @@ from protocol.hot import FetchItem
 from protocol.messages import Fields
 from protocol.records import CorruptBatch, parse_header
 from protocol.replication import FetchedPartition, encode_replica_fetch, parse_replica_fetch
-from storage.log import AbstractLog
+from storage.log import AbstractLog, NoDescriptor
 
 log = logging.getLogger(__name__)
 
@@ -406,7 +406,9 @@ class Fetcher:
         held = partition.log
         size = len(fetched.records)
         if size:
-            append_fetched(held, fetched.records, leader_start=fetched.log_start)
+            if not append_fetched(held, fetched.records, leader_start=fetched.log_start):
+                self._delay(position)
+                return
             partition.stats.replication_bytes_in += size
             listed = held.config.follower_replication_throttled_replicas
             self._owner.throttle.sent(listed, partition.index, partition.node_id, size)
@@ -515,9 +517,10 @@ class Fetcher:
         return found
 
 
-def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
+def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> bool:
     """Appends what the leader sent. Its first batch may begin before our log ends, when that is empty, or has
-    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch."""
+    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch. False when
+    some of it is to be fetched again, because no file could be opened."""
     first = parse_header(records)
     end = held.log_end_offset
     holds_nothing = end == held.log_start_offset or end <= leader_start
@@ -526,8 +529,14 @@ def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int)
         held.append_as_follower(records)
         held.set_high_watermark(end)
         held.advance_log_start(end)
-    else:
+        return True
+    try:
         held.append_as_follower(records)
+    except NoDescriptor as error:
+        log.warning("%r: %s", held, error.message)
+        held.flush_staged()  # the next fetch tells the leader that all up to the end is here
+        return False
+    return True
 
 
 def plan_truncation(held: AbstractLog, leader_epoch: int, leader_end: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
@@ -109,6 +110,8 @@ class ReplicaManager:
         self._unopened: dict[tuple[str, int], bool] = {}
         """Replicas without a log, and whether to try again: not while a lost directory may hold it."""
         self._image: Image | None = None
+        self._missed: deque[Delta] | None = None
+        """What is to be followed once the image is loaded."""
 
     def __repr__(self) -> str:
         leaders = sum(partition.is_leader for partition in self._partitions.values())
@@ -337,9 +340,11 @@ class ReplicaManager:
     # ------------------------------------------------------------------------------------------- the image
 
     def load(self, image: Image) -> Iterator[None]:
-        """Takes over the whole image, in slices: opens or creates every log this broker is a replica of."""
+        """Takes over the whole image, in slices: opens or creates every log this broker is a replica of. What
+        changes meanwhile is followed afterwards, because this goes by the image as it was."""
         self._image = image
-        for topic in image.topics.values():
+        self._missed = deque()
+        for topic in list(image.topics.values()):
             yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
         strays = sorted(self.logs.logs.keys() - self._partitions.keys())
         if strays:
@@ -347,6 +352,9 @@ class ReplicaManager:
             log.warning("logs are set aside, of partitions that have no replica here any more: %s", names)
         for topic_name, index in strays:
             self.logs.stray(topic_name, index)
+        while self._missed:
+            yield from self._follow_delta(self._missed.popleft(), image)
+        self._missed = None
         self.generation += 1
 
     def apply(self, delta: Delta) -> Iterator[None]:
@@ -356,6 +364,9 @@ class ReplicaManager:
         if image is None:
             return
         self.generation += 1
+        if self._missed is not None:
+            self._missed.append(delta)
+            return
         self._write_first()
         for _ in self._follow_delta(delta, image):
             self.generation += 1
@@ -402,6 +413,8 @@ class ReplicaManager:
             if partition.log.config != config:
                 partition.log.set_config(config)
             partition.refresh()
+            if partition.advance():
+                self.wake_committed(partition)
             if at % _REFRESHED_PER_SLICE == 0:
                 yield
 

@@ -120,6 +120,13 @@ class LogOffline(KafkaError):
         super().__init__(ErrorCode.kafka_storage_error, message)
 
 
+class NoDescriptor(KafkaError):
+    """No file could be opened just now: nothing happened to the disk, and there may be room again later."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.kafka_storage_error, message)
+
+
 class RecordsRejected(KafkaError):
     """A batch refused for some of its records: Produce answers their indexes in `record_errors`."""
 
@@ -453,7 +460,8 @@ class AbstractLog(ABC):
 
     def append_as_follower(self, buf: Buffer) -> Appended:
         """Append batches as the leader stamped them, offsets and epochs included. CorruptBatch when one is
-        bad or does not follow the log's end: then nothing at all was appended."""
+        bad or does not follow the log's end: then nothing at all was appended. After NoDescriptor what is
+        before the log's end was, and may still be staged."""
         if self.offline is not None:
             raise LogOffline(self.offline)
         batches = list(iter_batches(buf))

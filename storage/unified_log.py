@@ -31,7 +31,15 @@ from storage.loader import (
     snapshot_path,
     write_snapshot,
 )
-from storage.log import PRODUCER_EXPIRATION_MS, AbstractLog, FlushJob, LogOffline, LogSlice, LogStats
+from storage.log import (
+    PRODUCER_EXPIRATION_MS,
+    AbstractLog,
+    FlushJob,
+    LogOffline,
+    LogSlice,
+    LogStats,
+    NoDescriptor,
+)
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
 from storage.producers import CompletedTxn, ProducerTable
 from storage.segment import (
@@ -407,8 +415,11 @@ class UnifiedLog(AbstractLog):
         txn = AbortedTxn(
             completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
         )
-        with self._disk():
-            self._active.add_aborted(txn)
+        try:
+            with self._disk():
+                self._active.add_aborted(txn)
+        except NoDescriptor as error:  # its marker is in the log already: it cannot be tried again
+            raise KafkaError(error.code, error.message) from error
         self._sync_later([self._active.path(TXN_INDEX)])
 
     # ---- read ----------------------------------------------------------------------------------------------
@@ -916,7 +927,7 @@ class UnifiedLog(AbstractLog):
             return LogOffline(self.offline)
         reason = f"{basename(self.directory)}: {error}"
         if is_scarcity(error):
-            return KafkaError(ErrorCode.kafka_storage_error, reason)
+            return NoDescriptor(reason)
         self.take_offline(reason)
         self._on_failure(error)
         return LogOffline(reason)

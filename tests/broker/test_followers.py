@@ -1,16 +1,18 @@
 """Replicas over a network in memory: what one leads the others have, and what they have they may lead."""
 
 import asyncio
+import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from broker import metrics
-from broker.config import RACK_AWARE_SELECTOR
+from broker.config import RACK_AWARE_SELECTOR, ResourceType
 from broker.fetch_sessions import Wanted
 from broker.handlers.fetch import Read
 from broker.handlers.replica_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
-from broker.image import BrokerRegistered, Endpoint
+from broker.image import BrokerRegistered, ConfigChanged, Endpoint
 from broker.partition import Partition
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
@@ -427,6 +429,26 @@ def test_whoever_waits_for_one_that_died_while_it_joined_goes_on_without_it(is_k
     Replicas(replica_lag_time_max_ms="600000").run(main)
 
 
+def test_a_lower_min_isr_commits_what_waited_for_it() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, min_insync_replicas="2")
+        world.kill(2)
+        await world.append(1, b"x", acks=1)
+        led = world.nodes[1].partition()
+        assert led.log.high_watermark == 0
+        world.controller.publish(
+            ConfigChanged(
+                resource_type=ResourceType.TOPIC,
+                resource_name="t",
+                name="min.insync.replicas",
+                value="1",
+            )
+        )
+        assert led.log.high_watermark == 1
+
+    Replicas(2).run(main)
+
+
 # --- leaders come and go ----------------------------------------------------------------------------------
 
 
@@ -670,6 +692,40 @@ def test_a_clean_restart_of_the_only_replica_goes_on() -> None:
     Replicas(1).run(main)
 
 
+async def while_it_loads(world: Replicas, node_id: int, act: Callable[[], None]) -> None:
+    """Starts a node, and acts when it has opened its first partitions and not yet the others."""
+    starting = asyncio.ensure_future(world.start(node_id))
+    await asyncio.sleep(0)
+    replicas = world.nodes[node_id].replicas
+    while not any(replicas.partitions()):
+        assert not starting.done()
+        await asyncio.sleep(0)
+    assert not starting.done()
+    act()
+    await starting
+
+
+def test_a_topic_made_while_a_broker_loads_is_replicated_too() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.create(1, 2, topic="late"))
+        await world.append(1, b"x", topic="late")
+        await world.agree(1, 2, topic="late")
+
+    Replicas(2).run(main)
+
+
+def test_a_leader_elected_while_a_broker_loads_is_followed() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 3, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.change(leader=3, partition=19))
+        await world.until(lambda: set(world.isr(index=19)) == {1, 2, 3})
+
+    Replicas().run(main)
+
+
 def test_a_change_of_one_partition_leaves_the_others_of_its_topic_alone() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2, partitions=20)
@@ -753,6 +809,24 @@ def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> No
         assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
 
     Replicas().run(main)
+
+
+@pytest.mark.parametrize(("operation", "skip"), [("open", 0), ("open", 1), ("create", 0), ("rename", 0)])
+def test_a_follower_without_a_descriptor_goes_on_when_there_is_one_again(operation: str, skip: int) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, segment_bytes=str(1 << 20))
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        log_of(world, 2).release_files()
+        disk = world.nodes[2].disk
+        disk.fail(operation, errno.EMFILE, path_part="t-0", skip=skip, times=2)
+        for _ in range(4):
+            await world.append(1, b"b" * 900_000)
+        assert not disk.armed
+        await world.agree(1, 2)
+        assert world.isr() == (1, 2)
+
+    Replicas(2).run(main)
 
 
 def test_a_damaged_batch_is_not_appended_and_holds_up_no_other_partition() -> None:
