@@ -198,7 +198,9 @@ class MetadataLog:
         through = 0
         for seq in survey.snapshots:
             taken_ms = await self._taken_ms(seq)
-            if taken_ms is None or taken_ms > now_ms - SLOTS_KEPT_MS:
+            if taken_ms is None or taken_ms > now_ms:
+                continue  # by a clock that was ahead: as old as those around it
+            if taken_ms > now_ms - SLOTS_KEPT_MS:
                 break
             through = seq
         if not through:

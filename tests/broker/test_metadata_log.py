@@ -262,6 +262,22 @@ def test_what_is_older_than_a_day_goes_and_a_snapshot_stays_in_its_place() -> No
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("wrong_ms", [1 << 50, 3 * SLOTS_KEPT_MS])
+def test_a_snapshot_of_a_clock_that_was_ahead_does_not_keep_the_log_for_ever(wrong_ms: int) -> None:
+    store = MemoryStore()
+
+    async def story() -> None:
+        log = log_on(store)
+        hashes = await fill(log, 10)
+        for seq, at_ms in ((3, wrong_ms), (6, 1000), (9, 2 * SLOTS_KEPT_MS)):
+            await log.write_snapshot(image_at(seq), last_hash=hashes[seq], at_ms=at_ms)
+        await log.trim(2 * SLOTS_KEPT_MS)
+        survey = await log.survey()
+        assert (survey.slots, survey.snapshots, survey.boundary) == ((7, 8, 9, 10), (6, 9), 6)
+
+    asyncio.run(story())
+
+
 def test_a_writer_that_slept_through_a_deletion_does_not_win() -> None:
     store = MemoryStore()
 
