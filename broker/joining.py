@@ -244,6 +244,8 @@ class Joining:
         """Give up what this node alone was in sync with and has no log of, where a directory is gone that may
         have had it; then forget the directory. To be called as a member, before anything is served.
         """
+        if len(self._directories) < len(self._config.log_dirs):
+            return  # one of them may be the one that seems to be gone
         here = tuple(self._directory_ids.values())
         is_told = False
         while True:

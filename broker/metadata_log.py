@@ -95,8 +95,7 @@ class MetadataLog:
 
     async def read(self, seq: int) -> ReadSlot | None:
         """The slot, or None while nobody has won it."""
-        data = await self._get(slot_key(seq))
-        return None if data is None else parse_slot(data, seq)
+        return await self._read(slot_key(seq), seq)
 
     async def read_on(self, after: int) -> list[ReadSlot]:
         """Every slot that follows `after`, up to the tail."""
@@ -112,10 +111,9 @@ class MetadataLog:
 
     async def snapshot(self, seq: int) -> ReadSlot | None:
         """The fold up to and including slot `seq`; its hash is that of the slot."""
-        data = await self._get(snapshot_key(seq))
-        if data is None:
+        parsed = await self._read(snapshot_key(seq), seq)
+        if parsed is None:
             return None
-        parsed = parse_slot(data, seq)
         return ReadSlot(
             seq=seq,
             controller_epoch=parsed.controller_epoch,
@@ -200,7 +198,9 @@ class MetadataLog:
         through = 0
         for seq in survey.snapshots:
             taken_ms = await self._taken_ms(seq)
-            if taken_ms is None or taken_ms > now_ms - SLOTS_KEPT_MS:
+            if taken_ms is None or taken_ms > now_ms:
+                continue  # by a clock that was ahead: as old as those around it
+            if taken_ms > now_ms - SLOTS_KEPT_MS:
                 break
             through = seq
         if not through:
@@ -250,6 +250,20 @@ class MetadataLog:
             return await self.patiently(lambda: self._store.get(key))
         except NoSuchObject:
             return None
+
+    async def _read(self, key: str, seq: int) -> ReadSlot | None:
+        """Bytes that cannot be read are asked for once more: they may have been damaged on their way."""
+        data = await self._get(key)
+        if data is None:
+            return None
+        try:
+            return parse_slot(data, seq)
+        except BrokenLog as error:
+            again = await self._get(key)
+            if again is None or again == data:
+                raise
+            _log.warning("%s was read again: %s", key, error)
+            return parse_slot(again, seq)
 
     async def _pause(self, delay_ms: int) -> int:
         await asyncio.sleep(delay_ms * self._random.uniform(0.5, 1.0) / 1000)

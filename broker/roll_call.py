@@ -202,12 +202,17 @@ class RollCall:
             raise KafkaError(ErrorCode.request_timed_out)
         now_s = cluster.now_s()
         alive = {id_ for id_ in self._attached if self._sessions.is_current(id_, now_s)}
+        endpoints = tuple(map(_endpoint, request.listeners))
+        is_in_doubt = self._sessions.is_current(request.broker_id, now_s) and request.broker_id not in alive
+        if is_in_doubt and await self._is_elsewhere(request.broker_id, endpoints):
+            # It talked to the controller before this one.
+            alive.add(request.broker_id)
         registration = RegisterBroker(
             cluster_id=request.cluster_id,
             broker_id=request.broker_id,
             incarnation=request.incarnation_id,
             directories=tuple(request.log_dirs),
-            endpoints=tuple(map(_endpoint, request.listeners)),
+            endpoints=endpoints,
             rack=request.rack,
             clean_epoch=request.previous_broker_epoch,
             others_alive=frozenset({*alive, cluster.node_id}),
@@ -217,6 +222,16 @@ class RollCall:
         self._sessions.heard(request.broker_id, cluster.now_s())
         epoch = cluster.image.brokers[request.broker_id].epoch
         return {"throttle_time": 0, "error_code": ErrorCode.none, "broker_epoch": epoch}
+
+    async def _is_elsewhere(self, broker_id: int, endpoints: tuple[Endpoint, ...]) -> bool:
+        """Whether a process answers where this broker listened before: not on an address of the new one, nor
+        on what another broker has by now."""
+        cluster = self._cluster
+        before = cluster.endpoint_of(broker_id)
+        taken = {cluster.endpoint_of(other) for other in cluster.image.brokers if other != broker_id}
+        if before is None or before in endpoints or before in taken:
+            return False
+        return await self.answers(broker_id) is True
 
     # --- silence ---
 

@@ -415,13 +415,16 @@ class KeySource:
         try:
             if self._chain is None:
                 self._chain = await get_session().get_credentials()
-            if self._chain is None:
-                raise error(
-                    "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or configure a profile",
-                    Fault.DENIED,
-                    permanent=True,
-                )
-            frozen = await self._chain.get_frozen_credentials()
         except BotoCoreError as problem:
-            raise error(str(problem), Fault.DENIED, permanent=self._chain is None) from problem
+            raise error(str(problem), Fault.DENIED, permanent=True) from problem
+        if self._chain is None:
+            raise error(
+                "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or configure a profile",
+                Fault.DENIED,
+                permanent=True,
+            )
+        try:
+            frozen = await self._chain.get_frozen_credentials()
+        except Exception as problem:  # a renewal fails with whatever its provider raises
+            raise error(f"keys cannot be renewed: {_in_one_line(str(problem))}", Fault.DENIED) from problem
         return Keys(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker import joining
 from broker.cluster import Cluster
 from broker.controller import CreateTopics, NewTopic
 from broker.image import NO_LEADER, PartitionImage, TopicImage
@@ -89,8 +90,8 @@ def test_what_others_have_goes_on_with_them_and_what_was_made_meanwhile_is_not_l
         await make(controller, "shared", replicas=(1, 2))
         await site.kill(first)
         change_disk(site, "/data/1/a")
-        joining = site.member(dirs=BOTH)
-        await joining.read()
+        back = site.member(dirs=BOTH)
+        await back.read()
         held = only("kept")
         made: list[asyncio.Task[None]] = []
 
@@ -99,14 +100,14 @@ def test_what_others_have_goes_on_with_them_and_what_was_made_meanwhile_is_not_l
                 made.append(asyncio.ensure_future(make(controller, "new")))
             return held(topic, index)
 
-        await joining.join(holds=holds)
-        site.alive[1] = joining
+        await back.join(holds=holds)
+        site.alive[1] = back
         await made[0]
-        await settled(lambda: joining.image == controller.image)
-        assert state(joining, "lost") == (NO_LEADER, ())
-        assert state(joining, "kept") == (1, (1,))
-        assert state(joining, "shared") == (2, (2,))
-        assert state(joining, "new") == (1, (1,))
+        await settled(lambda: back.image == controller.image)
+        assert state(back, "lost") == (NO_LEADER, ())
+        assert state(back, "kept") == (1, (1,))
+        assert state(back, "shared") == (2, (2,))
+        assert state(back, "new") == (1, (1,))
 
     site.run(story())
 
@@ -150,6 +151,24 @@ def test_a_disk_that_cannot_be_read_may_come_back_and_is_not_forgotten() -> None
         third = await site.started(dirs=BOTH, holds=only("kept"))
         assert state(third, "lost") == (NO_LEADER, ())
         assert state(third, "kept") == (1, (1,))
+
+    site.run(story())
+
+
+def test_a_disk_whose_label_cannot_be_read_now_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+
+    async def story() -> None:
+        first = await site.started(dirs=BOTH)
+        before = registered(site, first)
+        await make(first, "there")
+        await site.kill(first)
+        with monkeypatch.context() as patch:
+            read = joining.read_directories
+            patch.setattr(joining, "read_directories", lambda *args, **kwargs: read(*args, **kwargs)[1:])
+            second = await site.started(dirs=BOTH, holds=only("there"))
+        assert registered(site, second) == before
+        assert state(second, "there") == (1, (1,))
 
     site.run(story())
 

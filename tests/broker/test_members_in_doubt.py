@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -297,6 +298,47 @@ def test_who_was_attached_to_an_earlier_term_is_not_taken_for_alive() -> None:
             await gone.stop()
         await until(lambda: members[0].is_controller)
         await until(lambda: all(members[0].image.brokers[id_].fenced for id_ in (2, 3)), within_s=1)
+
+    run(story)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_the_id_of_one_who_lives_is_not_given_away_by_a_controller_who_has_just_begun(is_alive: bool) -> None:
+    """It has heard of nobody yet. With the id the new process would take the right to what the other one
+    alone holds."""
+
+    async def story(site: Site) -> None:
+        members = [
+            await site.started(node_id=str(id_), dirs=f"/data/{id_}", listeners=f"PLAINTEXT://:909{id_}")
+            for id_ in (1, 2, 3)
+        ]
+        await asyncio.sleep(1)
+        await site.kill(members[0])
+        await until(lambda: controllers(site))
+        (leader,) = controllers(site)
+        (other,) = (member for member in members[1:] if member.node_id != leader)
+        listener = SimpleNamespace(name="PLAINTEXT", host="elsewhere", port=9192, security_protocol=0)
+        twin = SimpleNamespace(
+            cluster_id=other.image.cluster_id,
+            broker_id=other.node_id,
+            incarnation_id=UUID(int=77),
+            log_dirs=[UUID(int=777)],
+            listeners=[listener],
+            rack=None,
+            previous_broker_epoch=-1,
+        )
+        roll_call = site.alive[leader].roll_call
+        roll_call._attached.clear()
+        if is_alive:
+            with pytest.raises(KafkaError) as refused:
+                await roll_call.register(twin)
+            assert refused.value.code is ErrorCode.duplicate_broker_registration
+            await asyncio.sleep(10)
+            assert other.is_member()
+            assert not site.fenced
+        else:
+            await site.kill(other)
+            await roll_call.register(twin)
 
     run(story)
 

@@ -176,6 +176,35 @@ def test_a_damaged_slot_is_not_read_over(damage: bytes | None) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("cut", [slice(0, 0), slice(0, -1), slice(1, None)])
+def test_a_body_that_was_damaged_on_its_way_is_asked_for_again(cut: slice) -> None:
+    """A store that tells no checksum, a proxy between: one such answer is no reason to end."""
+
+    class Noisy(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: set[str] = set()
+
+        async def get(self, key: str) -> bytes:
+            data = await super().get(key)
+            is_first = key not in self.asked
+            self.asked.add(key)
+            return data[cut] if is_first else data
+
+    store = Noisy()
+
+    async def story() -> None:
+        log = log_on(store)
+        hashes = await fill(log, 3)
+        await log.write_snapshot(image_at(3), last_hash=hashes[3], at_ms=0)
+        assert [slot.hash for slot in await log.read_on(0)] == hashes[1:]
+        snapshot = await log.snapshot(3)
+        assert snapshot is not None
+        assert snapshot.hash == hashes[3]
+
+    asyncio.run(story())
+
+
 def test_a_slot_under_another_name_is_not_read() -> None:
     store = MemoryStore()
 
@@ -229,6 +258,22 @@ def test_what_is_older_than_a_day_goes_and_a_snapshot_stays_in_its_place() -> No
         assert slot.previous_hash == snapshot.hash
         assert snapshot.records[0] == SnapshotTaken(at_ms=1000)
         assert await log.trim(SLOTS_KEPT_MS + 1000) == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("wrong_ms", [1 << 50, 3 * SLOTS_KEPT_MS])
+def test_a_snapshot_of_a_clock_that_was_ahead_does_not_keep_the_log_for_ever(wrong_ms: int) -> None:
+    store = MemoryStore()
+
+    async def story() -> None:
+        log = log_on(store)
+        hashes = await fill(log, 10)
+        for seq, at_ms in ((3, wrong_ms), (6, 1000), (9, 2 * SLOTS_KEPT_MS)):
+            await log.write_snapshot(image_at(seq), last_hash=hashes[seq], at_ms=at_ms)
+        await log.trim(2 * SLOTS_KEPT_MS)
+        survey = await log.survey()
+        assert (survey.slots, survey.snapshots, survey.boundary) == ((7, 8, 9, 10), (6, 9), 6)
 
     asyncio.run(story())
 

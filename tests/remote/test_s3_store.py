@@ -9,8 +9,10 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 
 from remote.metered import StoreStats
 from remote.object_store import Fault, NoSuchObject, PutResult, StoreError
@@ -464,6 +466,44 @@ async def test_a_profile_that_is_not_there(no_machine_credentials: pytest.Monkey
     with pytest.raises(StoreError, match="nobody") as caught:
         await KeySource({}).current(denied)
     assert caught.value.permanent
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ClientError({"Error": {"Code": "Throttling", "Message": "Rate exceeded"}}, "AssumeRole"),
+        RuntimeError("the refreshed credentials are still expired"),
+        TimeoutError("no answer"),
+    ],
+    ids=["refused", "expired", "silent"],
+)
+async def test_keys_that_cannot_be_renewed_now_are_an_answer_that_is_missing(
+    no_machine_credentials: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    """A renewal ends with whatever its provider raises."""
+
+    class Role:
+        renews = True
+
+        async def get_frozen_credentials(self) -> SimpleNamespace:
+            if not self.renews:
+                raise refusal
+            return SimpleNamespace(access_key="a", secret_key="s", token="t")
+
+    role = Role()
+
+    async def chain(session: object) -> Role:
+        return role
+
+    no_machine_credentials.setattr("aiobotocore.session.AioSession.get_credentials", chain)
+    source = KeySource({})
+    keys = await source.current(denied)
+    role.renews = False
+    with pytest.raises(StoreError) as caught:
+        await source.current(denied)
+    assert not caught.value.permanent
+    role.renews = True
+    assert await source.current(denied) == keys
 
 
 async def test_a_closed_store_is_not_opened_again(bench: Bench) -> None:
