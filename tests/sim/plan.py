@@ -160,6 +160,8 @@ def _properties(rng: random.Random, brokers: int) -> dict[str, str]:
         "log.index.interval.bytes": rng.choice(("0", "100", "4096")),
         "log.flush.offset.checkpoint.interval.ms": rng.choice(("500", "60000")),
         "log.segment.delete.delay.ms": rng.choice(("500", "60000")),
+        # longer than clocks are set ahead: a producer forgotten between two attempts is doubled, as by Kafka
+        "producer.id.expiration.ms": str(7 * 86_400_000),
     }
     if rng.random() < 0.3:
         properties["log.flush.interval.messages"] = rng.choice(("1", "5"))
