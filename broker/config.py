@@ -394,6 +394,8 @@ _THROTTLED_RATE_DOC = (
 )
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 
+# Kafka describes these where they were set, and never their default.
+_THROTTLED_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 _OWN_BROKER = (
     Definition("log.flush.single.replica", ConfigType.BOOLEAN, "false", True, (), None, _SINGLE_REPLICA_DOC),
     Definition(
@@ -407,15 +409,15 @@ _OWN_BROKER = (
     ),
     *(
         Definition(
-            f"{role}.replication.throttled.rate",
+            name,
             ConfigType.LONG,
             str(2**63 - 1),
             False,
             (),
             _at_least(0),
-            _THROTTLED_RATE_DOC.format(role),
+            _THROTTLED_RATE_DOC.format(name.partition(".")[0]),
         )
-        for role in ("leader", "follower")
+        for name in sorted(_THROTTLED_RATES)
     ),
 )
 _OWN_TOPIC = (
@@ -1085,8 +1087,8 @@ def describe_broker(config: BrokerConfig) -> list[ConfigRow]:
 
 @lru_cache(maxsize=1)
 def _broker_rows(config: BrokerConfig) -> tuple[ConfigRow, ...]:
-    extra = {*config.static, *config.dynamic_default, *config.dynamic_broker} - BROKER.keys()
-    return tuple(_broker_row(config, name) for name in sorted({*BROKER, *extra}))
+    given = {*config.static, *config.dynamic_default, *config.dynamic_broker}
+    return tuple(_broker_row(config, name) for name in sorted(BROKER.keys() - _THROTTLED_RATES | given))
 
 
 def describe_broker_defaults(config: BrokerConfig) -> list[ConfigRow]:
@@ -1184,7 +1186,7 @@ def _synonyms(config: BrokerConfig, name: str, *, sensitive: bool) -> list[Synon
         (config.dynamic_broker, ConfigSource.DYNAMIC_BROKER),
         (config.dynamic_default, ConfigSource.DYNAMIC_DEFAULT_BROKER),
         (config.static, ConfigSource.STATIC_BROKER),
-        (config.defaults, ConfigSource.DEFAULT),
+        ({} if name in _THROTTLED_RATES else config.defaults, ConfigSource.DEFAULT),
     )
     found = [
         Synonym(name=synonym, value=None if sensitive else level.get(synonym), source=source)

@@ -10,7 +10,7 @@ By hand because a generic encoder makes a whole broker 2.5 to 5 times dearer, an
 records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
@@ -224,10 +224,15 @@ def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
 
 
 class Hint(NamedTuple):
-    """Where the leader is now, told with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH (KIP-951)."""
+    """Who leads now, -1 for nobody, told with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH (KIP-951)."""
 
     leader_id: int
     leader_epoch: int
+    address: "Address | None"
+    """None where the client's listener does not reach it."""
+
+
+class Address(NamedTuple):
     host: str
     port: int
     rack: str | None
@@ -272,7 +277,7 @@ def encode_produce(
     """The whole response with its size."""
     flexible = version >= PRODUCE_FLEXIBLE
     out = [b"", _NO_TAGS if flexible else b"", _pack_count(len(topics), flexible)]
-    hints: dict[int, Hint] = {}
+    addresses: dict[int, Address] = {}
     for topic, results in topics:
         out.append(_pack_topic(topic, flexible))
         out.append(_pack_count(len(results), flexible))
@@ -296,13 +301,13 @@ def encode_produce(
             if flexible:
                 hint = result.hint if version >= 10 else None
                 out.append(_pack_leader(0, hint))
-                if hint is not None:
-                    hints[hint.leader_id] = hint
+                if hint is not None and hint.address is not None:
+                    addresses[hint.leader_id] = hint.address
         if flexible:
             out.append(_NO_TAGS)
     out.append(_I32.pack(throttle_ms))
     if flexible:
-        out.append(_pack_endpoints(hints))
+        out.append(_pack_endpoints(addresses))
     body = b"".join(out)
     return _PAIR.pack(len(body) + 4, correlation_id) + body
 
@@ -313,15 +318,15 @@ def _pack_leader(tag: int, hint: Hint | None) -> bytes:
     return b"\x01" + bytes((tag, 9)) + _PAIR.pack(hint.leader_id, hint.leader_epoch) + _NO_TAGS
 
 
-def _pack_endpoints(hints: dict[int, Hint]) -> bytes:
-    if not hints:
+def _pack_endpoints(addresses: Mapping[int, Address]) -> bytes:
+    if not addresses:
         return _NO_TAGS
-    out = [uvarint(len(hints) + 1)]
-    for node_id, hint in hints.items():
+    out = [uvarint(len(addresses) + 1)]
+    for node_id, address in addresses.items():
         out.append(_I32.pack(node_id))
-        out.append(pack_text(hint.host, True))
-        out.append(_I32.pack(hint.port))
-        out.append(pack_text(hint.rack, True))
+        out.append(pack_text(address.host, True))
+        out.append(_I32.pack(address.port))
+        out.append(pack_text(address.rack, True))
         out.append(_NO_TAGS)
     body = b"".join(out)
     return b"\x01\x00" + uvarint(len(body)) + body
@@ -709,10 +714,10 @@ def fetch_head(version: int, correlation_id: int, error: int, session_id: int, t
     return _PAIR.pack(correlation_id, 0) + _I32.pack(topic_count)
 
 
-def fetch_tail(version: int, hints: dict[int, Hint] | None = None) -> bytes:
+def fetch_tail(version: int, addresses: Mapping[int, Address] | None = None) -> bytes:
     if version < FETCH_FLEXIBLE:
         return b""
-    return _pack_endpoints(hints) if hints and version >= 16 else _NO_TAGS
+    return _pack_endpoints(addresses) if addresses and version >= 16 else _NO_TAGS
 
 
 @lru_cache(maxsize=1024)

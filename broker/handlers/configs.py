@@ -438,18 +438,19 @@ def list_config_resources(ctx: Context, request: Any) -> Fields:
     resources = [
         {"resource_name": name, "resource_type": int(kind)}
         for kind in dict.fromkeys(asked)
-        for name in _names(ctx.broker.cluster, kind)
+        for name in _names(ctx, kind)
     ]
     return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
 
 
-def _names(cluster: Cluster, kind: int) -> list[str]:
-    image = cluster.image
+def _names(ctx: Context, kind: int) -> list[str]:
+    image = ctx.broker.cluster.image
     match kind:
         case ResourceType.TOPIC:
             return sorted(image.topics)
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
-            return [str(broker.id) for broker in image.live_brokers()]
+            listener = ctx.connection.listener
+            return [str(id_) for id_, broker in sorted(image.brokers.items()) if broker.endpoint(listener)]
         case ResourceType.GROUP:
             return sorted(name for resource, name in image.configs if resource is ResourceType.GROUP)
         case _:

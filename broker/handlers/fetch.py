@@ -27,9 +27,9 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     FETCH_SHAPES_FROM,
     FETCH_TOPIC_IDS,
+    Address,
     FetchRequest,
     FetchShape,
-    Hint,
     fetch_head,
     fetch_partition_head,
     fetch_partition_tail,
@@ -374,7 +374,7 @@ class Fetch:
     ) -> bytes | Bulk:
         listener = connection.listener
         pieces: list[Any] = [b"", b""]
-        hints: dict[int, Hint] = {}
+        addresses: dict[int, Address] = {}
         topics = at = records_size = 0
         while at < len(reads):
             topic = reads[at].wanted.topic
@@ -383,11 +383,11 @@ class Fetch:
                 stop += 1
             pieces.append(fetch_topic_head(version, topic, stop - at))
             for read in reads[at:stop]:
-                records_size += self._pack_partition(listener, version, read, pieces, hints)
+                records_size += self._pack_partition(listener, version, read, pieces, addresses)
             pieces.append(fetch_topic_tail(version))
             topics += 1
             at = stop
-        pieces.append(fetch_tail(version, hints))
+        pieces.append(fetch_tail(version, addresses))
         pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
         if records_size < SENDFILE_MIN:
             try:
@@ -401,7 +401,7 @@ class Fetch:
         return Bulk(_joined(pieces), size + 4)
 
     def _pack_partition(
-        self, listener: str, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]
+        self, listener: str, version: int, read: Read, pieces: list[Any], addresses: dict[int, Address]
     ) -> int:
         """Adds its pieces; the size of its records."""
         wanted, part = read.wanted, read.part
@@ -431,8 +431,8 @@ class Fetch:
         hint = None
         if version >= _HINT_FROM and read.error in _LEADER_MOVED:
             hint = leader_hint(self._cluster.image, wanted.topic, wanted.index, listener)
-            if hint is not None:
-                hints[hint.leader_id] = hint
+            if hint is not None and hint.address is not None:
+                addresses[hint.leader_id] = hint.address
         pieces.append(fetch_partition_tail(version, read.diverging, hint))
         return size
 

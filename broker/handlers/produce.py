@@ -26,6 +26,7 @@ from broker.replica_manager import ReplicaManager, is_internal
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     PRODUCE_FLEXIBLE,
+    Address,
     Hint,
     ProduceAnswer,
     ProduceRequest,
@@ -643,14 +644,19 @@ class _PartitionCommit:
 
 
 def leader_hint(image: Image, topic: TopicKey, index: int, listener: str) -> Hint | None:
-    """Where a client should go instead: the leader's address on the listener that the client came by."""
+    """Where a client should go instead: the leader, and its address on the listener that the client came
+    by.
+    """
     name = image.topic_names.get(topic) if isinstance(topic, UUID) else topic
     found = None if name is None else image.partition(name, index)
-    leader = None if found is None else image.brokers.get(found.leader)
-    endpoint = None if leader is None else leader.endpoint(listener)
-    if found is None or leader is None or endpoint is None:
+    if found is None:
         return None
-    return Hint(leader.id, found.leader_epoch, endpoint.host, endpoint.port, leader.rack)
+    leader = image.brokers.get(found.leader)
+    endpoint = None if leader is None or leader.fenced else leader.endpoint(listener)
+    address = None
+    if leader is not None and endpoint is not None:
+        address = Address(endpoint.host, endpoint.port, leader.rack)
+    return Hint(found.leader, found.leader_epoch, address)
 
 
 def _error_result(index: int, error: KafkaError) -> ProduceResult:

@@ -20,7 +20,7 @@ from broker.partition import Partition, Visit
 from broker.purgatory import Waiter
 from broker.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
-from protocol.hot import FetchRequest, Hint, fetch_partition_head, fetch_partition_tail
+from protocol.hot import Address, FetchRequest, fetch_partition_head, fetch_partition_tail
 
 WATERMARK_WAIT_S: Final = 0.01
 """How long a high watermark waits for a batch to travel with. The next Fetch of a busy follower carries it
@@ -324,7 +324,7 @@ class ReplicaFetch(Fetch):
     # ------------------------------------------------------------------------------------------- answering
 
     def _pack_partition(
-        self, listener: str, version: int, read: Read, pieces: list[Any], hints: dict[int, Hint]
+        self, listener: str, version: int, read: Read, pieces: list[Any], addresses: dict[int, Address]
     ) -> int:
         """Replication is no client's traffic, and its followers ask the image who leads."""
         wanted, part = read.wanted, read.part

@@ -36,7 +36,7 @@ Fields: TypeAlias = Mapping[str, Any]
 _UNKNOWN_TIME: Final = -1
 _METADATA_PARTITION: Final = 0
 _FINE: Final[Fields] = {"error_code": ErrorCode.none, "error_message": ""}
-"""DescribeQuorum says nothing where others say null."""
+"""DescribeQuorum and UnregisterBroker say nothing where others say null."""
 
 
 def _error(error: KafkaError | None) -> Fields:
@@ -279,7 +279,7 @@ async def unregister_broker(ctx: Context, request: Any) -> Fields:
     cluster = ctx.broker.cluster
     command = UnregisterBroker(broker_id=request.broker_id)
     await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-    return {"throttle_time": 0, **_error(None)}
+    return {"throttle_time": 0, **_FINE}
 
 
 HANDLERS: dict[int, Handler] = {

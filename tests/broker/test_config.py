@@ -78,8 +78,19 @@ DESCRIBED = describe_broker(described_server())
 
 def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
     ours = {row.name for row in DESCRIBED} - {row[0] for row in table("broker")}
-    rates = {"leader.replication.throttled.rate", "follower.replication.throttled.rate"}  # there if set
-    assert ours == {"log.flush.single.replica", "record.validation", *rates}
+    assert ours == {"log.flush.single.replica", "record.validation"}
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_throttled_rate_is_described_where_it_was_set(role: str) -> None:
+    name = f"{role}.replication.throttled.rate"
+    config = described_server().with_dynamic(default={name: "2000"}, broker={name: "1000"})
+    (row,) = [row for row in describe_broker(config) if row.name == name]
+    assert row.value == "1000"
+    assert [(synonym.value, synonym.source) for synonym in row.synonyms] == [
+        ("1000", ConfigSource.DYNAMIC_BROKER),
+        ("2000", ConfigSource.DYNAMIC_DEFAULT_BROKER),
+    ]
 
 
 @pytest.mark.parametrize(("name", "describe"), [("topic", describe_topic), ("group", describe_group)])

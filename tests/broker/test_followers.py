@@ -1098,7 +1098,11 @@ def test_who_asks_the_wrong_broker_is_told_the_right_one_on_its_own_listener() -
         advertise(world, 1, inside)
         for api, version, fields in requests:
             response = await world.ask(2, api, version, port=9093, **fields)
-            assert hint_of(response) == ((-1, -1),), "a leader without this listener"
+            assert hint_of(response) == ((1, 0),), "a leader without this listener"
+        world.change(leader=-1)
+        for api, version, fields in requests:
+            response = await world.ask(2, api, version, **fields)
+            assert hint_of(response) == ((-1, 1),), "nobody leads, in an epoch of its own"
 
     Replicas(2).run(main)
 

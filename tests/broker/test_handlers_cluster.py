@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from broker.cluster import Cluster
+from broker.config import ResourceType
 from broker.controller import NewTopic
 from broker.handlers.cluster import HANDLERS
 from broker.image import BrokerFenced, BrokerRegistered, Endpoint, TopicCreated, new_partition
@@ -409,6 +410,16 @@ def test_the_cluster_is_described(version: int, wants_operations: bool) -> None:
                 (2, False),
                 (3, True),
             ]
+
+    run(story)
+
+
+def test_a_fenced_broker_has_settings_as_well() -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        add_brokers(member)
+        for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+            answer = await client.ask(Api.LIST_CONFIG_RESOURCES, 1, resource_types=[kind])
+            assert [row.resource_name for row in answer.config_resources] == ["1", "2", "3"]
 
     run(story)
 

@@ -452,7 +452,7 @@ def test_fetch_responses_are_the_generated_ones(
 
 @pytest.mark.parametrize("version", [10, 11, 13])
 def test_a_produce_hint_tells_the_new_leader(version: int) -> None:
-    hint = hot.Hint(3, 7, "host", 9092, None)
+    hint = hot.Hint(3, 7, hot.Address("host", 9092, None))
     result = hot.ProduceResult(0, ErrorCode.not_leader_or_follower.value, hint=hint)
     packed = hot.encode_produce(version, 1, [(UUID(int=5) if version >= 13 else "t", [result])])
     response = decode_response(Api.PRODUCE, version, memoryview(packed)[4:])[1]
@@ -463,14 +463,14 @@ def test_a_produce_hint_tells_the_new_leader(version: int) -> None:
 
 
 def test_a_fetch_hint_tells_the_new_leader() -> None:
-    hint = hot.Hint(3, 7, "host", 9092, "r")
+    hint = hot.Hint(3, 7, hot.Address("host", 9092, "r"))
     pieces = [
         hot.fetch_head(17, 1, 0, 0, 1),
         hot.fetch_topic_head(17, UUID(int=5), 1),
         hot.fetch_partition_head(17, 0, 6, -1, -1, -1, None, 0),
         hot.fetch_partition_tail(17, (2, 40), hint),
         hot.fetch_topic_tail(17),
-        hot.fetch_tail(17, {3: hint}),
+        hot.fetch_tail(17, {3: hot.Address("host", 9092, "r")}),
     ]
     response = decode_response(Api.FETCH, 17, memoryview(b"".join(pieces)))[1]
     partition = response.responses[0].partitions[0]
