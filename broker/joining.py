@@ -93,8 +93,8 @@ class Joining:
                     f"{directories[0].path} belongs to cluster {claimed}, whose metadata log is not in this "
                     "object store: use the store it was made with, or an empty data directory"
                 )
-            if not survey.is_empty:
-                await self._ledger.load(survey)
+            # An empty one too: whether objects may be read is to be known before this node is a member.
+            await self._ledger.load(survey)
         except (BrokenLog, StoreError) as error:
             raise StartupError(str(error)) from error
         self._directories = directories

@@ -7,6 +7,7 @@ ends by itself ends the others, and the exit code says so.
 """
 
 import contextlib
+import os
 import selectors
 import signal
 import socket
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from remote.location import BadStoreUrl, parse_store_url
 from storage.files import DiskFiles
 from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, complain, read_pairs
@@ -32,6 +34,7 @@ _FEW = {
     "transaction.state.log.min.isr": 2,
 }
 """Kafka's defaults, which fewer brokers cannot meet."""
+_OWN = {"node.id", "broker.id", "listeners", "advertised.listeners", "log.dir", "log.dirs"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +49,9 @@ class ClusterOptions:
 def run_cluster(options: ClusterOptions) -> None:
     """Until a signal."""
     brokers = [_broker_options(options, number) for number in range(options.brokers)]
-    read_config(brokers[0])  # a mistake is named once, not by each broker
+    # a mistake is named once, not by each broker
+    read_config(brokers[0])
+    _check_store(brokers[0])
     stopping = [False]
 
     def stop(number: int, frame: object) -> None:
@@ -82,6 +87,9 @@ def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
     data = options.data.absolute()
     few = {name: str(options.brokers) for name, usual in _FEW.items() if options.brokers < usual}
     settings = few | read_pairs(options.settings, "--set")
+    for name in sorted(settings.keys() & _OWN):
+        why = "each broker of a cluster has its own; use --listen and --data"
+        raise Failure(f"--set {name}: {why}", exit_code=2)
     return BrokerOptions(
         node_id=node_id,
         listen=f"{host}:{port}",
@@ -99,6 +107,13 @@ def _command(broker: BrokerOptions) -> list[str]:
     for setting in broker.settings:
         command += ["--set", setting]
     return command
+
+
+def _check_store(broker: BrokerOptions) -> None:
+    try:
+        parse_store_url(str(broker.store), os.environ)
+    except BadStoreUrl as error:
+        raise Failure(f"--store {error}") from None
 
 
 def _check_ports(brokers: Iterable[BrokerOptions]) -> None:

@@ -593,6 +593,51 @@ def test_a_store_that_refuses_for_good_ends_membership() -> None:
     site.run(story())
 
 
+def test_a_member_waits_for_what_it_was_allowed_at_its_start() -> None:
+    """As the stores say it: a refusal is permanent for an operation that has never been allowed."""
+
+    class Guarded(MemoryStore):
+        refuses = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._allowed: set[str] = set()
+
+        def _check(self, operation: str) -> None:
+            if self.refuses:
+                raise StoreError("AccessDenied", permanent=operation not in self._allowed)
+            self._allowed.add(operation)
+
+        async def get(self, key: str) -> bytes:
+            self._check("get")
+            return await super().get(key)
+
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            self._check("put")
+            return await super().put_if_absent(key, data)
+
+        async def list(self, prefix: str, *, after: str = "") -> list[str]:
+            self._check("list")
+            return await super().list(prefix, after=after)
+
+    site = Site()
+    store = Guarded()
+
+    async def story() -> None:
+        member = await site.started(store=store)
+        store.refuses = True
+        waiting = asyncio.ensure_future(create(member, "t"))
+        await asyncio.sleep(20)
+        store.refuses = False
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(5)
+        assert await create(member, "u") == [ErrorCode.none]
+        assert "t" in member.image.topics
+        assert site.fenced == []
+
+    site.run(story())
+
+
 def test_stopping_leaves_nobody_waiting() -> None:
     site = Site()
 

@@ -485,3 +485,51 @@ async def test_connections_leave_descriptors_for_files(
         assert not segment.is_open  # tried first
         assert (await client.produce("t", batch_of(b"y"))).base_offset == 1
     assert broker.components.network.stats.rejected == 1
+
+
+TWO_LISTENERS = {
+    "node.id": "1",
+    "listeners": "OUT://127.0.0.1:0,IN://127.0.0.1:0",
+    "advertised.listeners": "OUT://clients.example:9092,IN://brokers.example:9093",
+    "listener.security.protocol.map": "OUT:PLAINTEXT,IN:PLAINTEXT",
+    "inter.broker.listener.name": "IN",
+}
+
+
+class Passed(Exception):
+    """The start came past the check of what is advertised."""
+
+
+@pytest.mark.parametrize(
+    ("unknown", "reason", "store", "ends_with"),
+    [
+        ("brokers.example", socket.EAI_NONAME, "file:///s", ConfigError),
+        ("brokers.example", socket.EAI_NONAME, None, Passed),
+        ("brokers.example", socket.EAI_AGAIN, "file:///s", Passed),
+        ("clients.example", socket.EAI_NONAME, "file:///s", Passed),
+    ],
+    ids=["unknown", "alone", "no answer", "of clients"],
+)
+def test_an_address_no_broker_can_find_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    unknown: str,
+    reason: int,
+    store: str | None,
+    ends_with: type[Exception],
+) -> None:
+    def look_up(host: str, port: int) -> list[object]:
+        if host == unknown:
+            raise socket.gaierror(reason, "Name or service not known")
+        return []
+
+    def go_on(*_: object) -> None:
+        raise Passed
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(server, "raise_descriptor_limit", go_on)
+    parsed = from_properties({**TWO_LISTENERS, "log.dirs": str(tmp_path)}, standalone=store is None)
+    with pytest.raises(ends_with) as ended:
+        server.run(parsed, store, None, lambda _: None)
+    if ends_with is ConfigError:
+        assert "IN://brokers.example:9093: Name or service not known" in str(ended.value)

@@ -234,6 +234,8 @@ def test_a_port_that_is_taken_is_one_line_and_no_broker_starts(
         (["--listen", "127.0.0.1"], "not HOST:PORT"),
         (["--listen", "127.0.0.1:65535"], "no room for 3 ports"),
         (["--brokers", "0"], "--brokers"),
+        (["--store", "gs://bucket"], "--store gs://bucket: give file:///DIR"),
+        (["--set", "node.id=7"], "--set node.id: each broker of a cluster has its own"),
         (["--data", "/proc/nothing"], "--data /proc/nothing: No such file or directory"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
