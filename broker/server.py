@@ -70,8 +70,6 @@ SYNCS_AT_ONCE: Final = 32
 FILE_DESCRIPTORS: Final = 256
 """That many connections never get, or a quarter where fewer than 1,024 may be open."""
 WARM_PAUSE_S: Final = 0.02
-UNKNOWN_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-"""What a name service says of a name that is none, and not of its own troubles."""
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
 
@@ -514,8 +512,6 @@ def run(
     gc.set_threshold(*GC_THRESHOLDS)
     if config.ignored:
         log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
-    if store_url is not None:
-        _check_advertised(config)
     raise_descriptor_limit()
     admin_address = _address(admin) if admin is not None else None
     store = _store_name(config, store_url)
@@ -528,24 +524,6 @@ def run(
             runner.run(_serve(config, world, admin_address, store, print_ready))
         except LogDirError as error:
             raise StartupError(str(error)) from error
-
-
-def _check_advertised(config: BrokerConfig) -> None:
-    """A broker whose address nobody knows would be a member all the same, and come to be the controller:
-    nobody could follow it. A name service that does not answer proves nothing."""
-    for listener in config.advertised:
-        if listener.name != config.inter_broker_listener or listener.is_wildcard:
-            continue
-        where = f"{listener.name}://{listener.host}:{listener.port}"
-        try:
-            socket.getaddrinfo(listener.host, listener.port)
-        except socket.gaierror as error:
-            if error.errno not in UNKNOWN_NAME:
-                log.warning("whether brokers find %s cannot be told: %s", where, error.strerror)
-                continue
-            raise ConfigError(
-                f"advertised.listeners: brokers cannot find {where}: {error.strerror}"
-            ) from error
 
 
 def raise_descriptor_limit() -> None:
