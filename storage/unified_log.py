@@ -254,9 +254,9 @@ class UnifiedLog(AbstractLog):
         """For a new log, or one whose `partition.metadata` a power cut took."""
         assert self._topic_id is None or self._topic_id == topic_id, f"{self} belongs to {self._topic_id}"
         if self._topic_id is None:
-            self._topic_id = topic_id
             with self._disk():
                 self._write_small(METADATA, encode_metadata(topic_id))
+            self._topic_id = topic_id
 
     # ---- append --------------------------------------------------------------------------------------------
 
@@ -390,9 +390,10 @@ class UnifiedLog(AbstractLog):
 
     def _replace_empty_active(self, base: int, now_ms: int) -> None:
         with self._disk():
-            for kind in SEGMENT_SUFFIXES:
-                self.files.unlink(self._active.path(kind))
-            self._segments[-1] = self._active = self._create_segment(base, now_ms)
+            segment = self._create_segment(base, now_ms)
+        with self._disk():
+            self._remove_now(self._active)
+        self._segments[-1] = self._active = segment
         self._bases[-1] = base
 
     def _create_segment(self, base: int, now_ms: int) -> Segment:
@@ -571,8 +572,10 @@ class UnifiedLog(AbstractLog):
             return
         keep = bisect_right(self._bases, offset)
         base = self._bases[keep - 1]
+        with self._reading():
+            self._segments[keep - 1].locate(offset)  # its files open while nothing has changed yet
         self._vouch_to(max(base, offset - 1))
-        with self._disk(), self._reading():
+        with self._reading(), self._changing():
             for segment in reversed(self._segments[keep:]):
                 self._remove_now(segment)
             del self._segments[keep:], self._bases[keep:]
@@ -604,7 +607,7 @@ class UnifiedLog(AbstractLog):
             raise LogOffline(self.offline)
         self._staged = []
         self._vouch_to(0)
-        with self._disk():
+        with self._changing():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
             for at in snapshot_offsets(self.files, self.directory):
@@ -647,10 +650,12 @@ class UnifiedLog(AbstractLog):
         count = len(segments)
         gone = list(segments)
         with self._disk():
+            snapshots = snapshot_offsets(self.files, self.directory)
+        with self._disk():
             for segment in gone:
                 self._mark_deleted(segment, now_ms)
             first_kept = self._bases[count]
-            for at in snapshot_offsets(self.files, self.directory):
+            for at in snapshots:
                 if at < first_kept:
                     self.files.unlink(snapshot_path(self.directory, at))
         del self._segments[:count], self._bases[:count]
@@ -672,7 +677,7 @@ class UnifiedLog(AbstractLog):
         files is a `.swap` file a crash undoes the swap; from then on a crash finishes it."""
         at = bisect_right(self._bases, cleaned.base_offset) - 1
         assert self._segments[at : at + len(replaced)] == list(replaced)
-        with self._disk():
+        with self._changing():
             cleaned.rename_to(SWAP)
             self.files.fsync_dir(self.directory)
             for segment in replaced[1:]:
@@ -911,11 +916,11 @@ class UnifiedLog(AbstractLog):
             segment.forget()
         self.producer_table = ProducerTable()
 
-    def _fail(self, error: OSError) -> KafkaError:
+    def _fail(self, error: OSError, *, is_halfway: bool = False) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up
             return LogOffline(self.offline)
         reason = f"{basename(self.directory)}: {error}"
-        if is_scarcity(error):
+        if is_scarcity(error) and not is_halfway:
             return KafkaError(ErrorCode.kafka_storage_error, reason)
         self.take_offline(reason)
         self._on_failure(error)
@@ -927,6 +932,15 @@ class UnifiedLog(AbstractLog):
             yield
         except OSError as error:
             raise self._fail(error) from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What is done by half is neither the old log nor the new one, until the next start finds out which:
+        a lack of descriptors ends the log here too."""
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error, is_halfway=True) from error
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
