@@ -63,13 +63,14 @@ def _ignore() -> None:
 class SegmentFlush:
     """Files to sync, detached from the log so that it may run in a thread."""
 
-    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "cuts", "upto")
+    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "cuts", "ends_inside", "upto")
 
     def __init__(
         self,
         files: Files,
         *,
         upto: int,
+        ends_inside: bool,
         cuts: int,
         open_files: Sequence[File],
         paths: Sequence[str],
@@ -77,6 +78,7 @@ class SegmentFlush:
         parent: str | None,
     ) -> None:
         self.upto = upto
+        self.ends_inside = ends_inside
         self.cuts = cuts
         self._files = files
         self._open = open_files
@@ -721,6 +723,7 @@ class UnifiedLog(AbstractLog):
         return SegmentFlush(
             self.files,
             upto=upto,
+            ends_inside=upto > self._active.base_offset,
             cuts=self._cuts,
             open_files=open_files,
             paths=paths,
@@ -734,7 +737,10 @@ class UnifiedLog(AbstractLog):
         self._is_anchored = True
         if job.cuts < self._cuts:
             return
-        self.recovery_point = max(self.recovery_point, job.upto)
+        upto = job.upto
+        if job.ends_inside and self._bases[bisect_right(self._bases, upto) - 1] == upto:
+            upto -= 1  # the segment was closed there meanwhile, and recovery must look at its indexes
+        self.recovery_point = max(self.recovery_point, upto)
         if job.upto > self._names_changed_at:
             self._directory_unsynced = False
 
