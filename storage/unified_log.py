@@ -63,7 +63,17 @@ def _ignore() -> None:
 class SegmentFlush:
     """Files to sync, detached from the log so that it may run in a thread."""
 
-    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "cuts", "ends_inside", "upto")
+    __slots__ = (
+        "_directory",
+        "_files",
+        "_open",
+        "_parent",
+        "_paths",
+        "changes",
+        "cuts",
+        "ends_inside",
+        "upto",
+    )
 
     def __init__(
         self,
@@ -72,6 +82,7 @@ class SegmentFlush:
         upto: int,
         ends_inside: bool,
         cuts: int,
+        changes: int,
         open_files: Sequence[File],
         paths: Sequence[str],
         directory: str | None,
@@ -80,6 +91,7 @@ class SegmentFlush:
         self.upto = upto
         self.ends_inside = ends_inside
         self.cuts = cuts
+        self.changes = changes
         self._files = files
         self._open = open_files
         self._paths = paths
@@ -107,6 +119,7 @@ class UnifiedLog(AbstractLog):
     __slots__ = (
         "_active",
         "_bases",
+        "_changes",
         "_cuts",
         "_directory_unsynced",
         "_doomed",
@@ -160,7 +173,8 @@ class UnifiedLog(AbstractLog):
         self._on_cut = on_cut
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
-        self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
+        self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
+        self._changes = 0
         self._directory_unsynced = bool(loaded.rewritten)
         self._names_changed_at = loaded.log_end_offset
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
@@ -588,7 +602,7 @@ class UnifiedLog(AbstractLog):
             if self._active.size < size:
                 # Until it is synced a power cut may bring back what was cut off, before a newer segment.
                 self._vouch_to(max(base, self.log_end_offset - 1))
-                self._unsynced[self._active.path(LOG)] = None
+                self._sync_later([self._active.path(LOG)])
             for at in snapshot_offsets(self.files, self.directory):
                 if at > self.log_end_offset:
                     self.files.unlink(snapshot_path(self.directory, at))
@@ -719,12 +733,12 @@ class UnifiedLog(AbstractLog):
         directory = self.directory if paths or self._directory_unsynced else None
         paths = [*paths, *(segment.path(LOG) for segment in behind if not segment.is_open)]
         parent = None if self._is_anchored else self.log_dir
-        self._unsynced.clear()
         return SegmentFlush(
             self.files,
             upto=upto,
             ends_inside=upto > self._active.base_offset,
             cuts=self._cuts,
+            changes=self._changes,
             open_files=open_files,
             paths=paths,
             directory=directory,
@@ -732,7 +746,7 @@ class UnifiedLog(AbstractLog):
         )
 
     def mark_flushed(self, job: FlushJob) -> None:
-        """A flush is done. Flushes may overlap and end in any order, so each one syncs the names
+        """A flush is done. Flushes may overlap and end in any order, so each one syncs the files and names
         that no finished one has: what this one vouches for must not hang on another that is under way."""
         self._is_anchored = True
         if job.cuts < self._cuts:
@@ -743,13 +757,9 @@ class UnifiedLog(AbstractLog):
         self.recovery_point = max(self.recovery_point, upto)
         if job.upto > self._names_changed_at:
             self._directory_unsynced = False
+        self._unsynced = {path: at for path, at in self._unsynced.items() if at > job.changes}
 
     def flush_failed(self, error: OSError) -> KafkaError:
-        if is_scarcity(error):  # nothing was synced: all of it is due again
-            small = [join(self.directory, name) for name in (EPOCHS, METADATA)]
-            self._sync_later(
-                [*small, *(segment.path(kind) for segment in self._segments for kind in SEGMENT_SUFFIXES)]
-            )
         return self._fail(error)
 
     def _epochs_changed(self) -> None:
@@ -777,7 +787,8 @@ class UnifiedLog(AbstractLog):
         self._sync_later([path])
 
     def _sync_later(self, paths: Iterator[str] | Sequence[str]) -> None:
-        self._unsynced.update(dict.fromkeys(paths))
+        self._changes += 1
+        self._unsynced.update(dict.fromkeys(paths, self._changes))
         self._directory_unsynced = True
         self._names_changed_at = self.log_end_offset
 

@@ -456,6 +456,18 @@ def test_a_flush_does_not_vouch_for_the_indexes_of_a_segment_that_was_closed_mea
     assert log.recovery_point == flush.upto
 
 
+def test_what_a_flush_under_way_is_to_sync_a_stop_syncs_too(tmp_path: Path) -> None:
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    append(log, batch_of(1))
+    log.fsync()
+    log.truncate_to(0)
+    assert log.fsync_target() is not None
+    late = log.closing()
+    assert late is not None
+    assert log.segments[-1].path(".log") in late._paths, "a power cut would bring back what was cut off"
+
+
 def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     log = manager.create("topic", TOPIC_ID, 0, LogConfig())
