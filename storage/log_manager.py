@@ -167,6 +167,7 @@ class LogManager:
         self._vouched: set[str] = set()  # directories whose recovery points are our own
         self._doubted: set[str] = set()  # directories whose disk failed an earlier process
         self._doomed: list[tuple[int, str]] = []  # due, path of a directory
+        self._renamed: set[str] = set()  # directories in which logs were set aside since their last sync
         self._flushing: set[TopicPartition] = set()
         self._due: dict[str, int] = {}
         self.cleaned_upto: dict[TopicPartition, int] = {}
@@ -346,6 +347,7 @@ class LogManager:
         directory = join(path, f"{topic}-{partition}")
         now_ms = self._now_ms()
         self._forget_earlier(path, key)
+        self._sync_renames(path)
         try:
             self.files.makedirs(directory)
             opening = UnifiedLog.opening(
@@ -379,6 +381,18 @@ class LogManager:
                 self._write_points_now(path, name)
                 if path in self.offline_dirs or (path, name) in self._write_again:
                     raise KafkaError(ErrorCode.kafka_storage_error, f"{join(path, name)} cannot be written")
+
+    def _sync_renames(self, path: str) -> None:
+        """Of logs that were set aside in other directories, or a power cut may bring one back beside the log
+        of its name that is made in `path`. Within one, changes of names reach the disk in their order."""
+        for other in self._renamed - {path, *self.offline_dirs}:
+            try:
+                self.files.fsync_dir(other)
+            except OSError as error:
+                if is_scarcity(error):
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"{other}: {error}") from error
+                self._dir_failed(other, error)
+            self._renamed.discard(other)
 
     def _emptiest(self) -> str:
         usable = [path for path in self.dirs if path not in self.offline_dirs]
@@ -422,6 +436,7 @@ class LogManager:
             return log
         else:
             log.moved_to(target)
+            self._renamed.add(log.log_dir)
         return log
 
     def _name_aside(self, log_dir: str, topic: str, partition: int, suffix: str) -> str:

@@ -71,21 +71,35 @@ def _ignore() -> None:
 class SegmentFlush:
     """Files to sync, detached from the log so that it may run in a thread."""
 
-    __slots__ = ("_directory", "_files", "_open", "_parent", "_paths", "cuts", "upto")
+    __slots__ = (
+        "_directory",
+        "_files",
+        "_open",
+        "_parent",
+        "_paths",
+        "changes",
+        "cuts",
+        "ends_inside",
+        "upto",
+    )
 
     def __init__(
         self,
         files: Files,
         *,
         upto: int,
+        ends_inside: bool,
         cuts: int,
+        changes: int,
         open_files: Sequence[File],
         paths: Sequence[str],
         directory: str | None,
         parent: str | None,
     ) -> None:
         self.upto = upto
+        self.ends_inside = ends_inside
         self.cuts = cuts
+        self.changes = changes
         self._files = files
         self._open = open_files
         self._paths = paths
@@ -113,6 +127,7 @@ class UnifiedLog(AbstractLog):
     __slots__ = (
         "_active",
         "_bases",
+        "_changes",
         "_cuts",
         "_directory_unsynced",
         "_doomed",
@@ -166,7 +181,8 @@ class UnifiedLog(AbstractLog):
         self._on_cut = on_cut
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
-        self._unsynced: dict[str, None] = dict.fromkeys(loaded.rewritten)
+        self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
+        self._changes = 0
         self._directory_unsynced = bool(loaded.rewritten)
         self._names_changed_at = loaded.log_end_offset
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
@@ -262,9 +278,9 @@ class UnifiedLog(AbstractLog):
         """For a new log, or one whose `partition.metadata` a power cut took."""
         assert self._topic_id is None or self._topic_id == topic_id, f"{self} belongs to {self._topic_id}"
         if self._topic_id is None:
-            self._topic_id = topic_id
             with self._disk():
                 self._write_small(METADATA, encode_metadata(topic_id))
+            self._topic_id = topic_id
 
     # ---- append --------------------------------------------------------------------------------------------
 
@@ -398,9 +414,10 @@ class UnifiedLog(AbstractLog):
 
     def _replace_empty_active(self, base: int, now_ms: int) -> None:
         with self._disk():
-            for kind in SEGMENT_SUFFIXES:
-                self.files.unlink(self._active.path(kind))
-            self._segments[-1] = self._active = self._create_segment(base, now_ms)
+            segment = self._create_segment(base, now_ms)
+        with self._disk():
+            self._remove_now(self._active)
+        self._segments[-1] = self._active = segment
         self._bases[-1] = base
 
     def _create_segment(self, base: int, now_ms: int) -> Segment:
@@ -582,8 +599,10 @@ class UnifiedLog(AbstractLog):
             return
         keep = bisect_right(self._bases, offset)
         base = self._bases[keep - 1]
+        with self._reading():
+            self._segments[keep - 1].locate(offset)  # its files open while nothing has changed yet
         self._vouch_to(max(base, offset - 1))
-        with self._disk(), self._reading():
+        with self._reading(), self._changing():
             for segment in reversed(self._segments[keep:]):
                 self._remove_now(segment)
             del self._segments[keep:], self._bases[keep:]
@@ -594,7 +613,7 @@ class UnifiedLog(AbstractLog):
             if self._active.size < size:
                 # Until it is synced a power cut may bring back what was cut off, before a newer segment.
                 self._vouch_to(max(base, self.log_end_offset - 1))
-                self._unsynced[self._active.path(LOG)] = None
+                self._sync_later([self._active.path(LOG)])
             for at in snapshot_offsets(self.files, self.directory):
                 if at > self.log_end_offset:
                     self.files.unlink(snapshot_path(self.directory, at))
@@ -615,7 +634,7 @@ class UnifiedLog(AbstractLog):
             raise LogOffline(self.offline)
         self._staged = []
         self._vouch_to(0)
-        with self._disk():
+        with self._changing():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
             for at in snapshot_offsets(self.files, self.directory):
@@ -658,10 +677,12 @@ class UnifiedLog(AbstractLog):
         count = len(segments)
         gone = list(segments)
         with self._disk():
+            snapshots = snapshot_offsets(self.files, self.directory)
+        with self._disk():
             for segment in gone:
                 self._mark_deleted(segment, now_ms)
             first_kept = self._bases[count]
-            for at in snapshot_offsets(self.files, self.directory):
+            for at in snapshots:
                 if at < first_kept:
                     self.files.unlink(snapshot_path(self.directory, at))
         del self._segments[:count], self._bases[:count]
@@ -683,7 +704,7 @@ class UnifiedLog(AbstractLog):
         files is a `.swap` file a crash undoes the swap; from then on a crash finishes it."""
         at = bisect_right(self._bases, cleaned.base_offset) - 1
         assert self._segments[at : at + len(replaced)] == list(replaced)
-        with self._disk():
+        with self._changing():
             cleaned.rename_to(SWAP)
             self.files.fsync_dir(self.directory)
             for segment in replaced[1:]:
@@ -723,11 +744,12 @@ class UnifiedLog(AbstractLog):
         directory = self.directory if paths or self._directory_unsynced else None
         paths = [*paths, *(segment.path(LOG) for segment in behind if not segment.is_open)]
         parent = None if self._is_anchored else self.log_dir
-        self._unsynced.clear()
         return SegmentFlush(
             self.files,
             upto=upto,
+            ends_inside=upto > self._active.base_offset,
             cuts=self._cuts,
+            changes=self._changes,
             open_files=open_files,
             paths=paths,
             directory=directory,
@@ -735,21 +757,20 @@ class UnifiedLog(AbstractLog):
         )
 
     def mark_flushed(self, job: FlushJob) -> None:
-        """A flush is done. Flushes may overlap and end in any order, so each one syncs the names
+        """A flush is done. Flushes may overlap and end in any order, so each one syncs the files and names
         that no finished one has: what this one vouches for must not hang on another that is under way."""
         self._is_anchored = True
         if job.cuts < self._cuts:
             return
-        self.recovery_point = max(self.recovery_point, job.upto)
+        upto = job.upto
+        if job.ends_inside and self._bases[bisect_right(self._bases, upto) - 1] == upto:
+            upto -= 1  # the segment was closed there meanwhile, and recovery must look at its indexes
+        self.recovery_point = max(self.recovery_point, upto)
         if job.upto > self._names_changed_at:
             self._directory_unsynced = False
+        self._unsynced = {path: at for path, at in self._unsynced.items() if at > job.changes}
 
     def flush_failed(self, error: OSError) -> KafkaError:
-        if is_scarcity(error):  # nothing was synced: all of it is due again
-            small = [join(self.directory, name) for name in (EPOCHS, METADATA)]
-            self._sync_later(
-                [*small, *(segment.path(kind) for segment in self._segments for kind in SEGMENT_SUFFIXES)]
-            )
         return self._fail(error)
 
     def _epochs_changed(self) -> None:
@@ -777,7 +798,8 @@ class UnifiedLog(AbstractLog):
         self._sync_later([path])
 
     def _sync_later(self, paths: Iterator[str] | Sequence[str]) -> None:
-        self._unsynced.update(dict.fromkeys(paths))
+        self._changes += 1
+        self._unsynced.update(dict.fromkeys(paths, self._changes))
         self._directory_unsynced = True
         self._names_changed_at = self.log_end_offset
 
@@ -922,11 +944,11 @@ class UnifiedLog(AbstractLog):
             segment.forget()
         self.producer_table = ProducerTable()
 
-    def _fail(self, error: OSError) -> KafkaError:
+    def _fail(self, error: OSError, *, is_halfway: bool = False) -> KafkaError:
         if self.offline is not None:  # a deleted log, or a directory already given up
             return LogOffline(self.offline)
         reason = f"{basename(self.directory)}: {error}"
-        if is_scarcity(error):
+        if is_scarcity(error) and not is_halfway:
             return NoDescriptor(reason)
         self.take_offline(reason)
         self._on_failure(error)
@@ -938,6 +960,15 @@ class UnifiedLog(AbstractLog):
             yield
         except OSError as error:
             raise self._fail(error) from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What is done by half is neither the old log nor the new one, until the next start finds out which:
+        a lack of descriptors ends the log here too."""
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error, is_halfway=True) from error
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

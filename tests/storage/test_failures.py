@@ -4,6 +4,7 @@ more."""
 import errno
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -512,6 +513,43 @@ def test_a_stop_that_could_not_write_everything_is_not_clean(tmp_path: Path, pat
     manager.close()
     assert not manager.offline_dirs
     assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize("path_part", [".log", "leader-epoch-checkpoint"])
+def test_a_cut_without_descriptors_is_whole_or_the_end_of_the_log(tmp_path: Path, path_part: str) -> None:
+    files = ScarceFor(path_part)
+    log = fill(manager_on(tmp_path, config=SMALL, files=files).create("topic", TOPIC_ID, 0, SMALL))
+    assert len(log.segments) > 3
+    log.release_files()
+    files.is_short = True
+    with pytest.raises(KafkaError):
+        log.truncate_to(3)
+    files.is_short = False
+    if log.offline is None:
+        append(log, batch_of(1), epoch=9)
+        assert [record.offset for record in records_of(log)] == list(range(log.log_end_offset))
+
+
+@pytest.mark.parametrize("fail_at", range(1, 3))
+def test_a_swap_without_descriptors_ends_the_log(tmp_path: Path, fail_at: int) -> None:
+    short = OSError(errno.EMFILE, "too many open files")
+    files = FaultyFiles(error=short, only=lambda operation, path: operation == "fsync_dir")
+    config = replace(SMALL, cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0)
+    manager = manager_on(tmp_path, config=config, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, config)
+    for _ in range(24):
+        log.append_records(batch_of(1), leader_epoch=0, now_ms=NOW)
+    log.set_high_watermark(log.log_end_offset)
+    log.fsync()
+    manager.settle_closed(log)
+    files.operations, files.fail_at = 0, fail_at
+    drain(manager.clean(NOW))
+    assert files.operations >= fail_at
+    assert log.offline is not None
+    kill(manager)
+    again = manager_on(tmp_path, config=config).logs["topic", 0]
+    assert again.log_end_offset == 24
+    assert records_of(again)[-1].offset == 23
 
 
 def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

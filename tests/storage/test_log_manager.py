@@ -434,6 +434,40 @@ def test_a_flush_from_before_a_cut_does_not_vouch_for_one_begun_after_it(tmp_pat
     assert log.recovery_point == 6
 
 
+def test_a_flush_does_not_vouch_for_the_indexes_of_a_segment_that_was_closed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    log = manager_on(tmp_path, config=SMALL).create("topic", TOPIC_ID, 0, SMALL)
+    append(log, batch_of(3))
+    while True:
+        flush = log.fsync_target()
+        assert flush is not None
+        append(log, batch_of(3))
+        if len(log.segments) > 1:
+            break
+    assert log.segments[-1].base_offset == flush.upto
+    flush.run()
+    log.mark_flushed(flush)
+    assert log.recovery_point == flush.upto - 1, "a start would not read that segment"
+    closed = log.fsync_target(closed_only=True)
+    assert closed is not None
+    closed.run()
+    log.mark_flushed(closed)
+    assert log.recovery_point == flush.upto
+
+
+def test_what_a_flush_under_way_is_to_sync_a_stop_syncs_too(tmp_path: Path) -> None:
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    append(log, batch_of(1))
+    log.fsync()
+    log.truncate_to(0)
+    assert log.fsync_target() is not None
+    late = log.closing()
+    assert late is not None
+    assert log.segments[-1].path(".log") in late._paths, "a power cut would bring back what was cut off"
+
+
 def test_truncation_takes_the_recovery_point_on_disk_along(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     log = manager.create("topic", TOPIC_ID, 0, LogConfig())
