@@ -138,7 +138,7 @@ async def two_candidates(play: Play) -> None:
 
 
 def test_of_two_candidates_for_one_slot_one_leads() -> None:
-    clean(Play("lost slot").perform(two_candidates))
+    clean(Play("one slot for two").perform(two_candidates))
 
 
 def test_a_put_that_takes_effect_after_its_controller_was_replaced_changes_nothing() -> None:
@@ -435,7 +435,7 @@ def test_an_election_from_outside_the_isr_is_caught(monkeypatch: pytest.MonkeyPa
         return partition.changed(leader=leader, isr=tuple(sorted({*isr, leader} - {-1})))
 
     monkeypatch.setattr(Image, "_elect", elect)
-    assert "13 leaders in sync" in broken(Play("outsider"), leader_dies_behind_a_cut)
+    assert "13 leaders in sync" in broken(Play("stranger"), leader_dies_behind_a_cut)
 
 
 def test_a_writer_that_takes_a_lost_slot_for_its_own_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +449,7 @@ def test_a_writer_that_takes_a_lost_slot_for_its_own_is_caught(monkeypatch: pyte
         monkeypatch.setattr(MetadataLog, "_put", put)
         await two_candidates(play)
 
-    assert broken(Play("lost slot"), script)
+    assert broken(Play("one slot for two"), script)
 
 
 # --- topics that go and are made anew -----------------------------------------------------------------------
