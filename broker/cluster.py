@@ -536,6 +536,10 @@ class Cluster:
             raise not_controller()
         return self.image.controller_id
 
+    def topic_id(self, topic: str) -> UUID | None:
+        found = self.image.topics.get(topic)
+        return None if found is None else found.id
+
     def log_config(self, topic: str) -> LogConfig:
         """The settings a topic's logs go by now."""
         found = self._log_configs.get(topic)

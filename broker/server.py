@@ -354,7 +354,7 @@ class Broker:
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
         self._take_configs()
-        await _in_slices(components.logs.loading(components.cluster.log_config))
+        await _in_slices(components.logs.loading(components.cluster.log_config, components.cluster.topic_id))
         holds = None if components.logs.offline_dirs else components.replicas.holds
         await components.cluster.join(ports=ports, task_group=self._tasks, holds=holds)
         self._take_configs()

@@ -109,7 +109,7 @@ def load(
     if not segments:
         segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
     loaded = Loaded(
-        topic_id=_read_topic_id(files, path),
+        topic_id=read_topic_id(files, path),
         segments=segments,
         epochs=EpochCache(),
         producers=ProducerTable(),
@@ -498,7 +498,7 @@ def _read_epochs(files: Files, path: str) -> EpochCache | None:
         return None
 
 
-def _read_topic_id(files: Files, path: str) -> UUID | None:
+def read_topic_id(files: Files, path: str) -> UUID | None:
     try:
         text = files.read(join(path, METADATA)).decode("ascii")
         fields = dict(line.split(": ", 1) for line in text.splitlines() if line)

@@ -30,7 +30,7 @@ from uuid import UUID
 from protocol.errors import ErrorCode, KafkaError
 from storage.cleaner import clean_logs
 from storage.files import File, Files, is_scarcity, make_directory, write_whole
-from storage.loader import CleanState
+from storage.loader import CleanState, read_topic_id
 from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
 from storage.segment import LOG
@@ -57,6 +57,8 @@ T = TypeVar("T")
 
 TopicPartition = tuple[str, int]
 Done = Callable[[OSError | None], None]
+ConfigOf = Callable[[str], LogConfig]
+IdOf = Callable[[str], UUID | None]
 Background = Callable[[Callable[[], None], Done], None]
 
 
@@ -245,21 +247,22 @@ class LogManager:
         except (FileNotFoundError, ValueError):
             return {}
 
-    def load(self, config_of: Callable[[str], LogConfig] | None = None) -> None:
+    def load(self, config_of: ConfigOf | None = None, id_of: IdOf | None = None) -> None:
         """`loading` in one go."""
-        for _ in self.loading(config_of):
+        for _ in self.loading(config_of, id_of):
             pass
 
-    def loading(self, config_of: Callable[[str], LogConfig] | None = None) -> Iterator[None]:
-        """Open every log, in slices; `config_of` a topic, by default the defaults. After an unclean stop each
-        log is recovered from its recovery point. Who gives up between two slices calls `close`."""
+    def loading(self, config_of: ConfigOf | None = None, id_of: IdOf | None = None) -> Iterator[None]:
+        """Open every log, in slices; `config_of` a topic, by default the defaults, and the `id_of` it by now.
+        After an unclean stop each log is recovered from its recovery point. Who gives up between two slices
+        calls `close`."""
         for path in self.dirs:
             if path in self.offline_dirs:
                 continue
             try:
                 self._take_notes(path)
                 for at, name in enumerate(self.files.listdir(path), 1):
-                    yield from self._load_directory(path, name, config_of)
+                    yield from self._load_directory(path, name, config_of, id_of)
                     if at % LOADED_PER_SLICE == 0:
                         yield
                 if path in self._doubted:
@@ -285,7 +288,7 @@ class LogManager:
         self._write_points(path, RECOVERY_POINTS, run_inline)
 
     def _load_directory(
-        self, path: str, name: str, config_of: Callable[[str], LogConfig] | None
+        self, path: str, name: str, config_of: ConfigOf | None, id_of: IdOf | None
     ) -> Iterator[None]:
         if name.endswith(DELETE_SUFFIX):
             self._doomed.append((self._now_ms(), join(path, name)))
@@ -294,11 +297,9 @@ class LogManager:
         if key is None:
             return
         twin = self.logs.get(key)
-        if twin is not None and self._was_never_used(join(path, name)):
+        if twin is not None and self._gives_way(join(path, name), twin, id_of):
             self.files.rename(join(path, name), self._name_aside(path, *key, STRAY_SUFFIX))
             return
-        if twin is not None and twin.log_end_offset:
-            raise LogDirError(f"{name} is in both {twin.log_dir} and {path}: remove one of them")
         if twin is not None:
             self.stray(*key)
         notes = self._notes.get(path)
@@ -327,8 +328,21 @@ class LogManager:
         if key in points[CLEANER_POINTS]:
             self.cleaned_upto[key] = points[CLEANER_POINTS][key]
 
+    def _gives_way(self, directory: str, twin: UnifiedLog, id_of: IdOf | None) -> bool:
+        """Of two logs of one partition, whether it is this one that goes, and not the twin. A disk that fails
+        while a log is made leaves a directory, and the log is made on another disk. And a disk that was away
+        comes back with the log of a topic that was made anew meanwhile."""
+        if self._was_never_used(directory):
+            return True
+        if not twin.log_end_offset:
+            return False
+        topic_id = read_topic_id(self.files, directory)
+        if id_of is None or topic_id == twin.known_topic_id:
+            name, path = basename(directory), dirname(directory)
+            raise LogDirError(f"{name} is in both {twin.log_dir} and {path}: remove one of them")
+        return topic_id is None or topic_id != id_of(twin.topic)
+
     def _was_never_used(self, directory: str) -> bool:
-        """A disk that fails while a log is made leaves a directory, and the log is made on another disk."""
         logs = [name for name in self.files.listdir(directory) if name.endswith(LOG)]
         return all(int(name.split(".")[0]) == 0 == self.files.size(join(directory, name)) for name in logs)
 

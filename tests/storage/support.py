@@ -162,6 +162,7 @@ def manager_on(
     failures: list[tuple[str, OSError]] | None = None,
     clock: Callable[[], int] = lambda: NOW,
     load: bool = True,
+    id_of: Callable[[str], UUID | None] | None = None,
     **options: Any,
 ) -> LogManager:
     manager = LogManager(
@@ -175,7 +176,7 @@ def manager_on(
     )
     if load:
         manager.lock_and_open()
-        manager.load()
+        manager.load(id_of=id_of)
     return manager
 
 

@@ -288,6 +288,25 @@ def test_a_log_in_two_directories_is_an_error(tmp_path: Path) -> None:
         manager_on(tmp_path, dirs=("one", "two"))
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("earlier", ["one", "two"])
+def test_a_disk_that_was_away_while_a_topic_was_made_anew_does_not_keep_the_broker_down(
+    tmp_path: Path, earlier: str, is_there: bool
+) -> None:
+    new_id = UUID(int=77)
+    for name in ("one", "two"):
+        manager = manager_on(tmp_path, dirs=(name,))
+        topic_id = TOPIC_ID if name == earlier else new_id
+        append(manager.create("topic", topic_id, 0, LogConfig()), batch_of(1))
+        manager.close()
+    manager = manager_on(tmp_path, dirs=("one", "two"), id_of=lambda _: new_id if is_there else None)
+    kept = manager.logs["topic", 0]
+    if is_there:
+        assert (kept.known_topic_id, kept.log_end_offset) == (new_id, 1)
+    (aside,) = tmp_path.glob("*/topic-0*-stray")
+    assert aside.parent != Path(kept.log_dir)
+
+
 @pytest.mark.parametrize("used", ["one", "two"])
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_what_a_failing_disk_left_of_a_log_made_elsewhere_is_set_aside(
