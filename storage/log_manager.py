@@ -14,8 +14,10 @@ goes, and never synced again. A directory whose disk failed gets the mark `.disk
 which writes what it recovers there once more. The mark needs no sync: it goes where those pages go.
 """
 
+import errno
 import json
 import logging
+import os
 import random
 import sys
 from collections import Counter, defaultdict
@@ -377,10 +379,13 @@ class LogManager:
         its end, or a recovery point that vouches for what is yet to come."""
         for name in CHECKPOINTS:
             writing = self._writing.get((path, name))
-            if key in self._points[path][name] or (writing is not None and key in writing.before):
-                self._write_points_now(path, name)
-                if path in self.offline_dirs or (path, name) in self._write_again:
-                    raise KafkaError(ErrorCode.kafka_storage_error, f"{join(path, name)} cannot be written")
+            is_unknown = writing is None and (path, name) in self._write_again  # what is on the disk
+            before = {} if writing is None else writing.before
+            if is_unknown or key in self._points[path][name] or key in before:
+                try:
+                    self._must_write_points(path, name)
+                except OSError as error:
+                    raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
 
     def _sync_renames(self, path: str) -> None:
         """Of logs that were set aside in other directories, or a power cut may bring one back beside the log
@@ -635,6 +640,14 @@ class LogManager:
             self._write_again.add((path, name))
         self._write_points(path, name, run_inline)
 
+    def _must_write_points(self, path: str, name: str) -> None:
+        """OSError when the disk still has what was there before."""
+        self._write_points_now(path, name)
+        if path in self.offline_dirs:
+            raise OSError(errno.EIO, self.offline_dirs[path], join(path, name))
+        if (path, name) in self._write_again:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), join(path, name))
+
     def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
         if self._writing.get((path, name)) is not job:
             return
@@ -681,10 +694,10 @@ class LogManager:
 
     def _cut(self, path: str) -> None:
         """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
-        drop them."""
-        self._write_points_now(path, RECOVERY_POINTS)
+        drop them. OSError when the disk still says so."""
+        self._must_write_points(path, RECOVERY_POINTS)
         if any(log.log_start_unsaved for log in self.logs.values()):
-            self._write_points_now(path, LOG_STARTS)
+            self._must_write_points(path, LOG_STARTS)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:

@@ -601,7 +601,8 @@ class UnifiedLog(AbstractLog):
         base = self._bases[keep - 1]
         with self._reading():
             self._segments[keep - 1].locate(offset)  # its files open while nothing has changed yet
-        self._vouch_to(max(base, offset - 1))
+        with self._disk():
+            self._vouch_to(max(base, offset - 1))
         with self._reading(), self._changing():
             for segment in reversed(self._segments[keep:]):
                 self._remove_now(segment)
@@ -626,14 +627,16 @@ class UnifiedLog(AbstractLog):
             # The log started inside the batch that went. On the disk it must not go on doing so.
             self.log_start_offset = self.local_log_start_offset = self.log_end_offset
             self.log_start_unsaved = True
-            self._on_cut()
+            with self._changing():
+                self._on_cut()
         self.set_high_watermark(self.high_watermark)
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
             raise LogOffline(self.offline)
+        with self._disk():
+            self._vouch_to(0)
         self._staged = []
-        self._vouch_to(0)
         with self._changing():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
@@ -661,11 +664,16 @@ class UnifiedLog(AbstractLog):
 
     def _vouch_to(self, offset: int) -> None:
         """What comes after is to be synced anew, whatever flush is under way. The disk is told first: a power
-        cut amid the change must find that all of it is to be read again."""
+        cut amid the change must find that all of it is to be read again. OSError when it cannot be told."""
         self._cuts += 1
-        if self.recovery_point > offset:
+        before = self.recovery_point
+        if before > offset:
             self.recovery_point = offset
-            self._on_cut()
+            try:
+                self._on_cut()
+            except OSError:
+                self.recovery_point = before
+                raise
 
     def _remove_now(self, segment: Segment) -> None:
         """The log first: indexes without a log are orphans, a log without its indexes is still a log."""
