@@ -625,10 +625,7 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         if self.log_end_offset < self.log_start_offset:
             # The log started inside the batch that went. On the disk it must not go on doing so.
-            self.log_start_offset = self.local_log_start_offset = self.log_end_offset
-            self.log_start_unsaved = True
-            with self._changing():
-                self._on_cut()
+            self._start_earlier(self.log_end_offset)
         self.set_high_watermark(self.high_watermark)
 
     def truncate_fully(self, start_at: int) -> None:
@@ -649,9 +646,19 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         self.producer_table.clear()
         self._cut_back_to(start_at)
+        if start_at < self.log_start_offset:
+            self._start_earlier(start_at)
         self.log_start_offset = self.local_log_start_offset = start_at
         self.log_start_unsaved = True
         self.set_high_watermark(start_at)
+
+    def _start_earlier(self, offset: int) -> None:
+        """The later start must be off the disk before anything is appended: the broker's next start would
+        drop all that is below it."""
+        self.log_start_offset = self.local_log_start_offset = offset
+        self.log_start_unsaved = True
+        with self._changing():
+            self._on_cut()
 
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset

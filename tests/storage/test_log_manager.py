@@ -826,6 +826,20 @@ def test_a_log_made_again_waits_for_no_checkpoint_that_is_on_its_way(tmp_path: P
     assert not decode_points((tmp_path / "data" / "log-start-offset-checkpoint").read_bytes())
 
 
+def test_a_log_begun_anew_further_back_starts_there_after_a_kill(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    log.truncate_fully(10)
+    append(log, batch_of(6))
+    log.advance_log_start(15)
+    checkpoint_everything(manager)
+    log.truncate_to(4)
+    append(log, batch_of(2))
+    kill(manager)
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    assert (again.log_start_offset, again.log_end_offset) == (4, 6)
+
+
 def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     log = manager.create("topic", TOPIC_ID, 0, LogConfig())
