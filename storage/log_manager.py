@@ -264,6 +264,8 @@ class LogManager:
                     yield from self._load_directory(path, name, config_of)
                     if at % LOADED_PER_SLICE == 0:
                         yield
+                if self._lost_vouched(path):
+                    self._write_points_now(path, RECOVERY_POINTS)
                 if path in self._doubted:
                     self.files.unlink(join(path, DISK_FAILED))
             except OSError as error:
@@ -273,6 +275,13 @@ class LogManager:
         self._markers.clear()
         self._notes.clear()
         self._is_loaded = True
+
+    def _lost_vouched(self, path: str) -> bool:
+        """Whether a log ends before its recovery point, which would vouch for what takes its place."""
+        points = self._points[path][RECOVERY_POINTS]
+        return any(
+            log.log_dir == path and log.recovery_point < points.get(key, 0) for key, log in self.logs.items()
+        )
 
     def _settle_all(self, path: str) -> Iterator[None]:
         """Logs whose recovery points were not ours may have been compacted past them: before ours appear,

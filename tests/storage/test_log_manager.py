@@ -840,6 +840,23 @@ def test_a_log_begun_anew_further_back_starts_there_after_a_kill(tmp_path: Path)
     assert (again.log_start_offset, again.log_end_offset) == (4, 6)
 
 
+def test_a_recovery_point_past_the_end_is_taken_back_at_the_start(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(8):
+        append(log, batch_of(1))
+    log.fsync()
+    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    kill(manager)
+    file = tmp_path / "data" / "topic-0" / f"{0:020}.log"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 + 30] ^= 1
+    file.write_bytes(data)
+    assert manager_on(tmp_path).logs["topic", 0].log_end_offset == 4
+    points = decode_points((tmp_path / "data" / "recovery-point-offset-checkpoint").read_bytes())
+    assert points == {("topic", 0): 4}
+
+
 def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
     manager = manager_on(tmp_path)
     log = manager.create("topic", TOPIC_ID, 0, LogConfig())
