@@ -432,11 +432,8 @@ class UnifiedLog(AbstractLog):
         txn = AbortedTxn(
             completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
         )
-        try:
-            with self._disk():
-                self._active.add_aborted(txn)
-        except NoDescriptor as error:  # its marker is in the log already: it cannot be tried again
-            raise KafkaError(error.code, error.message) from error
+        with self._changing():  # its marker is in the log already
+            self._active.add_aborted(txn)
         self._sync_later([self._active.path(TXN_INDEX)])
 
     # ---- read ----------------------------------------------------------------------------------------------

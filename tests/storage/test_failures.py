@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import Codec, Record, build_batch, crc_of, parse_header
+from protocol.records import Codec, Record, build_batch, crc_of, end_txn_marker, parse_header
 from storage.files import DiskFiles, File
-from storage.log import NoDescriptor
+from storage.log import LogOffline, NoDescriptor
 from storage.log_manager import RECOVERY_POINTS, Intervals, decode_points, run_inline
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
@@ -592,6 +592,23 @@ def test_a_log_is_not_made_beside_a_checkpoint_that_nobody_knows(tmp_path: Path)
     manager.create("topic", UUID(int=5), 0, LogConfig())
     points = decode_points((tmp_path / "data" / RECOVERY_POINTS).read_bytes())
     assert ("topic", 0) not in points
+
+
+def test_an_abort_that_cannot_be_indexed_ends_the_log(tmp_path: Path) -> None:
+    files = ScarceFor(".txnindex")
+    manager = manager_on(tmp_path, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2, producer=(1, 0, 0), transactional=True))
+    marker = end_txn_marker(commit=False, producer_id=1, producer_epoch=0, coordinator_epoch=0, timestamp=NOW)
+    files.is_short = True
+    with pytest.raises(LogOffline):
+        log.append_records(bytes(marker), leader_epoch=0, now_ms=NOW, origin="coordinator")
+    files.is_short = False
+    kill(manager)
+    log = manager_on(tmp_path).logs["topic", 0]
+    log.append_records(marker, leader_epoch=0, now_ms=NOW, origin="coordinator")
+    log.set_high_watermark(log.log_end_offset)
+    assert (log.last_stable_offset, log.aborted_in(0, 2)) == (log.log_end_offset, [(1, 0)])
 
 
 def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
