@@ -104,23 +104,25 @@ class PointsWrite:
         self._files = files
         self._path = path
         self._data = data
-        self._turn = turn  # all writes of one checkpoint have the same
+        self._turn = turn  # for names: all writes of one checkpoint have the same, and none syncs holding it
         self.before = before  # what is on the disk until this is done
         self.is_revoked = False
 
     def run(self) -> None:
+        aside = self._path + ".next"
         with self._turn:
             if self.is_revoked:
                 return
-            aside = self._path + ".next"
-            self._files.unlink(aside)
+            self._files.unlink(aside)  # what a revoked one may still be writing loses its name
             file = self._files.open(aside, create=True)
-            file.writev([self._data])
-            file.fsync()
-            file.close()
-            if not self.is_revoked:
-                self._files.rename(aside, self._path)
-                self._files.fsync_dir(dirname(self._path))
+        file.writev([self._data])
+        file.fsync()
+        file.close()
+        with self._turn:
+            if self.is_revoked:
+                return
+            self._files.rename(aside, self._path)
+        self._files.fsync_dir(dirname(self._path))
 
 
 class LogDirError(Exception):
