@@ -5,6 +5,7 @@ import errno
 import os
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -560,7 +561,7 @@ def test_a_cut_that_the_recovery_points_cannot_be_told_of_does_not_happen(tmp_pa
     log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
     log.fsync()
     manager._write_points(log.log_dir, RECOVERY_POINTS, run_inline)
-    for cut in (lambda: log.truncate_to(4), lambda: log.truncate_fully(30)):
+    for cut in (partial(log.truncate_to, 4), partial(log.truncate_fully, 30)):
         files.is_short = True
         with pytest.raises(NoDescriptor):
             cut()
