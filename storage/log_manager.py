@@ -119,9 +119,8 @@ class PointsWrite:
         file.fsync()
         file.close()
         with self._turn:
-            if self.is_revoked:
-                return
-            self._files.rename(aside, self._path)
+            if not self.is_revoked:
+                self._files.rename(aside, self._path)
         self._files.fsync_dir(dirname(self._path))
 
 
