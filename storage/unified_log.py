@@ -139,7 +139,6 @@ class UnifiedLog(AbstractLog):
         "_jitter",
         "_marked_upto",
         "_marks",
-        "_names_changed_at",
         "_on_cut",
         "_on_failure",
         "_plain_size_max",
@@ -184,7 +183,6 @@ class UnifiedLog(AbstractLog):
         self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
         self._changes = 0
         self._directory_unsynced = bool(loaded.rewritten)
-        self._names_changed_at = loaded.log_end_offset
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
         self._marked_upto = loaded.recovery_point
@@ -423,8 +421,8 @@ class UnifiedLog(AbstractLog):
     def _create_segment(self, base: int, now_ms: int) -> Segment:
         segment = Segment.create(self.files, self.directory, base, now_ms=now_ms)
         segment.index_bytes_max = self.config.segment_index_bytes
+        self._changes += 1
         self._directory_unsynced = True
-        self._names_changed_at = self.log_end_offset
         self._roll_at = UNKNOWN
         return segment
 
@@ -778,7 +776,7 @@ class UnifiedLog(AbstractLog):
         if job.ends_inside and self._bases[bisect_right(self._bases, upto) - 1] == upto:
             upto -= 1  # the segment was closed there meanwhile, and recovery must look at its indexes
         self.recovery_point = max(self.recovery_point, upto)
-        if job.upto > self._names_changed_at:
+        if job.changes == self._changes:
             self._directory_unsynced = False
         self._unsynced = {path: at for path, at in self._unsynced.items() if at > job.changes}
 
@@ -813,7 +811,6 @@ class UnifiedLog(AbstractLog):
         self._changes += 1
         self._unsynced.update(dict.fromkeys(paths, self._changes))
         self._directory_unsynced = True
-        self._names_changed_at = self.log_end_offset
 
     def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
         write_snapshot(self.files, self.directory, offset, self.producer_table, mark)

@@ -458,6 +458,14 @@ def test_a_flush_does_not_vouch_for_the_indexes_of_a_segment_that_was_closed_mea
     assert log.recovery_point == flush.upto
 
 
+def test_a_log_that_was_marked_and_then_left_alone_is_synced_once(tmp_path: Path) -> None:
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    log.mark()
+    log.fsync()
+    assert log.fsync_target() is None and log.closing() is None
+
+
 def test_what_a_flush_under_way_is_to_sync_a_stop_syncs_too(tmp_path: Path) -> None:
     log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
     append(log, batch_of(1))
