@@ -144,7 +144,7 @@ class FlushJob(Protocol):
     cuts: int
     """How often the log had been cut when it began: it vouches for nothing appended after one more."""
     changes: int
-    """How often small files had been written when it began: those written later are not among its files."""
+    """How often small files and names had changed when it began: it vouches for none that did so later."""
 
     def run(self) -> None:
         """Raises OSError: report it with `flush_failed`, and do not try again."""

@@ -14,8 +14,10 @@ goes, and never synced again. A directory whose disk failed gets the mark `.disk
 which writes what it recovers there once more. The mark needs no sync: it goes where those pages go.
 """
 
+import errno
 import json
 import logging
+import os
 import random
 import sys
 from collections import Counter, defaultdict
@@ -104,23 +106,24 @@ class PointsWrite:
         self._files = files
         self._path = path
         self._data = data
-        self._turn = turn  # all writes of one checkpoint have the same
+        self._turn = turn  # for names: all writes of one checkpoint have the same, and none syncs holding it
         self.before = before  # what is on the disk until this is done
         self.is_revoked = False
 
     def run(self) -> None:
+        aside = self._path + ".next"
         with self._turn:
             if self.is_revoked:
                 return
-            aside = self._path + ".next"
-            self._files.unlink(aside)
+            self._files.unlink(aside)  # what a revoked one may still be writing loses its name
             file = self._files.open(aside, create=True)
-            file.writev([self._data])
-            file.fsync()
-            file.close()
+        file.writev([self._data])
+        file.fsync()
+        file.close()
+        with self._turn:
             if not self.is_revoked:
                 self._files.rename(aside, self._path)
-                self._files.fsync_dir(dirname(self._path))
+        self._files.fsync_dir(dirname(self._path))
 
 
 class LogDirError(Exception):
@@ -265,6 +268,8 @@ class LogManager:
                     yield from self._load_directory(path, name, config_of, id_of)
                     if at % LOADED_PER_SLICE == 0:
                         yield
+                if self._lost_vouched(path):
+                    self._write_points_now(path, RECOVERY_POINTS)
                 if path in self._doubted:
                     self.files.unlink(join(path, DISK_FAILED))
             except OSError as error:
@@ -274,6 +279,13 @@ class LogManager:
         self._markers.clear()
         self._notes.clear()
         self._is_loaded = True
+
+    def _lost_vouched(self, path: str) -> bool:
+        """Whether a log ends before its recovery point, which would vouch for what takes its place."""
+        points = self._points[path][RECOVERY_POINTS]
+        return any(
+            log.log_dir == path and log.recovery_point < points.get(key, 0) for key, log in self.logs.items()
+        )
 
     def _settle_all(self, path: str) -> Iterator[None]:
         """Logs whose recovery points were not ours may have been compacted past them: before ours appear,
@@ -391,10 +403,13 @@ class LogManager:
         its end, or a recovery point that vouches for what is yet to come."""
         for name in CHECKPOINTS:
             writing = self._writing.get((path, name))
-            if key in self._points[path][name] or (writing is not None and key in writing.before):
-                self._write_points_now(path, name)
-                if path in self.offline_dirs or (path, name) in self._write_again:
-                    raise KafkaError(ErrorCode.kafka_storage_error, f"{join(path, name)} cannot be written")
+            is_unknown = writing is None and (path, name) in self._write_again  # what is on the disk
+            before = {} if writing is None else writing.before
+            if is_unknown or key in self._points[path][name] or key in before:
+                try:
+                    self._must_write_points(path, name)
+                except OSError as error:
+                    raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
 
     def _sync_renames(self, path: str) -> None:
         """Of logs that were set aside in other directories, or a power cut may bring one back beside the log
@@ -649,6 +664,14 @@ class LogManager:
             self._write_again.add((path, name))
         self._write_points(path, name, run_inline)
 
+    def _must_write_points(self, path: str, name: str) -> None:
+        """OSError when the disk still has what was there before."""
+        self._write_points_now(path, name)
+        if path in self.offline_dirs:
+            raise OSError(errno.EIO, self.offline_dirs[path], join(path, name))
+        if (path, name) in self._write_again:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), join(path, name))
+
     def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
         if self._writing.get((path, name)) is not job:
             return
@@ -695,10 +718,10 @@ class LogManager:
 
     def _cut(self, path: str) -> None:
         """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
-        drop them."""
-        self._write_points_now(path, RECOVERY_POINTS)
+        drop them. OSError when the disk still says so."""
+        self._must_write_points(path, RECOVERY_POINTS)
         if any(log.log_start_unsaved for log in self.logs.values()):
-            self._write_points_now(path, LOG_STARTS)
+            self._must_write_points(path, LOG_STARTS)
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:

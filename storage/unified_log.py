@@ -139,7 +139,6 @@ class UnifiedLog(AbstractLog):
         "_jitter",
         "_marked_upto",
         "_marks",
-        "_names_changed_at",
         "_on_cut",
         "_on_failure",
         "_plain_size_max",
@@ -184,7 +183,6 @@ class UnifiedLog(AbstractLog):
         self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
         self._changes = 0
         self._directory_unsynced = bool(loaded.rewritten)
-        self._names_changed_at = loaded.log_end_offset
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
         self._marked_upto = loaded.recovery_point
@@ -423,8 +421,8 @@ class UnifiedLog(AbstractLog):
     def _create_segment(self, base: int, now_ms: int) -> Segment:
         segment = Segment.create(self.files, self.directory, base, now_ms=now_ms)
         segment.index_bytes_max = self.config.segment_index_bytes
+        self._changes += 1
         self._directory_unsynced = True
-        self._names_changed_at = self.log_end_offset
         self._roll_at = UNKNOWN
         return segment
 
@@ -432,11 +430,8 @@ class UnifiedLog(AbstractLog):
         txn = AbortedTxn(
             completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
         )
-        try:
-            with self._disk():
-                self._active.add_aborted(txn)
-        except NoDescriptor as error:  # its marker is in the log already: it cannot be tried again
-            raise KafkaError(error.code, error.message) from error
+        with self._changing():  # its marker is in the log already
+            self._active.add_aborted(txn)
         self._sync_later([self._active.path(TXN_INDEX)])
 
     # ---- read ----------------------------------------------------------------------------------------------
@@ -601,7 +596,8 @@ class UnifiedLog(AbstractLog):
         base = self._bases[keep - 1]
         with self._reading():
             self._segments[keep - 1].locate(offset)  # its files open while nothing has changed yet
-        self._vouch_to(max(base, offset - 1))
+        with self._disk():
+            self._vouch_to(max(base, offset - 1))
         with self._reading(), self._changing():
             for segment in reversed(self._segments[keep:]):
                 self._remove_now(segment)
@@ -624,16 +620,15 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         if self.log_end_offset < self.log_start_offset:
             # The log started inside the batch that went. On the disk it must not go on doing so.
-            self.log_start_offset = self.local_log_start_offset = self.log_end_offset
-            self.log_start_unsaved = True
-            self._on_cut()
+            self._start_earlier(self.log_end_offset)
         self.set_high_watermark(self.high_watermark)
 
     def truncate_fully(self, start_at: int) -> None:
         if self.offline is not None:
             raise LogOffline(self.offline)
+        with self._disk():
+            self._vouch_to(0)
         self._staged = []
-        self._vouch_to(0)
         with self._changing():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
@@ -646,9 +641,19 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         self.producer_table.clear()
         self._cut_back_to(start_at)
+        if start_at < self.log_start_offset:
+            self._start_earlier(start_at)
         self.log_start_offset = self.local_log_start_offset = start_at
         self.log_start_unsaved = True
         self.set_high_watermark(start_at)
+
+    def _start_earlier(self, offset: int) -> None:
+        """The later start must be off the disk before anything is appended: the broker's next start would
+        drop all that is below it."""
+        self.log_start_offset = self.local_log_start_offset = offset
+        self.log_start_unsaved = True
+        with self._changing():
+            self._on_cut()
 
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
@@ -661,11 +666,16 @@ class UnifiedLog(AbstractLog):
 
     def _vouch_to(self, offset: int) -> None:
         """What comes after is to be synced anew, whatever flush is under way. The disk is told first: a power
-        cut amid the change must find that all of it is to be read again."""
+        cut amid the change must find that all of it is to be read again. OSError when it cannot be told."""
         self._cuts += 1
-        if self.recovery_point > offset:
+        before = self.recovery_point
+        if before > offset:
             self.recovery_point = offset
-            self._on_cut()
+            try:
+                self._on_cut()
+            except OSError:
+                self.recovery_point = before
+                raise
 
     def _remove_now(self, segment: Segment) -> None:
         """The log first: indexes without a log are orphans, a log without its indexes is still a log."""
@@ -766,7 +776,7 @@ class UnifiedLog(AbstractLog):
         if job.ends_inside and self._bases[bisect_right(self._bases, upto) - 1] == upto:
             upto -= 1  # the segment was closed there meanwhile, and recovery must look at its indexes
         self.recovery_point = max(self.recovery_point, upto)
-        if job.upto > self._names_changed_at:
+        if job.changes == self._changes:
             self._directory_unsynced = False
         self._unsynced = {path: at for path, at in self._unsynced.items() if at > job.changes}
 
@@ -801,7 +811,6 @@ class UnifiedLog(AbstractLog):
         self._changes += 1
         self._unsynced.update(dict.fromkeys(paths, self._changes))
         self._directory_unsynced = True
-        self._names_changed_at = self.log_end_offset
 
     def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
         write_snapshot(self.files, self.directory, offset, self.producer_table, mark)

@@ -5,15 +5,18 @@ import errno
 import os
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import Codec, Record, build_batch, crc_of, parse_header
+from protocol.records import Codec, Record, build_batch, crc_of, end_txn_marker, parse_header
 from storage.files import DiskFiles, File
-from storage.log_manager import Intervals, run_inline
+from storage.log import LogOffline, NoDescriptor
+from storage.log_manager import RECOVERY_POINTS, Intervals, decode_points, run_inline
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
@@ -550,6 +553,63 @@ def test_a_swap_without_descriptors_ends_the_log(tmp_path: Path, fail_at: int) -
     again = manager_on(tmp_path, config=config).logs["topic", 0]
     assert again.log_end_offset == 24
     assert records_of(again)[-1].offset == 23
+
+
+def test_a_cut_that_the_recovery_points_cannot_be_told_of_does_not_happen(tmp_path: Path) -> None:
+    files = ScarceFor(RECOVERY_POINTS)
+    manager = manager_on(tmp_path, config=SMALL, files=files)
+    log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
+    log.fsync()
+    manager._write_points(log.log_dir, RECOVERY_POINTS, run_inline)
+    for cut in (partial(log.truncate_to, 4), partial(log.truncate_fully, 30)):
+        files.is_short = True
+        with pytest.raises(NoDescriptor):
+            cut()
+        files.is_short = False
+        assert (log.log_end_offset, log.recovery_point) == (24, 24)
+        append(log, batch_of(1))
+        log.truncate_to(24)
+        log.fsync()
+        manager._write_points(log.log_dir, RECOVERY_POINTS, run_inline)
+    log.truncate_to(4)
+    assert decode_points((tmp_path / "data" / RECOVERY_POINTS).read_bytes()) == {("topic", 0): 3}
+
+
+def test_a_log_is_not_made_beside_a_checkpoint_that_nobody_knows(tmp_path: Path) -> None:
+    files = ScarceFor(RECOVERY_POINTS)
+    manager = manager_on(tmp_path, files=files)
+    first, other = (manager.create(name, TOPIC_ID, 0, LogConfig()) for name in ("topic", "other"))
+    for log in (first, other):
+        fill(log).fsync()
+    manager._write_points(first.log_dir, RECOVERY_POINTS, run_inline)
+    manager.delete("topic", 0)
+    manager._write_points(first.log_dir, RECOVERY_POINTS, lambda job, done: None)
+    files.is_short = True
+    with pytest.raises(KafkaError):
+        other.truncate_to(2)
+    with pytest.raises(KafkaError):
+        manager.create("topic", UUID(int=5), 0, LogConfig())
+    files.is_short = False
+    manager.create("topic", UUID(int=5), 0, LogConfig())
+    points = decode_points((tmp_path / "data" / RECOVERY_POINTS).read_bytes())
+    assert ("topic", 0) not in points
+
+
+def test_an_abort_that_cannot_be_indexed_ends_the_log(tmp_path: Path) -> None:
+    files = ScarceFor(".txnindex")
+    manager = manager_on(tmp_path, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(2, producer=(1, 0, 0), transactional=True))
+    marker = end_txn_marker(commit=False, producer_id=1, producer_epoch=0, coordinator_epoch=0, timestamp=NOW)
+    files.is_short = True
+    with pytest.raises(LogOffline):
+        log.append_records(bytes(marker), leader_epoch=0, now_ms=NOW, origin="coordinator")
+    files.is_short = False
+    kill(manager)
+    log = manager_on(tmp_path).logs["topic", 0]
+    log.append_records(marker, leader_epoch=0, now_ms=NOW, origin="coordinator")
+    log.set_high_watermark(log.log_end_offset)
+    assert (log.last_stable_offset, log.aborted_in(0, 2)) == (log.log_end_offset, [(1, 0)])
 
 
 def test_files_make_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

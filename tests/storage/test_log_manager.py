@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 from uuid import UUID
 
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches
-from storage.files import DiskFiles
+from storage.files import DiskFile, DiskFiles
 from storage.log_manager import (
     Intervals,
     LogDirError,
@@ -42,6 +43,7 @@ from tests.storage.support import (
 )
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+DEADLINE_S = 10  # of waits that end at once unless something hangs
 DISK_FULL = OSError(errno.ENOSPC, "no space left on device")
 
 
@@ -475,6 +477,14 @@ def test_a_flush_does_not_vouch_for_the_indexes_of_a_segment_that_was_closed_mea
     assert log.recovery_point == flush.upto
 
 
+def test_a_log_that_was_marked_and_then_left_alone_is_synced_once(tmp_path: Path) -> None:
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
+    append(log, batch_of(1))
+    log.mark()
+    log.fsync()
+    assert log.fsync_target() is None and log.closing() is None
+
+
 def test_what_a_flush_under_way_is_to_sync_a_stop_syncs_too(tmp_path: Path) -> None:
     log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
     append(log, batch_of(1))
@@ -826,6 +836,59 @@ def test_a_cut_is_on_the_disk_before_it_happens_whatever_checkpoint_is_on_its_wa
     assert (again.log_start_offset, again.log_end_offset) == (2, 3)
 
 
+class SlowOnce(DiskFiles):
+    """The first sync of a checkpoint lasts until `go_on`."""
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        self.reached, self.go_on = Event(), Event()
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        file = super().open(path, create=create)
+        if not self.is_slow or not path.endswith(".next"):
+            return file
+        self.is_slow = False
+        slow = SlowFile(path, os.dup(file.fileno()))
+        slow.disk = self
+        return slow
+
+
+class SlowFile(DiskFile):
+    disk: SlowOnce
+
+    def fsync(self) -> None:
+        self.disk.reached.set()
+        assert self.disk.go_on.wait(DEADLINE_S)
+        super().fsync()
+
+
+def test_a_cut_does_not_wait_for_the_sync_of_a_checkpoint_elsewhere(tmp_path: Path) -> None:
+    files = SlowOnce()
+    manager = manager_on(tmp_path, files=files)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(8):
+        append(log, batch_of(1))
+    log.fsync()
+    files.is_slow = True
+    threads: list[Thread] = []
+
+    def elsewhere(job: Callable[[], None], done: object) -> None:
+        threads.append(Thread(target=job))
+        threads[-1].start()
+
+    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", elsewhere)
+    assert files.reached.wait(DEADLINE_S)
+    cut = Thread(target=log.truncate_to, args=(2,))
+    cut.start()
+    cut.join(DEADLINE_S)
+    has_waited = cut.is_alive()
+    files.go_on.set()
+    for thread in (cut, *threads):
+        thread.join()
+    assert not has_waited
+    assert (tmp_path / "data" / "recovery-point-offset-checkpoint").read_text().endswith("topic 0 1\n")
+
+
 def test_a_log_made_again_waits_for_no_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
     jobs: list[Callable[[], None]] = []
     manager = manager_on(tmp_path)
@@ -843,6 +906,37 @@ def test_a_log_made_again_waits_for_no_checkpoint_that_is_on_its_way(tmp_path: P
     for late in jobs:
         late()
     assert not decode_points((tmp_path / "data" / "log-start-offset-checkpoint").read_bytes())
+
+
+def test_a_log_begun_anew_further_back_starts_there_after_a_kill(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path, config=SMALL)
+    log = manager.create("topic", TOPIC_ID, 0, SMALL)
+    log.truncate_fully(10)
+    append(log, batch_of(6))
+    log.advance_log_start(15)
+    checkpoint_everything(manager)
+    log.truncate_to(4)
+    append(log, batch_of(2))
+    kill(manager)
+    again = manager_on(tmp_path, config=SMALL).logs["topic", 0]
+    assert (again.log_start_offset, again.log_end_offset) == (4, 6)
+
+
+def test_a_recovery_point_past_the_end_is_taken_back_at_the_start(tmp_path: Path) -> None:
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+    for _ in range(8):
+        append(log, batch_of(1))
+    log.fsync()
+    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    kill(manager)
+    file = tmp_path / "data" / "topic-0" / f"{0:020}.log"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 + 30] ^= 1
+    file.write_bytes(data)
+    assert manager_on(tmp_path).logs["topic", 0].log_end_offset == 4
+    points = decode_points((tmp_path / "data" / "recovery-point-offset-checkpoint").read_bytes())
+    assert points == {("topic", 0): 4}
 
 
 def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
