@@ -265,6 +265,26 @@ def test_a_broker_that_left_is_live_no_more() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("trouble", ["store", "wire"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_stop_does_not_wait_longer_than_it_says(who: int, trouble: str) -> None:
+    """What is asked last is not waited for beyond the end."""
+
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await create(members[0], "t", 3)
+        await asyncio.sleep(1)
+        if trouble == "store":
+            site.profile.down = True
+        else:
+            cut_off(site, members[who].node_id)
+        begun = site.loop.time()
+        await members[who].leave()
+        assert site.loop.time() - begun < cluster_module.LEAVE_WITHIN_S + 0.3
+
+    run(story)
+
+
 def test_a_fence_that_found_no_room_is_tried_again() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
