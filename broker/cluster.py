@@ -17,6 +17,7 @@ learns. The same code runs a cluster of one.
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -351,7 +352,9 @@ class Cluster:
                 continue
             await self._take_beat(controller, answer)
 
-    async def _beat(self, node_id: int, *, shut_down: bool = False) -> Any:
+    async def _beat(
+        self, node_id: int, *, shut_down: bool = False, timeout_s: float = HEARTBEAT_ANSWER_S
+    ) -> Any:
         fields = {
             "broker_id": self.node_id,
             "broker_epoch": self.broker_epoch,
@@ -360,7 +363,7 @@ class Cluster:
             "want_shut_down": shut_down,
         }
         channel = self.channels.to(node_id, "heartbeat")
-        return await channel.ask(PeerApi.BROKER_HEARTBEAT, 1, fields, timeout_s=HEARTBEAT_ANSWER_S)
+        return await channel.ask(PeerApi.BROKER_HEARTBEAT, 1, fields, timeout_s=timeout_s)
 
     async def _take_beat(self, asked: int, answer: Any) -> None:
         await self._take_slots(answer)
@@ -460,20 +463,23 @@ class Cluster:
         self._leaving = True
         give_up_s = self.now_s() + LEAVE_WITHIN_S
         while self.others() and not self._stopping and self.is_member():
-            if await self._may_go():
-                return
-            if self.now_s() > give_up_s:
+            left_s = give_up_s - self.now_s()
+            if left_s <= 0:
                 _log.warning("node %d stops without having handed over its partitions", self.node_id)
+                return
+            if await self._may_go(within_s=left_s):
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _may_go(self) -> bool:
+    async def _may_go(self, *, within_s: float) -> bool:
         try:
             if self.is_controller:
                 command = ControlledShutdown(broker_id=self.node_id, broker_epoch=self.broker_epoch)
-                return await self._queue.submit(command, timeout_ms=int(STUCK_AFTER_S * 1000))
+                return await self._queue.submit(
+                    command, timeout_ms=math.ceil(min(STUCK_AFTER_S, within_s) * 1000)
+                )
             controller = self.image.controller_id
-            answer = await self._beat(controller, shut_down=True)
+            answer = await self._beat(controller, shut_down=True, timeout_s=min(HEARTBEAT_ANSWER_S, within_s))
         except PeerLost as lost:
             if lost.refused and controller == self.image.controller_id and self._has_answered():
                 # The controller is gone, and somebody must take what this node leads.

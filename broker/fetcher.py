@@ -398,6 +398,8 @@ class Fetcher:
         except CorruptBatch as error:
             log.error("%s: the leader's batch is refused: %s", position, error)
             self._delay(position)
+        except NoDescriptor as error:
+            self._put_off(position, error)
         except KafkaError as error:
             self._fail(position, error)
 
@@ -406,9 +408,7 @@ class Fetcher:
         held = partition.log
         size = len(fetched.records)
         if size:
-            if not append_fetched(held, fetched.records, leader_start=fetched.log_start):
-                self._delay(position)
-                return
+            append_fetched(held, fetched.records, leader_start=fetched.log_start)
             partition.stats.replication_bytes_in += size
             listed = held.config.follower_replication_throttled_replicas
             self._owner.throttle.sent(listed, partition.index, partition.node_id, size)
@@ -445,6 +445,10 @@ class Fetcher:
     def _delay(self, position: _Position) -> None:
         position.wait_until = self._replicas.now() + self._backoff_s()
 
+    def _put_off(self, position: _Position, error: NoDescriptor) -> None:
+        log.warning("%s: %s", position, error.message)
+        self._delay(position)
+
     def _fail(self, position: _Position, error: KafkaError) -> None:
         self.remove(position)
         self._replicas.partition_failed(position.partition, error)
@@ -464,9 +468,11 @@ class Fetcher:
                 continue
             end, start = ends.get(position.key), starts.get(position.key)
             if isinstance(end, int) and isinstance(start, int):
-                position.needs_reset = False
                 try:
                     self._start_within(position, start, end)
+                    position.needs_reset = False
+                except NoDescriptor as error:
+                    self._put_off(position, error)
                 except KafkaError as error:
                     self._fail(position, error)
             elif ErrorCode.fenced_leader_epoch in (end, start):
@@ -517,10 +523,10 @@ class Fetcher:
         return found
 
 
-def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> bool:
+def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
     """Appends what the leader sent. Its first batch may begin before our log ends, when that is empty, or has
-    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch. False when
-    some of it is to be fetched again, because no file could be opened."""
+    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch. After
+    NoDescriptor some of it is to be fetched again."""
     first = parse_header(records)
     end = held.log_end_offset
     holds_nothing = end == held.log_start_offset or end <= leader_start
@@ -529,14 +535,12 @@ def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int)
         held.append_as_follower(records)
         held.set_high_watermark(end)
         held.advance_log_start(end)
-        return True
+        return
     try:
         held.append_as_follower(records)
-    except NoDescriptor as error:
-        log.warning("%r: %s", held, error.message)
+    except NoDescriptor:
         held.flush_staged()  # the next fetch tells the leader that all up to the end is here
-        return False
-    return True
+        raise
 
 
 def plan_truncation(held: AbstractLog, leader_epoch: int, leader_end: int) -> int:

@@ -36,7 +36,7 @@ from broker.replication import AlterPartition, IsrChange
 from broker.roll_call import PROTOCOLS
 from broker.sessions import Patience
 from protocol.apis import PeerApi
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields
 from remote.object_store import StoreError
 from remote.probe import probe_conditions
@@ -247,7 +247,7 @@ class Joining:
         if len(self._directories) < len(self._config.log_dirs):
             return  # one of them may be the one that seems to be gone
         here = tuple(self._directory_ids.values())
-        is_told = False
+        is_told, trouble = False, ""
         while True:
             if not self._cluster.is_member():
                 raise StartupError(f"node {self._node_id} is out of its cluster")
@@ -265,7 +265,9 @@ class Joining:
                 else:
                     await self._amend(self._registration_with(here, -1))
             except (PeerLost, KafkaError) as error:
-                _log.info("what was on a directory that is gone is given up later: %s", error)
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("what was on a directory that is gone is given up later: %s", trouble)
                 await asyncio.sleep(RETRY_S)
             await self._cluster.news_until(lambda seq=seq: self._image.seq > seq, RETRY_S)  # type: ignore[misc]
 
@@ -296,13 +298,15 @@ class Joining:
         if cluster.is_controller:
             await cluster.submit(command)
         else:
-            await cluster.alter_partition(_alteration_fields(command), timeout_s=REGISTER_ANSWER_S)
+            fields = _alteration_fields(command)
+            _check_answer(await cluster.alter_partition(fields, timeout_s=REGISTER_ANSWER_S))
 
     async def _amend(self, registration: RegisterBroker) -> None:
         if self._cluster.is_controller:
             await self._cluster.submit(registration)
         else:
-            await self._ask_to_register(self._cluster.controller_to_ask(), registration)
+            controller = self._cluster.controller_to_ask()
+            _check_answer(await self._ask_to_register(controller, registration))
 
     async def _wait_for_earlier_life(self) -> None:
         """The session of one that ended without a word runs out; that of a living process does not."""
@@ -324,6 +328,11 @@ class Joining:
                 f"{self._directories[0].path} belongs to cluster {claimed}, but this object store to "
                 f"{self._image.cluster_id}: use the store it was made with, or an empty data directory"
             )
+
+
+def _check_answer(answer: Any) -> None:
+    if answer.error_code != ErrorCode.none:
+        raise KafkaError(error_code(int(answer.error_code)))
 
 
 def _registration_fields(registration: RegisterBroker) -> Fields:

@@ -21,12 +21,14 @@ from broker.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.ports import World
 from broker.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import AbstractLog, Appended
+from storage.log import AbstractLog, Appended, NoDescriptor
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
 
 log = logging.getLogger(__name__)
 
+SYNC_AGAIN_S: Final = 1.0
+"""How long a sync that found no descriptor waits for one."""
 _READ_ALL_BYTES: Final = 1 << 20
 _PARTITIONS_PER_SLICE: Final = 8
 """To open the log of a new one takes 0.3 ms."""
@@ -314,9 +316,18 @@ class ReplicaManager:
             self._spawn(self._sync(partition))
 
     async def _sync(self, partition: Partition) -> None:
+        is_told = False
         try:
             while not partition.offline and partition.synced < partition.log.log_end_offset:
-                partition.synced_to(await self._sync_once(partition.log))
+                try:
+                    upto = await self._sync_once(partition.log)
+                except NoDescriptor as error:
+                    if not is_told:
+                        log.warning("%s-%d is synced later: %s", partition.topic, partition.index, error)
+                    is_told = True
+                    await asyncio.sleep(SYNC_AGAIN_S)
+                    continue
+                partition.synced_to(upto)
                 self.wake_committed(partition)
         except KafkaError as error:
             if self._partitions.get((partition.topic, partition.index)) is partition:
@@ -332,8 +343,7 @@ class ReplicaManager:
         try:
             await self._world.offload(job.run)
         except OSError as error:
-            source.flush_failed(error)
-            raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
+            raise source.flush_failed(error) from error
         source.mark_flushed(job)
         return source.recovery_point
 

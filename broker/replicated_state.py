@@ -35,6 +35,7 @@ RECORD_OVERHEAD_BYTES: Final = 32
 LOAD_SLICE_S: Final = 0.001
 LOAD_RETRY_S: Final = 1.0
 REPLICATION_POLL_S: Final = 0.01
+REPLICATION_POLL_MAX_S: Final = 0.2
 STALL_MS: Final = 1_000
 """A timer that fires this late says that the whole process stood still, not that its peers are silent."""
 
@@ -451,8 +452,10 @@ class ReplicatedState(Generic[MachineT]):
     async def _wait_replicated(self) -> None:
         """What is read back may be uncommitted, and must not be told before no election can lose it. Whoever
         does not fetch it leaves the ISR, which ends the wait."""
+        pause_s = REPLICATION_POLL_S
         while self.status is Status.LOADING and not self._partitions.is_replicated(self.topic, self.index):
-            await self._pause(REPLICATION_POLL_S)
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, REPLICATION_POLL_MAX_S)
 
     async def _load_failed(self, error: Exception) -> None:
         """A log that went with the leadership is no trouble."""

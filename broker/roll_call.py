@@ -200,12 +200,10 @@ class RollCall:
         cluster = self._cluster
         if cluster.ledger.unresolved_s >= STUCK_AFTER_S:
             raise KafkaError(ErrorCode.request_timed_out)
-        now_s = cluster.now_s()
-        alive = {id_ for id_ in self._attached if self._sessions.is_current(id_, now_s)}
         endpoints = tuple(map(_endpoint, request.listeners))
-        is_in_doubt = self._sessions.is_current(request.broker_id, now_s) and request.broker_id not in alive
-        if is_in_doubt and await self._is_elsewhere(request.broker_id, endpoints):
-            # It talked to the controller before this one.
+        is_elsewhere = await self._is_elsewhere(request.broker_id, endpoints)
+        alive = self._alive()  # whoever was heard meanwhile too
+        if is_elsewhere:
             alive.add(request.broker_id)
         registration = RegisterBroker(
             cluster_id=request.cluster_id,
@@ -223,10 +221,16 @@ class RollCall:
         epoch = cluster.image.brokers[request.broker_id].epoch
         return {"throttle_time": 0, "error_code": ErrorCode.none, "broker_epoch": epoch}
 
+    def _alive(self) -> set[int]:
+        now_s = self._cluster.now_s()
+        return {id_ for id_ in self._attached if self._sessions.is_current(id_, now_s)}
+
     async def _is_elsewhere(self, broker_id: int, endpoints: tuple[Endpoint, ...]) -> bool:
-        """Whether a process answers where this broker listened before: not on an address of the new one, nor
-        on what another broker has by now."""
+        """Whether one that may have talked to the controller before this one answers where this broker
+        listened before: not on an address of the new one, nor on what another broker has by now."""
         cluster = self._cluster
+        if broker_id in self._attached or not self._sessions.is_current(broker_id, cluster.now_s()):
+            return False
         before = cluster.endpoint_of(broker_id)
         taken = {cluster.endpoint_of(other) for other in cluster.image.brokers if other != broker_id}
         if before is None or before in endpoints or before in taken:

@@ -522,6 +522,11 @@ class Segment:
 
     # ---- cutting and recovering ----------------------------------------------------------------------------
 
+    def open_to_cut(self, offset: int) -> None:
+        """`truncate` finds open what it needs."""
+        self._hints.clear()  # who knows the way need not open anything
+        self.locate(offset)
+
     def truncate(self, offset: int) -> None:
         """Drop the batch that holds `offset` and everything after it."""
         position, _ = self.locate(offset)

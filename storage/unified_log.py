@@ -594,8 +594,9 @@ class UnifiedLog(AbstractLog):
             return
         keep = bisect_right(self._bases, offset)
         base = self._bases[keep - 1]
-        with self._reading():
-            self._segments[keep - 1].locate(offset)  # its files open while nothing has changed yet
+        with self._reading():  # what needs a descriptor asks for it while nothing has changed yet
+            self._segments[keep - 1].open_to_cut(offset)
+            snapshots = snapshot_offsets(self.files, self.directory)
         with self._disk():
             self._vouch_to(max(base, offset - 1))
         with self._reading(), self._changing():
@@ -610,7 +611,7 @@ class UnifiedLog(AbstractLog):
                 # Until it is synced a power cut may bring back what was cut off, before a newer segment.
                 self._vouch_to(max(base, self.log_end_offset - 1))
                 self._sync_later([self._active.path(LOG)])
-            for at in snapshot_offsets(self.files, self.directory):
+            for at in snapshots:
                 if at > self.log_end_offset:
                     self.files.unlink(snapshot_path(self.directory, at))
             self.producer_table = producers_at(
@@ -627,12 +628,13 @@ class UnifiedLog(AbstractLog):
         if self.offline is not None:
             raise LogOffline(self.offline)
         with self._disk():
+            snapshots = snapshot_offsets(self.files, self.directory)
             self._vouch_to(0)
         self._staged = []
         with self._changing():
             for segment in reversed(self._segments):
                 self._remove_now(segment)
-            for at in snapshot_offsets(self.files, self.directory):
+            for at in snapshots:
                 self.files.unlink(snapshot_path(self.directory, at))
             self._active = self._create_segment(start_at, self._segments[-1].created_ms)
             self._segments[:] = [self._active]

@@ -829,6 +829,50 @@ def test_a_follower_without_a_descriptor_goes_on_when_there_is_one_again(operati
     Replicas(2).run(main)
 
 
+def test_a_cut_that_finds_no_descriptor_is_made_when_there_is_one_again() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"common")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"lost", acks=1)
+        world.change(leader=2, isr=(2,))
+        await world.append(2, b"kept", acks=1)
+        log_of(world, 1).release_files()
+        disk = world.nodes[1].disk
+        disk.fail("open", errno.EMFILE, path_part="t-0", times=2)
+        world.fabric.heal()
+        await world.agree(1, 2)
+        assert not disk.armed
+        assert world.nodes[1].values() == [b"common", b"kept"]
+
+    Replicas(2).run(main)
+
+
+def test_a_log_past_the_end_of_its_leaders_is_cut_when_there_is_a_descriptor_again() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        for _ in range(3):
+            await world.append(1, b"a")
+        await world.agree(1, 2)
+        fetchers, disk = world.nodes[2].fetchers, world.nodes[2].disk
+        (position,), (fetcher,) = fetchers._positions.values(), fetchers._fetchers.values()
+
+        async def two(*_: Any) -> dict[Any, int]:
+            return {position.key: 2}
+
+        fetcher._list_offsets = two  # type: ignore[method-assign,assignment]
+        log_of(world, 2).release_files()
+        disk.fail("open", errno.EMFILE, path_part="t-0", times=2)
+        position.needs_reset = True
+        await world.until(lambda: not position.needs_reset)
+        assert not disk.armed
+        await world.append(1, b"b")
+        await world.agree(1, 2)
+
+    Replicas(2).run(main)
+
+
 def test_a_damaged_batch_is_not_appended_and_holds_up_no_other_partition() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2)

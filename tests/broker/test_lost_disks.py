@@ -3,6 +3,7 @@ there nobody leads, what it still holds it leads on; wherever its process ends o
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -212,3 +213,41 @@ async def live(site: Site, member: Cluster, *, holds: Callable[[TopicImage, int]
     await member.join(holds=holds)
     assert state(member, "lost-0") == (NO_LEADER, ()), "from here on it would serve"
     await asyncio.sleep(1)
+
+
+def test_what_keeps_it_from_giving_up_what_is_lost_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    caplog.set_level(logging.INFO, "broker.joining")
+
+    async def story() -> None:
+        controller = await site.started(node_id="2", dirs="/data/2")
+        first = await site.started(dirs=BOTH)
+        await make(controller, "lost")
+        await site.kill(first)
+        change_disk(site, "/data/1/a")
+        back = site.member(dirs=BOTH)
+        await back.read()
+
+        asked = 0
+
+        def holds(topic: TopicImage, index: int) -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                site.profile.down = True
+                site.refuse(1, 2)
+            return False
+
+        joined = asyncio.ensure_future(back.join(holds=holds))
+        site.alive[1] = back
+        await asyncio.sleep(60)
+        assert asked > 10
+        assert not joined.done()
+        site.profile.heal()
+        site.refusing.clear()
+        await asyncio.wait_for(joined, 30)
+        assert state(back, "lost") == (NO_LEADER, ())
+        told = [record for record in caplog.records if "later" in record.message]
+        assert 1 <= len(told) <= 3, len(told)
+
+    site.run(story())

@@ -265,6 +265,26 @@ def test_a_broker_that_left_is_live_no_more() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("trouble", ["store", "wire"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_stop_does_not_wait_longer_than_it_says(who: int, trouble: str) -> None:
+    """What is asked last is not waited for beyond the end."""
+
+    async def story(site: Site) -> None:
+        members = await site.trio()
+        await create(members[0], "t", 3)
+        await asyncio.sleep(1)
+        if trouble == "store":
+            site.profile.down = True
+        else:
+            cut_off(site, members[who].node_id)
+        begun = site.loop.time()
+        await members[who].leave()
+        assert site.loop.time() - begun < cluster_module.LEAVE_WITHIN_S + 0.3
+
+    run(story)
+
+
 def test_a_fence_that_found_no_room_is_tried_again() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
@@ -317,16 +337,7 @@ def test_the_id_of_one_who_lives_is_not_given_away_by_a_controller_who_has_just_
         await until(lambda: controllers(site))
         (leader,) = controllers(site)
         (other,) = (member for member in members[1:] if member.node_id != leader)
-        listener = SimpleNamespace(name="PLAINTEXT", host="elsewhere", port=9192, security_protocol=0)
-        twin = SimpleNamespace(
-            cluster_id=other.image.cluster_id,
-            broker_id=other.node_id,
-            incarnation_id=UUID(int=77),
-            log_dirs=[UUID(int=777)],
-            listeners=[listener],
-            rack=None,
-            previous_broker_epoch=-1,
-        )
+        twin = twin_of(other)
         roll_call = site.alive[leader].roll_call
         roll_call._attached.clear()
         if is_alive:
@@ -341,6 +352,45 @@ def test_the_id_of_one_who_lives_is_not_given_away_by_a_controller_who_has_just_
             await roll_call.register(twin)
 
     run(story)
+
+
+def test_the_id_of_one_who_is_heard_again_while_its_port_is_tried_is_not_given_away() -> None:
+    """It does not answer there in time: that proves nothing, and what it says meanwhile counts."""
+
+    async def story(site: Site) -> None:
+        members = [
+            await site.started(node_id=str(id_), dirs=f"/data/{id_}", listeners=f"PLAINTEXT://:909{id_}")
+            for id_ in (1, 2, 3)
+        ]
+        await asyncio.sleep(1)
+        roll_call = members[0].roll_call
+        attached = roll_call._attached.pop(3)
+
+        async def heard_again(node_id: int) -> None:
+            await asyncio.sleep(0.1)
+            roll_call._attached[node_id] = attached
+
+        roll_call.answers = heard_again  # type: ignore[method-assign]
+        with pytest.raises(KafkaError) as refused:
+            await roll_call.register(twin_of(members[2]))
+        assert refused.value.code is ErrorCode.duplicate_broker_registration
+        assert members[2].is_member()
+
+    run(story)
+
+
+def twin_of(member: Cluster) -> SimpleNamespace:
+    """Another process with its id asks to be taken in."""
+    listener = SimpleNamespace(name="PLAINTEXT", host="elsewhere", port=9192, security_protocol=0)
+    return SimpleNamespace(
+        cluster_id=member.image.cluster_id,
+        broker_id=member.node_id,
+        incarnation_id=UUID(int=77),
+        log_dirs=[UUID(int=777)],
+        listeners=[listener],
+        rack=None,
+        previous_broker_epoch=-1,
+    )
 
 
 # --- slots from peers --------------------------------------------------------------------------------------

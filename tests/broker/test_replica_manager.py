@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker import network
+from broker import network, replica_manager
 from broker.controller import CreatePartitions, MorePartitions
 from broker.network import Connection
 from broker.partition import Partition
@@ -19,7 +19,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_request
 from protocol.records import parse_header
 from storage.log import LogOffline, LogSlice
-from storage.unified_log import UnifiedLog
+from storage.unified_log import SegmentFlush, UnifiedLog
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
 from tests.broker.test_produce_paths import NOW_MS, Sink
 
@@ -61,6 +61,26 @@ async def test_a_topic_may_go_while_it_syncs(make_broker: "MakeBroker") -> None:
         answer = await client.produce("u", batch_of(b"x"), acks=-1)
         assert answer.error_code is ErrorCode.none
     assert broker.is_ready
+
+
+async def test_a_sync_that_finds_no_descriptor_is_made_up_for(
+    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await make_broker(log_flush_single_replica="true")
+    await create_topic(broker, "t")
+    run, short = SegmentFlush.run, [errno.EMFILE, errno.ENFILE]
+
+    def sync(job: SegmentFlush) -> None:
+        if short:
+            raise OSError(short.pop(), "no descriptor")
+        run(job)
+
+    monkeypatch.setattr(replica_manager, "SYNC_AGAIN_S", 0.001)
+    monkeypatch.setattr(SegmentFlush, "run", sync)
+    appended = await broker.components.replicas.append("t", 0, bytearray(batch_of(b"x")), timeout_ms=20_000)
+    assert appended.first_offset == 0
+    assert not short
+    assert not broker.components.replicas.partition("t", 0).offline
 
 
 async def test_a_disk_that_fails_before_the_sync_costs_its_partitions_only(

@@ -4,6 +4,7 @@ more."""
 import errno
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -531,6 +532,35 @@ def test_a_cut_without_descriptors_is_whole_or_the_end_of_the_log(tmp_path: Path
     if log.offline is None:
         append(log, batch_of(1), epoch=9)
         assert [record.offset for record in records_of(log)] == list(range(log.log_end_offset))
+
+
+class Unlistable(DiskFiles):
+    """A directory takes a descriptor to be read, and there is none, though the logs are open."""
+
+    is_short = False
+
+    def listdir(self, path: str) -> list[str]:
+        if self.is_short:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return super().listdir(path)
+
+
+@pytest.mark.parametrize("cut", [lambda log: log.truncate_to(22), lambda log: log.truncate_fully(40)])
+def test_a_cut_of_an_open_log_without_descriptors_may_be_tried_again(
+    tmp_path: Path, cut: Callable[[UnifiedLog], None]
+) -> None:
+    files = Unlistable()
+    manager = manager_on(tmp_path, config=SMALL, files=files)
+    log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
+    before = records_of(log)
+    files.is_short = True
+    with pytest.raises(NoDescriptor):
+        cut(log)
+    assert not manager.offline_dirs
+    assert records_of(log) == before
+    files.is_short = False
+    cut(log)
+    assert log.log_end_offset in (22, 40)
 
 
 @pytest.mark.parametrize("fail_at", range(1, 3))
