@@ -24,8 +24,7 @@ from protocol.errors import ErrorCode
 from protocol.records import iter_batches
 from remote.faulty import FaultProfile, FaultyStore
 from remote.object_store import MemoryStore
-from storage.log_manager import LogDirLocked, LogManager
-from storage.policy import LogConfig
+from storage.log_manager import ConfigOf, IdOf, LogDirLocked, LogManager
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:
@@ -379,8 +378,8 @@ async def stopped_while_loading(config: BrokerConfig, monkeypatch: pytest.Monkey
     broker = server.Broker(config, server.real_world(config, None))
     loading = LogManager.loading
 
-    def asked_to_stop(logs: LogManager, config_of: Callable[[str], LogConfig]) -> Iterator[None]:
-        for step in loading(logs, config_of):
+    def asked_to_stop(logs: LogManager, config_of: ConfigOf, id_of: IdOf) -> Iterator[None]:
+        for step in loading(logs, config_of, id_of):
             broker.request_stop()
             yield step
 
