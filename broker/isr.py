@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
-from uuid import UUID
 
 from broker.channel import PeerLost
 from broker.partition import IsrProposal, Partition, few_of
+from broker.replication import AlterPartition, IsrChange
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields
 
@@ -28,7 +28,6 @@ BACKOFF_MAX_S: Final = 1.0
 PROPOSALS_MAX: Final = 1_000
 """In one request; the rest goes with the next one."""
 WATCHED_AT_ONCE: Final = 500
-_RECOVERED: Final = 0
 
 # The controller was asked in vain, but says what is true: the proposal was not done and will not be.
 _NOT_DONE: Final = frozenset({ErrorCode.operation_not_attempted, ErrorCode.ineligible_replica})
@@ -131,7 +130,7 @@ class IsrManager:
         asked = self._take()
         if not asked:
             return True
-        fields = encode_proposals(asked, self._replicas.node_id, self._controller.broker_epoch)
+        fields = _command(asked, self._replicas.node_id, self._controller.broker_epoch).request_fields()
         try:
             response = await self._controller.alter_partition(fields, timeout_s=REQUEST_TIMEOUT_S)
         except (PeerLost, KafkaError) as error:
@@ -210,24 +209,19 @@ class IsrManager:
         return False
 
 
-def encode_proposals(asked: list[tuple[Partition, IsrProposal]], node_id: int, broker_epoch: int) -> Fields:
-    """The fields of an AlterPartition request, v3."""
-    topics: dict[UUID, list[Fields]] = {}
-    for partition, proposal in asked:
-        topics.setdefault(partition.topic_id, []).append(
-            {
-                "partition_index": partition.index,
-                "leader_epoch": proposal.leader_epoch,
-                "partition_epoch": proposal.partition_epoch,
-                "leader_recovery_state": _RECOVERED,
-                "new_isr_with_epochs": [
-                    {"broker_id": member, "broker_epoch": broker_epoch if member == node_id else epoch}
-                    for member, epoch in proposal.isr
-                ],
-            }
+def _command(
+    asked: Iterable[tuple[Partition, IsrProposal]], node_id: int, broker_epoch: int
+) -> AlterPartition:
+    changes = tuple(
+        IsrChange(
+            topic_id=partition.topic_id,
+            partition=partition.index,
+            leader_epoch=proposal.leader_epoch,
+            partition_epoch=proposal.partition_epoch,
+            isr=tuple(
+                (member, broker_epoch if member == node_id else epoch) for member, epoch in proposal.isr
+            ),
         )
-    return {
-        "broker_id": node_id,
-        "broker_epoch": broker_epoch,
-        "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
-    }
+        for partition, proposal in asked
+    )
+    return AlterPartition(broker_id=node_id, broker_epoch=broker_epoch, changes=changes)

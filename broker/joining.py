@@ -298,7 +298,7 @@ class Joining:
         if cluster.is_controller:
             await cluster.submit(command)
         else:
-            fields = _alteration_fields(command)
+            fields = command.request_fields()
             _check_answer(await cluster.alter_partition(fields, timeout_s=REGISTER_ANSWER_S))
 
     async def _amend(self, registration: RegisterBroker) -> None:
@@ -353,23 +353,4 @@ def _registration_fields(registration: RegisterBroker) -> Fields:
         "rack": registration.rack,
         "log_dirs": list(registration.directories),
         "previous_broker_epoch": registration.clean_epoch,
-    }
-
-
-def _alteration_fields(command: AlterPartition) -> Fields:
-    topics: dict[UUID, list[Fields]] = {}
-    for change in command.changes:
-        topics.setdefault(change.topic_id, []).append(
-            {
-                "partition_index": change.partition,
-                "leader_epoch": change.leader_epoch,
-                "partition_epoch": change.partition_epoch,
-                "leader_recovery_state": 0,
-                "new_isr_with_epochs": [],
-            }
-        )
-    return {
-        "broker_id": command.broker_id,
-        "broker_epoch": command.broker_epoch,
-        "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
     }

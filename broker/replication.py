@@ -16,11 +16,13 @@ from broker.controller import Decision, Rules, check_assignment
 from broker.elections import Election, Replicas, Target, allows_unclean, change, elect_unclean
 from broker.image import NO_LEADER, Image, PartitionChanged, PartitionImage, TopicImage
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import Fields
 
 CHANGES_MAX_PER_COMMAND = 10_000
 ELECTIONS_MAX_PER_ROUND = 1_000
 """Of elections that nobody asked for: the rest is left to the next command."""
 ANY_EPOCH = -1
+_RECOVERED = 0
 
 PartitionRef = tuple[str, int]
 
@@ -79,6 +81,27 @@ class AlterPartition:
     broker_id: int
     broker_epoch: int
     changes: tuple[IsrChange, ...]
+
+    def request_fields(self) -> Fields:
+        """As a request to the controller, v3."""
+        topics: dict[UUID, list[Fields]] = {}
+        for asked in self.changes:
+            topics.setdefault(asked.topic_id, []).append(
+                {
+                    "partition_index": asked.partition,
+                    "leader_epoch": asked.leader_epoch,
+                    "partition_epoch": asked.partition_epoch,
+                    "leader_recovery_state": _RECOVERED,
+                    "new_isr_with_epochs": [
+                        {"broker_id": member, "broker_epoch": epoch} for member, epoch in asked.isr
+                    ],
+                }
+            )
+        return {
+            "broker_id": self.broker_id,
+            "broker_epoch": self.broker_epoch,
+            "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
+        }
 
     def decide(self, image: Image, rules: Rules) -> Decision[list[IsrResult]]:
         check_broker_epoch(image, self.broker_id, self.broker_epoch)

@@ -270,7 +270,7 @@ class LogManager:
                         yield
                 if self._lost_vouched(path):
                     self._write_points_now(path, RECOVERY_POINTS)
-                if path in self._doubted:
+                if path in self._doubted and path not in self.offline_dirs:
                     self.files.unlink(join(path, DISK_FAILED))
             except OSError as error:
                 self._dir_failed(path, error)

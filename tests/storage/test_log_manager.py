@@ -27,6 +27,7 @@ from storage.log_manager import (
     run_inline,
 )
 from storage.policy import LogConfig
+from storage.unified_log import SegmentFlush, UnifiedLog
 from tests.storage.support import (
     NOW,
     TOPIC_ID,
@@ -420,9 +421,9 @@ def test_a_flush_can_run_elsewhere(tmp_path: Path) -> None:
     assert log.fsync_target() is None
 
 
-def test_a_flush_that_a_truncation_overtook_vouches_for_nothing_new(tmp_path: Path) -> None:
-    manager = manager_on(tmp_path)
-    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
+def overtaken_by_a_cut(tmp_path: Path) -> tuple[UnifiedLog, SegmentFlush]:
+    """A log that was cut and appended to while a flush was under way, and that flush, which has run."""
+    log = manager_on(tmp_path).create("topic", TOPIC_ID, 0, LogConfig())
     for _ in range(4):
         append(log, batch_of(1))
     job = log.fsync_target()
@@ -431,21 +432,17 @@ def test_a_flush_that_a_truncation_overtook_vouches_for_nothing_new(tmp_path: Pa
     log.truncate_to(1)
     for _ in range(5):
         append(log, batch_of(1))
+    return log, job
+
+
+def test_a_flush_that_a_truncation_overtook_vouches_for_nothing_new(tmp_path: Path) -> None:
+    log, job = overtaken_by_a_cut(tmp_path)
     log.mark_flushed(job)
     assert log.recovery_point == 0, "the cut itself is to be synced"
 
 
 def test_a_flush_from_before_a_cut_does_not_vouch_for_one_begun_after_it(tmp_path: Path) -> None:
-    manager = manager_on(tmp_path)
-    log = manager.create("topic", TOPIC_ID, 0, LogConfig())
-    for _ in range(4):
-        append(log, batch_of(1))
-    early = log.fsync_target()
-    assert early is not None
-    early.run()
-    log.truncate_to(1)
-    for _ in range(5):
-        append(log, batch_of(1))
+    log, early = overtaken_by_a_cut(tmp_path)
     late = log.fsync_target()
     assert late is not None
     log.mark_flushed(early)
