@@ -5,14 +5,16 @@ Owns the interfaces only; `broker.server` builds the real ones and a simulation 
 Invariant: nothing else in the broker reads the outside world, so one seed decides a whole simulated run.
 """
 
+from __future__ import annotations
+
 import random
 from asyncio import BaseProtocol, Transport
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from remote.metered import StoreStats
-from remote.object_store import ObjectStore
+from remote.store.metered import StoreStats
+from remote.store.object_store import ObjectStore
 from storage.files import Files
 
 T = TypeVar("T")

@@ -25,43 +25,43 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from broker.cluster import Cluster
-from broker.config import BrokerConfig, ConfigError, ResourceType, log_config
-from broker.directories import StartupError
-from broker.dispatch import Dispatcher
-from broker.fetch_sessions import FetchSessions
-from broker.fetcher import ReplicaFetchers
-from broker.groups import GroupCoordinator
-from broker.handlers import cluster as cluster_handlers
-from broker.handlers import data as data_handlers
+from broker.admin.metrics import Metrics
+from broker.config.broker import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.control.cluster import Cluster
+from broker.control.directories import StartupError
+from broker.control.image import Delta
+from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.handlers import groups as group_handlers
+from broker.handlers import offsets as data_handlers
 from broker.handlers import peers as peer_handlers
 from broker.handlers import replicas as replica_handlers
+from broker.handlers import topics as cluster_handlers
+from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
+from broker.handlers.follower_fetch import ReplicaFetch
 from broker.handlers.produce import Produce
-from broker.handlers.replica_fetch import ReplicaFetch
-from broker.image import Delta
-from broker.isr import IsrManager
-from broker.metrics import Metrics
-from broker.network import Limits, NetworkServer, TcpNetwork
+from broker.net.server import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
-from broker.purgatory import Purgatory
-from broker.replica_manager import ReplicaManager
-from broker.replica_selector import ReplicaSelector
-from broker.throttle import Throttle
+from broker.replicas.fetch_sessions import FetchSessions
+from broker.replicas.fetcher import ReplicaFetchers
+from broker.replicas.isr import IsrManager
+from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.throttle import Throttle
 from protocol.apis import SERVED
 from protocol.messages import load
-from remote.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
-from remote.metered import StoreStats
-from remote.object_store import ObjectStore
-from remote.stores import open_store
+from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
+from remote.store.metered import StoreStats
+from remote.store.object_store import ObjectStore
+from remote.store.stores import open_store
 from storage.files import DiskFiles
 from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
 
 if TYPE_CHECKING:
-    from broker.admin_http import AdminHttp
+    from broker.admin.http import AdminHttp
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -346,7 +346,7 @@ class Broker:
                     listener.name, listener.host, listener.port
                 )
         if self._admin_address is not None:
-            from broker.admin_http import AdminHttp
+            from broker.admin.http import AdminHttp
 
             self.admin = AdminHttp(components, is_ready=lambda: self.is_ready)
             with _named(*self._admin_address):
@@ -511,7 +511,7 @@ def run(
     )
     gc.set_threshold(*GC_THRESHOLDS)
     if config.ignored:
-        log.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+        logger.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
     raise_descriptor_limit()
     admin_address = _address(admin) if admin is not None else None
     store = _store_name(config, store_url)
@@ -533,7 +533,7 @@ def raise_descriptor_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:  # macOS names an infinite limit and refuses it
-            log.warning("open files stay limited to %d: %s", soft, error)
+            logger.warning("open files stay limited to %d: %s", soft, error)
 
 
 async def _serve(
@@ -557,9 +557,9 @@ async def _serve(
             host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
             print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
             await broker.run_until_stopped()
-            log.info("node %d stopped", config.node_id)
+            logger.info("node %d stopped", config.node_id)
         else:
-            log.info("node %d stopped before it was ready", config.node_id)
+            logger.info("node %d stopped before it was ready", config.node_id)
         sys.stdout.flush()
         # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
         # without the loop's handlers one more signal would end a clean stop with another exit code.

@@ -5,6 +5,8 @@ development install 0.15 s at every start. Its first import, here, is told that 
 test has loaded it.
 """
 
+from __future__ import annotations
+
 import sys
 
 

@@ -10,6 +10,8 @@ By hand because a generic encoder makes a whole broker 2.5 to 5 times dearer, an
 records.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -228,7 +230,7 @@ class Hint(NamedTuple):
 
     leader_id: int
     leader_epoch: int
-    address: "Address | None"
+    address: Address | None
     """None where the client's listener does not reach it."""
 
 

@@ -6,6 +6,8 @@ what the generated message types write and read (a property test holds the two t
 decoded, and every length is checked against the frame before it is used.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from struct import error as StructError

@@ -9,6 +9,8 @@ Everything is a generator stepped on the loop, in slices of well under a millise
 milliseconds to wait before the next one, which is how `log.cleaner.io.max.bytes.per.second` is held.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterator
@@ -38,7 +40,7 @@ from storage.unified_log import UnifiedLog
 if TYPE_CHECKING:
     from storage.log_manager import LogManager, TopicPartition
 
-logger = logging.getLogger("tidewal.cleaner")
+logger = logging.getLogger(__name__)
 
 RECORDS_PER_SLICE = 256
 BYTES_INLINE = 32 << 10
@@ -109,7 +111,7 @@ def plan_cleaning(log: UnifiedLog, cleaned_upto: int, now_ms: int) -> CleaningPl
     )
 
 
-def clean_logs(manager: "LogManager", now_ms: int) -> Iterator[int]:
+def clean_logs(manager: LogManager, now_ms: int) -> Iterator[int]:
     """Compact every log that is dirty enough, the dirtiest first."""
     if not manager.cleaner.enabled:
         return
@@ -139,12 +141,12 @@ def clean_logs(manager: "LogManager", now_ms: int) -> Iterator[int]:
             plan.log.flush_failed(error)
 
 
-def _give_up(manager: "LogManager", key: "TopicPartition", error: Exception) -> None:
+def _give_up(manager: LogManager, key: TopicPartition, error: Exception) -> None:
     manager.uncleanable.add(key)
     logger.error("%s-%d cannot be compacted until the next start: %s", *key, error)
 
 
-def _clean_log(manager: "LogManager", key: "TopicPartition", plan: CleaningPlan, now_ms: int) -> Slices:
+def _clean_log(manager: LogManager, key: TopicPartition, plan: CleaningPlan, now_ms: int) -> Slices:
     """Map the keys, then rewrite group by group. Whenever retention, a truncation or a deletion changes
     the closed segments meanwhile, stop: the next round plans anew."""
     log = plan.log
@@ -290,7 +292,7 @@ class Transactions:
 
 
 def _map_keys(
-    manager: "LogManager", segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
+    manager: LogManager, segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
 ) -> Slices:
     """Read the dirty part and note the last offset of every key."""
     log = plan.log
@@ -346,7 +348,7 @@ def _marker_kind(batch: bytes, header: BatchHeader) -> int:
 
 
 def _clean_group(
-    manager: "LogManager",
+    manager: LogManager,
     log: UnifiedLog,
     group: list[Segment],
     keys: KeyMap,
@@ -432,7 +434,7 @@ class _Output:
 
 
 def _clean_batch(
-    manager: "LogManager",
+    manager: LogManager,
     segment: Segment,
     found: Found,
     output: _Output,
@@ -484,7 +486,7 @@ def _clean_batch(
         output.add(_emptied(batch), header.last_offset, header.max_timestamp)
 
 
-def _is_kept(record: "Walked", header: BatchHeader, keys: KeyMap, horizon: int | None, now_ms: int) -> bool:
+def _is_kept(record: Walked, header: BatchHeader, keys: KeyMap, horizon: int | None, now_ms: int) -> bool:
     if record.offset >= keys.end:
         return True
     if record.key is None or record.offset < keys.last_offset(record.key):
@@ -584,14 +586,14 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _unpacked(manager: "LogManager", batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
+def _unpacked(manager: LogManager, batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
     """The records section."""
     if not header.codec or header.size <= BYTES_INLINE:
         return records_data(batch, 0, header)
     return (yield from _beside(manager, lambda: records_data(batch, 0, header)))
 
 
-def _beside(manager: "LogManager", work: Callable[[], bytes]) -> Generator[int, None, bytes]:
+def _beside(manager: LogManager, work: Callable[[], bytes]) -> Generator[int, None, bytes]:
     """What native code does with a large batch takes too long for the loop."""
     result: list[bytes | CorruptBatch] = []
     done: list[OSError | None] = []
@@ -611,7 +613,7 @@ def _beside(manager: "LogManager", work: Callable[[], bytes]) -> Generator[int, 
 
 
 def _rebuild(
-    manager: "LogManager",
+    manager: LogManager,
     batch: bytes,
     header: BatchHeader,
     kept: list[Walked],

@@ -5,6 +5,8 @@ file, or who leads. Invariant: epochs and start offsets both strictly increase, 
 exactly one epoch.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Iterable
 

@@ -6,6 +6,8 @@ or removed, so a reader in flight never sees a closed or recycled descriptor. `w
 byte or raises.
 """
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os

@@ -8,6 +8,8 @@ Entries live in arrays, not in objects: 262,144 of them for a 1 GB segment cost 
 collector.
 """
 
+from __future__ import annotations
+
 import sys
 from array import array
 from bisect import bisect_right
@@ -30,14 +32,14 @@ class BadIndex(Exception):
     """An index file that cannot be what its segment needs."""
 
 
-def _big_endian(values: "array[int]") -> bytes:
+def _big_endian(values: array[int]) -> bytes:
     if sys.byteorder == "little":
         values = array("q", values)
         values.byteswap()
     return values.tobytes()
 
 
-def _from_big_endian(data: bytes | bytearray) -> "array[int]":
+def _from_big_endian(data: bytes | bytearray) -> array[int]:
     values = array("q")
     values.frombytes(data)
     if sys.byteorder == "little":
@@ -80,7 +82,7 @@ class OffsetIndex:
         return _big_endian(self.entries)
 
     @staticmethod
-    def decode(data: bytes, segment_size: int) -> "OffsetIndex":
+    def decode(data: bytes, segment_size: int) -> OffsetIndex:
         """Zeros behind the entries are Kafka's preallocation after a crash."""
         if len(data) % OFFSET_ENTRY_SIZE:
             raise BadIndex(f"offset index of {len(data)} bytes")
@@ -95,7 +97,7 @@ class OffsetIndex:
         return index
 
 
-def _ascends(values: "array[int]", in_order: Callable[[int, int], bool] = lt) -> bool:
+def _ascends(values: array[int], in_order: Callable[[int, int], bool] = lt) -> bool:
     """Of a large index every n-th entry is looked at: all 262,144 of them would take 20 ms on the loop. What
     is wrong between those shows when it is used: it does not lead to a batch."""
     looked_at = values[:: len(values) // ENTRIES_LOOKED_AT + 1]
@@ -152,7 +154,7 @@ class TimeIndex:
         return bytes(out)
 
     @staticmethod
-    def decode(data: bytes) -> "TimeIndex":
+    def decode(data: bytes) -> TimeIndex:
         count, rest = divmod(len(data), TIME_ENTRY_SIZE)
         if rest:
             raise BadIndex(f"time index of {len(data)} bytes")

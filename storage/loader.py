@@ -11,6 +11,8 @@ hangs on what reached the disk in which order: a mark, an index or a snapshot th
 brought back does not agree with the others, and then the segment is read from its start.
 """
 
+from __future__ import annotations
+
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence

@@ -6,6 +6,8 @@ order. Does not own: bytes, files, retention (subclasses), replication or who le
 appended, and a batch is checked completely before its first byte is staged.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -175,7 +177,7 @@ class Task:
 class Prepared(NamedTuple):
     """Batches as `log` stores them, still without offsets; an empty one stands for a duplicate."""
 
-    log: "AbstractLog"
+    log: AbstractLog
     batches: list[tuple[bytearray, BatchHeader]]
     now_ms: int
     origin: Origin
@@ -342,7 +344,7 @@ class AbstractLog(ABC):
             if task is not None:
                 task.run()
 
-    def prepare(self, buf: Buffer, *, now_ms: int, origin: Origin = "client") -> "Preparing":
+    def prepare(self, buf: Buffer, *, now_ms: int, origin: Origin = "client") -> Preparing:
         """Everything of `append_records` that takes long, in slices: records are walked and batches rebuilt,
         the log is not changed. A yielded task is to be run, in a thread if that is at hand, before the next
         step; `buf` must stay unchanged meanwhile."""
@@ -360,7 +362,7 @@ class AbstractLog(ABC):
             ready.append((yield from self._prepare(buf, at, header, now_ms=now_ms, origin=origin)))
         return Prepared(self, ready, now_ms, origin)
 
-    def append_prepared(self, prepared: "Prepared", *, leader_epoch: int) -> Appended:
+    def append_prepared(self, prepared: Prepared, *, leader_epoch: int) -> Appended:
         """Append what `prepare` made. Sequences are checked now: others may have appended since."""
         assert prepared.log is self, f"{self}: prepared for {prepared.log}"
         if self.offline is not None:
@@ -385,7 +387,7 @@ class AbstractLog(ABC):
 
     def _prepare(
         self, buf: Buffer, at: int, header: BatchHeader, *, now_ms: int, origin: Origin
-    ) -> "Generator[Task | None, None, tuple[bytearray, BatchHeader]]":
+    ) -> Generator[Task | None, None, tuple[bytearray, BatchHeader]]:
         """The batch as this log stores it: checked, recompressed and restamped as the configuration asks."""
         self._check_size(header)
         config = self.config
@@ -417,7 +419,7 @@ class AbstractLog(ABC):
 
     def _walk(
         self, section: bytes, header: BatchHeader, now_ms: int, origin: Origin
-    ) -> "Generator[None, None, None]":
+    ) -> Generator[None, None, None]:
         """What Kafka asks of each record, wherever they are read anyway. Offsets must add up: a rebuilt batch
         would otherwise take those of its neighbours."""
         needs_key = origin == "client" and self.config.is_compacted
@@ -678,7 +680,7 @@ def _read_some(records: Iterator[Record]) -> list[Record]:
         raise KafkaError(ErrorCode.invalid_record, error.reason) from error
 
 
-def _off_loop(size: int, work: Callable[[], T]) -> "Generator[Task | None, None, T]":
+def _off_loop(size: int, work: Callable[[], T]) -> Generator[Task | None, None, T]:
     """The result of native work on `size` bytes, which is worth a thread when they are many."""
     task = Task(work)
     if size > INLINE_BYTES:

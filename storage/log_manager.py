@@ -14,6 +14,8 @@ goes, and never synced again. A directory whose disk failed gets the mark `.disk
 which writes what it recovers there once more. The mark needs no sync: it goes where those pages go.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import logging
@@ -38,7 +40,7 @@ from storage.policy import LogConfig
 from storage.segment import LOG
 from storage.unified_log import SegmentFlush, UnifiedLog
 
-logger = logging.getLogger("tidewal.logs")
+logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"

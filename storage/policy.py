@@ -6,6 +6,8 @@ decision depends on its arguments alone; the active segment is never deleted by 
 is empty.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -10,6 +10,8 @@ follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them
 clean restart too. In the same place the log may leave a note of its own beside the table.
 """
 
+from __future__ import annotations
+
 import struct
 from collections import deque
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ ahead of it, and are rebuilt when they do not fit. What index files say after a 
 `SegmentMark` confirms it, entry for entry.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from os.path import join
 from struct import Struct
@@ -87,7 +89,7 @@ class SegmentMark(NamedTuple):
         return _MARK.pack(*self)
 
     @staticmethod
-    def decode(data: bytes) -> "SegmentMark | None":
+    def decode(data: bytes) -> SegmentMark | None:
         return SegmentMark(*_MARK.unpack(data)) if len(data) == _MARK.size else None
 
 
@@ -146,7 +148,7 @@ class Segment:
         self.is_used = False
 
     @staticmethod
-    def create(files: Files, directory: str, base_offset: int, *, now_ms: int, suffix: str = "") -> "Segment":
+    def create(files: Files, directory: str, base_offset: int, *, now_ms: int, suffix: str = "") -> Segment:
         """A new, empty segment."""
         for kind in SEGMENT_SUFFIXES:
             files.unlink(join(directory, segment_name(base_offset) + kind + suffix))

@@ -7,6 +7,8 @@ flush; the first OSError ends the log for good (`offline`), because what the dis
 Only a lack of descriptors does not: it is met before anything is staged, and the caller may try again.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -234,7 +236,7 @@ class UnifiedLog(AbstractLog):
         log_start_offset: int = 0,
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
-    ) -> "Generator[None, None, UnifiedLog]":
+    ) -> Generator[None, None, UnifiedLog]:
         """In slices, as `load`; a new or cleanly closed log needs but one."""
         loaded = yield from load(
             files,

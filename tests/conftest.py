@@ -6,6 +6,8 @@ and names the command that brings it.
 Invariant: whatever a fixture starts is stopped when its test ends, whether the test passed or not.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -38,21 +40,22 @@ settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
 class MakeBroker(Protocol):
-    def __call__(self, /, **properties: str) -> Awaitable["Broker"]: ...
+    def __call__(self, /, **properties: str) -> Awaitable[Broker]: ...
 
 
 @pytest.fixture
-async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable["Broker"]]]:
+async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Broker]]]:
     """Starts in-process brokers with real files and sockets on free ports.
 
     Properties are Kafka's, with `_` for `.`. All brokers of one test share one data directory, so a second
     one is a restart of the first: stop that before.
     """
-    from broker import config, server
+    from broker import server
+    from broker.config import broker as config
 
     started: list[Broker] = []
 
-    async def make(**properties: str) -> "Broker":
+    async def make(**properties: str) -> Broker:
         properties = {
             "node.id": "1",
             "listeners": "PLAINTEXT://127.0.0.1:0",
@@ -71,13 +74,13 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable["
 
 
 @pytest.fixture
-async def broker(make_broker: MakeBroker) -> "Broker":
+async def broker(make_broker: MakeBroker) -> Broker:
     """One broker in this process, started."""
     return await make_broker()
 
 
 @pytest.fixture
-def bootstrap(broker: "Broker") -> str:
+def bootstrap(broker: Broker) -> str:
     """host:port of `broker`."""
     listener = next(iter(broker.listeners.values()))
     return f"{listener.host}:{listener.port}"

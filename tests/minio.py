@@ -4,6 +4,8 @@ Owns the process, its data and its keys. Does not own the executable (`make mini
 a port nobody else has, on 127.0.0.1 only, and dies with the one who started it.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import tempfile
@@ -12,7 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from remote.sigv4 import Keys, Signer
+from remote.store.sigv4 import Keys, Signer
 from tests.compat.peers import stable_port, until
 
 KEYS = Keys(access_key="tidewal-test", secret_key="tidewal-test-secret")

@@ -5,6 +5,8 @@ directory, so that a second process may follow the first on the same data.
 Invariant: no wait here is without a deadline, and none is a fixed sleep.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import selectors
@@ -133,7 +135,7 @@ class BrokerProcess:
         return line
 
 
-def signal_until_the_end(process: "subprocess.Popen[bytes]", kind: signal.Signals) -> None:
+def signal_until_the_end(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
     """One signal after the other, so that some come at every stage of its exit; between them it gets on."""
     deadline_s = time.monotonic() + STOP_S_MAX
     while True:

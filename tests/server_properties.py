@@ -1,5 +1,7 @@
 """A combined KRaft node's file as Apache Kafka ships it, nearly without its comments."""
 
+from __future__ import annotations
+
 STOCK_KRAFT = """
 # The role of this server. Setting this puts us in KRaft mode
 process.roles=broker,controller

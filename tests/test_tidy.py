@@ -5,6 +5,8 @@ Owns what a reviewer should never have to say twice. Does not own behaviour.
 Invariant: what is checked here is checked nowhere else, so `make test` is the only command.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 import shutil

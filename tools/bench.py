@@ -5,6 +5,8 @@ Invariant: a number is printed only for records that were acknowledged or receiv
 run.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import queue

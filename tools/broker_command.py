@@ -6,6 +6,8 @@ it and anything else is left to typer.
 Invariant: `read_plainly` takes no command line that typer would refuse or read differently.
 """
 
+from __future__ import annotations
+
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 from tools.console import Failure, check_address, read_pairs
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from broker.config.broker import BrokerConfig
 
 LISTEN = "127.0.0.1:9092"
 DATA = ".tidewal"
@@ -65,8 +67,8 @@ def run_broker(options: BrokerOptions) -> None:
     """Until a signal."""
     config = read_config(options)
     from broker import server
-    from broker.config import ConfigError
-    from broker.directories import StartupError
+    from broker.config.broker import ConfigError
+    from broker.control.directories import StartupError
 
     try:
         server.run(config, options.store, options.admin, print_ready)
@@ -74,9 +76,9 @@ def run_broker(options: BrokerOptions) -> None:
         raise Failure(str(error)) from None
 
 
-def read_config(options: BrokerOptions) -> "BrokerConfig":
+def read_config(options: BrokerOptions) -> BrokerConfig:
     """What the options and the file say together; Failure when they cannot be meant."""
-    from broker.config import ConfigError, from_properties, parse_properties
+    from broker.config.broker import ConfigError, from_properties, parse_properties
 
     try:
         properties = parse_properties(_text_of(options.config)) if options.config is not None else {}

@@ -5,6 +5,8 @@ plainly spelt, gets by without loading them.
 Invariant: bad input ends with one clear line on stderr and a non-zero exit code, never with a trace.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from io import TextIOWrapper
@@ -74,7 +76,7 @@ def _run_any(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _complain_of_usage(error: "TyperException") -> int:
+def _complain_of_usage(error: TyperException) -> int:
     context = getattr(error, "ctx", None)
     message = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
     if message:

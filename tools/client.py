@@ -7,6 +7,8 @@ Invariant: every request ends, with an answer, a `RequestFailed` or a `KafkaErro
 responses are matched by correlation id in the order of the requests.
 """
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import os

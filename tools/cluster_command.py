@@ -6,6 +6,8 @@ Invariant: when this process ends, for whatever reason it can act on, no broker 
 ends by itself ends the others, and the exit code says so.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import selectors
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from remote.location import BadStoreUrl, parse_store_url
+from remote.store.location import BadStoreUrl, parse_store_url
 from storage.files import DiskFiles
 from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, complain, read_pairs

@@ -4,6 +4,8 @@ Owns how a command line is spelt. Each command's work is in the module it import
 Invariant: what a command prints on its way is its answer; what is wrong with it is raised as a `Failure`.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -306,7 +308,7 @@ def offsets(
     _ask(bootstrap, timeout, lambda client: topics.offsets(client, topic, as_json=as_json))
 
 
-def _ask(bootstrap: str, timeout_s: float, work: Callable[["Client"], Awaitable[None]]) -> None:
+def _ask(bootstrap: str, timeout_s: float, work: Callable[[Client], Awaitable[None]]) -> None:
     from protocol.errors import KafkaError
     from tools.client import Address, Client, RequestFailed
 
@@ -461,7 +463,7 @@ def bench_latency(
     )
 
 
-def _load(bootstrap: str, topic: str, records: int, record_size: int) -> "Load":
+def _load(bootstrap: str, topic: str, records: int, record_size: int) -> Load:
     from tools.bench import Load
 
     for address in bootstrap.split(","):

@@ -7,6 +7,8 @@ Invariant: the page says "covered" only where a test carries the mark, and test_
 stale.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess

@@ -5,6 +5,8 @@ Owns the error a command ends with, plain output, and tables. Does not own progr
 Invariant: what goes to stdout is the answer and nothing else, so that it may be piped.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,6 +7,8 @@ Invariant: whatever the bytes are, a file ends in its counts or in one line with
 a trace.
 """
 
+from __future__ import annotations
+
 import base64
 import json
 import mmap
@@ -260,7 +262,7 @@ def _codec_name(codec: int) -> str:
 
 
 def _record_rows(
-    position: int, header: BatchHeader, data: Buffer, decode: "Decoder | None", counts: Counts
+    position: int, header: BatchHeader, data: Buffer, decode: Decoder | None, counts: Counts
 ) -> Iterator[Row]:
     batch = memoryview(data)[position : position + header.size]
     expected = header.base_offset

@@ -5,16 +5,18 @@ Owns opening two connections to one store, showing the report and the exit code.
 Invariant: a store that breaks a promise never ends with exit code 0.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import random
 from dataclasses import asdict
 
 from broker.server import store_at
-from remote.location import BadStoreUrl, StoreLocation, parse_store_url
-from remote.metered import StoreStats
-from remote.object_store import StoreError
-from remote.probe import ProbeReport, probe
+from remote.store.location import BadStoreUrl, StoreLocation, parse_store_url
+from remote.store.metered import StoreStats
+from remote.store.object_store import StoreError
+from remote.store.probe import ProbeReport, probe
 from tools.console import Failure, check_writable, emit, emit_table, write_json
 
 

@@ -5,6 +5,8 @@ options (tools.cli).
 Invariant: a broker's refusal reaches the user with Kafka's name for it and the broker's own words.
 """
 
+from __future__ import annotations
+
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Any

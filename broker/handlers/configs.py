@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker.config import (
+from broker.config.broker import (
     ConfigError,
     ConfigRow,
     ConfigSource,
@@ -26,7 +26,7 @@ from broker.config import (
     describe_group,
     describe_topic,
 )
-from broker.controller import (
+from broker.control.controller import (
     AlterConfigs,
     Command,
     ConfigOp,
@@ -41,8 +41,8 @@ from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import decode_response, encode_request, get
 
 if TYPE_CHECKING:
-    from broker.cluster import Cluster
-    from broker.dispatch import Context, Handler
+    from broker.control.cluster import Cluster
+    from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]

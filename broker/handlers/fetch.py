@@ -15,14 +15,14 @@ from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
-from broker.cluster import Cluster
-from broker.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
+from broker.control.cluster import Cluster
 from broker.handlers.produce import leader_hint
-from broker.network import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
-from broker.partition import Partition
-from broker.purgatory import Purgatory, Waiter
-from broker.replica_manager import ReplicaManager
-from broker.replica_selector import ReplicaSelector
+from broker.net.server import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
+from broker.replicas.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
+from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.partition import Partition
+from broker.replicas.purgatory import Purgatory, Waiter
+from broker.replicas.replica_manager import ReplicaManager
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     FETCH_SHAPES_FROM,
@@ -40,7 +40,7 @@ from protocol.hot import (
 )
 from storage.log import AbstractLog, LogSlice
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SIZE: Final = Struct(">i")
 _SEEN_BYTES_MAX: Final = 64 * 1024
@@ -495,7 +495,7 @@ class FetchWait(Waiter):
 
     def broke(self, error: Exception) -> None:
         self.abandoned()
-        log.error("a Fetch failed after its wait", exc_info=error)
+        logger.error("a Fetch failed after its wait", exc_info=error)
         self._connection.close("its Fetch failed")
 
     def _answer(self, fetched: Fetched) -> None:

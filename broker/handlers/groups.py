@@ -15,7 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from broker.group import (
+from broker.control.image import Image, TopicImage
+from broker.coordinators.groups.machine import (
     Commit,
     DeleteGroups,
     DeleteOffsets,
@@ -29,14 +30,13 @@ from broker.group import (
     join_error,
     sync_error,
 )
-from broker.image import Image, TopicImage
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset
 from protocol.messages import get
 
 if TYPE_CHECKING:
-    from broker.dispatch import Context, Handler
+    from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
 

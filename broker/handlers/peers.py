@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from broker.brokers import AllocateProducerIds
-from broker.replication import AlterPartition, IsrChange, IsrResult
+from broker.control.brokers import AllocateProducerIds
+from broker.control.leaders import AlterPartition, IsrChange, IsrResult
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.dispatch import Context, Handler
+    from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
 

@@ -16,13 +16,13 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from broker.cluster import Cluster
-from broker.image import Image
-from broker.network import Answer, Connection, Disconnect, Frame, Slot
-from broker.partition import Partition
+from broker.control.cluster import Cluster
+from broker.control.image import Image
+from broker.net.server import Answer, Connection, Disconnect, Frame, Slot
 from broker.ports import Offload
-from broker.purgatory import Purgatory, Waiter
-from broker.replica_manager import ReplicaManager, is_internal
+from broker.replicas.partition import Partition
+from broker.replicas.purgatory import Purgatory, Waiter
+from broker.replicas.replica_manager import ReplicaManager, is_internal
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     PRODUCE_FLEXIBLE,
@@ -47,7 +47,7 @@ from protocol.records import (
 )
 from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TEMPLATES_MAX: Final = 65_536
 """Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
@@ -371,7 +371,7 @@ class Produce:
             connection.close(str(gone))
             return
         except Exception as error:
-            log.error("Produce failed", exc_info=error)
+            logger.error("Produce failed", exc_info=error)
             connection.close("its Produce failed")
             return
         if not isinstance(answer, Slot):

@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from broker.brokers import UnregisterBroker
-from broker.controller import METADATA_TOPIC
-from broker.handlers.cluster import timeout_ms_of
-from broker.handlers.configs import message_of
-from broker.image import BrokerImage, TopicImage
-from broker.replication import (
+from broker.control.brokers import UnregisterBroker
+from broker.control.controller import METADATA_TOPIC
+from broker.control.image import BrokerImage, TopicImage
+from broker.control.leaders import (
     AlterPartitionReassignments,
     ElectionResult,
     ElectionType,
     ElectLeaders,
     Reassignment,
 )
+from broker.handlers.configs import message_of
+from broker.handlers.topics import timeout_ms_of
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
 
 if TYPE_CHECKING:
-    from broker.cluster import Cluster
-    from broker.dispatch import Context, Handler
+    from broker.control.cluster import Cluster
+    from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
 

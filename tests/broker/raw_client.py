@@ -1,18 +1,20 @@
 """A client that sends exactly the bytes it is told to, and what else every test of the data path needs."""
 
+from __future__ import annotations
+
 import asyncio
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from broker.controller import NewTopic
-from broker.image import PartitionImage
+from broker.control.controller import NewTopic
+from broker.control.image import PartitionImage
 from protocol.apis import Api, PeerApi
 from protocol.messages import decode_response, encode_request
 from protocol.records import build_batch
 
 if TYPE_CHECKING:
-    from broker.partition import Partition
+    from broker.replicas.partition import Partition
     from broker.server import Broker
 
 _SIZE = Struct(">i")
@@ -28,7 +30,7 @@ class RawClient:
         self.correlation_id = 0
 
     @classmethod
-    async def open(cls, broker: "Broker", listener: str | None = None) -> Self:
+    async def open(cls, broker: Broker, listener: str | None = None) -> Self:
         listening = next(iter(broker.listeners.values())) if listener is None else broker.listeners[listener]
         reader, writer = await asyncio.open_connection(listening.host, listening.port, limit=1 << 26)
         return cls(reader, writer)
@@ -142,7 +144,7 @@ def batch_of(
     return bytes(build_batch([(key, value, (), timestamp) for value in values], **fields))
 
 
-async def create_topic(broker: "Broker", name: str, partitions: int = 1, **configs: str) -> UUID:
+async def create_topic(broker: Broker, name: str, partitions: int = 1, **configs: str) -> UUID:
     """Kafka's configuration names, with `_` for `.`."""
     topic = NewTopic(
         name=name,
@@ -156,7 +158,7 @@ async def create_topic(broker: "Broker", name: str, partitions: int = 1, **confi
     return result.topic.id
 
 
-def with_replicas(partition: "Partition", *replicas: int, isr: tuple[int, ...] | None = None) -> None:
+def with_replicas(partition: Partition, *replicas: int, isr: tuple[int, ...] | None = None) -> None:
     """Makes a partition that is led here have these replicas, as the image would."""
     view = PartitionImage(
         index=partition.index,

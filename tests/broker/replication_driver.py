@@ -6,28 +6,19 @@ and answers AlterPartition as Kafka's does. Does not own the metadata log. Invar
 order, at once unless its images are held back.
 """
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
-from broker import config as broker_config
-from broker.channel import Channel, Channels, PeerLost
-from broker.cluster import DeltaListener
-from broker.config import BrokerConfig, ResourceType, log_config
-from broker.dispatch import Dispatcher
-from broker.fetch_sessions import FetchSessions
-from broker.fetcher import ReplicaFetchers
-from broker.groups import GroupCoordinator
-from broker.handlers import cluster as cluster_handlers
-from broker.handlers import data as data_handlers
-from broker.handlers import groups as group_handlers
-from broker.handlers import replicas as replica_handlers
-from broker.handlers.fetch import Fetch
-from broker.handlers.produce import Produce
-from broker.handlers.replica_fetch import ReplicaFetch
-from broker.image import (
+from broker.admin.metrics import Metrics
+from broker.config import broker as broker_config
+from broker.config.broker import BrokerConfig, ResourceType, log_config
+from broker.control.cluster import DeltaListener
+from broker.control.image import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
@@ -39,21 +30,32 @@ from broker.image import (
     TopicCreated,
     TopicDeleted,
 )
-from broker.isr import IsrManager
-from broker.metrics import Metrics
-from broker.network import Limits, NetworkServer
-from broker.partition import Partition
+from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.handlers import groups as group_handlers
+from broker.handlers import offsets as data_handlers
+from broker.handlers import replicas as replica_handlers
+from broker.handlers import topics as cluster_handlers
+from broker.handlers.dispatch import Dispatcher
+from broker.handlers.fetch import Fetch
+from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.produce import Produce
+from broker.net.channel import Channel, Channels, PeerLost
+from broker.net.server import Limits, NetworkServer
 from broker.ports import World
-from broker.purgatory import Purgatory
-from broker.replica_manager import ReplicaManager
-from broker.replica_selector import ReplicaSelector
+from broker.replicas.fetch_sessions import FetchSessions
+from broker.replicas.fetcher import ReplicaFetchers
+from broker.replicas.isr import IsrManager
+from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.partition import Partition
+from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.throttle import Throttle
 from broker.server import Components
-from broker.throttle import Throttle
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.messages import Fields, decode_response, encode_response, entity
 from protocol.records import iter_batches, iter_records
-from remote.object_store import MemoryStore
+from remote.store.object_store import MemoryStore
 from storage.log import Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
@@ -78,7 +80,7 @@ PROPERTIES = {
 class Member:
     """What one node sees of its cluster."""
 
-    def __init__(self, node_id: int, config: BrokerConfig, controller: "Controller") -> None:
+    def __init__(self, node_id: int, config: BrokerConfig, controller: Controller) -> None:
         self.node_id = node_id
         self.config = self.broker_config = config
         self.image = Image()
@@ -105,7 +107,7 @@ class Member:
 
 
 class Node:
-    def __init__(self, world: "Replicas", node_id: int, rack: str | None) -> None:
+    def __init__(self, world: Replicas, node_id: int, rack: str | None) -> None:
         self.id = node_id
         self.name = f"node{node_id}"
         self.rack = rack
@@ -237,7 +239,7 @@ class Node:
     def _throttle(self, rate: Callable[[], int]) -> Throttle:
         return Throttle(rate=rate, clock=self._world.loop.time, samples=11, sample_s=1)
 
-    async def live(self, ready: "asyncio.Future[None]") -> None:
+    async def live(self, ready: asyncio.Future[None]) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self.logs.lock_and_open()
@@ -293,7 +295,7 @@ class Node:
 class Controller:
     """Decides as Kafka's controller does, and is never away unless told so."""
 
-    def __init__(self, world: "Replicas") -> None:
+    def __init__(self, world: Replicas) -> None:
         self._world = world
         self.image = Image()
         self.log: list[Record] = []
@@ -387,7 +389,7 @@ class Replicas:
     def now_ms(self) -> int:
         return START_MS + int(self.loop.now * 1000)
 
-    def run(self, main: Callable[["Replicas"], Awaitable[None]]) -> None:
+    def run(self, main: Callable[[Replicas], Awaitable[None]]) -> None:
         async def whole() -> None:
             for node_id in self.nodes:
                 await self.start(node_id)

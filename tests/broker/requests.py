@@ -1,12 +1,14 @@
 """Requests to handlers without a network: through the real encoding both ways, in any version."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.cluster import Cluster
-from broker.dispatch import Context, Handler, error_reply
+from broker.control.cluster import Cluster
+from broker.handlers.dispatch import Context, Handler, error_reply
 from protocol.apis import KNOWN, Api, PeerApi
 from protocol.errors import KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity, unknown_fields

@@ -1,5 +1,7 @@
 """A broker's life: start, restart, refusal, and an end that is never silent."""
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import itertools
@@ -16,14 +18,14 @@ import aiohttp
 import pytest
 
 from broker import server
-from broker.config import BrokerConfig, ConfigError, from_properties
-from broker.directories import StartupError
-from broker.partition import NAMED_MAX
+from broker.config.broker import BrokerConfig, ConfigError, from_properties
+from broker.control.directories import StartupError
+from broker.replicas.partition import NAMED_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
-from remote.faulty import FaultProfile, FaultyStore
-from remote.object_store import MemoryStore
+from remote.store.faulty import FaultProfile, FaultyStore
+from remote.store.object_store import MemoryStore
 from storage.log_manager import ConfigOf, IdOf, LogDirLocked, LogManager
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 async def test_a_restart_keeps_topics_records_and_producers(
-    make_broker: "MakeBroker", tmp_path: Path
+    make_broker: MakeBroker, tmp_path: Path
 ) -> None:
     first = await make_broker()
     topic_id = await create_topic(first, "t", 2)
@@ -51,7 +53,7 @@ async def test_a_restart_keeps_topics_records_and_producers(
         assert [header.base_offset for _, header in iter_batches(fetched.records)] == [0]
 
 
-async def test_after_a_clean_stop_nothing_of_a_partition_is_new(make_broker: "MakeBroker") -> None:
+async def test_after_a_clean_stop_nothing_of_a_partition_is_new(make_broker: MakeBroker) -> None:
     first = await make_broker()
     await create_topic(first, "t", 2)
     partitions = first.components.cluster.image.topics["t"].partitions
@@ -61,7 +63,7 @@ async def test_after_a_clean_stop_nothing_of_a_partition_is_new(make_broker: "Ma
 
 
 async def test_a_stop_before_it_joined_does_not_make_good_for_a_crash(
-    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await make_broker()
     await create_topic(first, "t")
@@ -80,7 +82,7 @@ async def test_a_stop_before_it_joined_does_not_make_good_for_a_crash(
     assert third.components.cluster.image.topics["t"].partitions[0].leader_epoch == 1
 
 
-async def test_a_second_broker_on_the_same_data_is_refused(make_broker: "MakeBroker") -> None:
+async def test_a_second_broker_on_the_same_data_is_refused(make_broker: MakeBroker) -> None:
     await make_broker()
     with pytest.raises(LogDirLocked) as error:
         await make_broker()
@@ -88,7 +90,7 @@ async def test_a_second_broker_on_the_same_data_is_refused(make_broker: "MakeBro
     assert "\n" not in str(error.value)
 
 
-async def test_a_port_in_use_is_one_clear_line(make_broker: "MakeBroker", tmp_path: Path) -> None:
+async def test_a_port_in_use_is_one_clear_line(make_broker: MakeBroker, tmp_path: Path) -> None:
     first = await make_broker()
     port = first.listeners["PLAINTEXT"].port
     with pytest.raises(StartupError) as error:
@@ -100,7 +102,7 @@ async def test_a_port_in_use_is_one_clear_line(make_broker: "MakeBroker", tmp_pa
 
 
 async def test_who_connects_before_ready_waits(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
     join = server.Cluster.join
@@ -120,7 +122,7 @@ async def test_who_connects_before_ready_waits(
     client.writer.close()
 
 
-async def test_stopping_answers_waiters_or_closes_and_refuses_new_ones(make_broker: "MakeBroker") -> None:
+async def test_stopping_answers_waiters_or_closes_and_refuses_new_ones(make_broker: MakeBroker) -> None:
     broker = await make_broker()
     await create_topic(broker, "t")
     client = await RawClient.open(broker)
@@ -138,7 +140,7 @@ async def test_stopping_answers_waiters_or_closes_and_refuses_new_ones(make_brok
         each.writer.close()
 
 
-async def test_a_background_task_that_dies_takes_the_broker_down(make_broker: "MakeBroker") -> None:
+async def test_a_background_task_that_dies_takes_the_broker_down(make_broker: MakeBroker) -> None:
     broker = await make_broker()
 
     async def die() -> None:
@@ -151,7 +153,7 @@ async def test_a_background_task_that_dies_takes_the_broker_down(make_broker: "M
     broker._root = None
 
 
-async def test_being_fenced_stops_the_broker_and_says_why(make_broker: "MakeBroker") -> None:
+async def test_being_fenced_stops_the_broker_and_says_why(make_broker: MakeBroker) -> None:
     broker = await make_broker()
     broker.fail("another process took over node 1")
     async with asyncio.timeout(5):
@@ -160,7 +162,7 @@ async def test_being_fenced_stops_the_broker_and_says_why(make_broker: "MakeBrok
 
 
 async def test_logs_of_no_topic_are_set_aside_and_told_of_in_one_line(
-    make_broker: "MakeBroker", tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_broker: MakeBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await make_broker()
     await create_topic(first, "t")
@@ -261,7 +263,7 @@ def test_admin_addresses_that_cannot_be(address: str) -> None:
         server._address(address)
 
 
-async def test_several_log_dirs_and_one_of_them_fails(make_broker: "MakeBroker", tmp_path: Path) -> None:
+async def test_several_log_dirs_and_one_of_them_fails(make_broker: MakeBroker, tmp_path: Path) -> None:
     """The failed one answers 56, the other lives on."""
     broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
     await create_topic(broker, "t", 4)
@@ -290,7 +292,7 @@ async def test_several_log_dirs_and_one_of_them_fails(make_broker: "MakeBroker",
         }
 
 
-async def test_a_broker_without_a_log_directory_ends(make_broker: "MakeBroker", tmp_path: Path) -> None:
+async def test_a_broker_without_a_log_directory_ends(make_broker: MakeBroker, tmp_path: Path) -> None:
     broker = await make_broker(log_dirs=f"{tmp_path}/one,{tmp_path}/two")
     for name in ("one", "two"):
         assert broker.is_ready
@@ -300,7 +302,7 @@ async def test_a_broker_without_a_log_directory_ends(make_broker: "MakeBroker", 
     assert not (tmp_path / "one" / ".kafka_cleanshutdown").exists()
 
 
-async def test_dynamic_settings_reach_what_they_are_about_and_last(make_broker: "MakeBroker") -> None:
+async def test_dynamic_settings_reach_what_they_are_about_and_last(make_broker: MakeBroker) -> None:
     broker = await make_broker()
     await create_topic(broker, "t")
     wanted = {
@@ -347,7 +349,7 @@ def test_the_descriptor_limit_is_raised_as_far_as_it_goes() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_many_partitions_are_made_and_dropped_in_slices(make_broker: "MakeBroker") -> None:
+async def test_many_partitions_are_made_and_dropped_in_slices(make_broker: MakeBroker) -> None:
     """Whoever asks meanwhile is served meanwhile."""
     broker = await make_broker()
     replicas = broker.components.replicas
@@ -391,7 +393,7 @@ async def stopped_while_loading(config: BrokerConfig, monkeypatch: pytest.Monkey
 
 
 async def test_a_stop_is_heard_while_logs_are_opened(
-    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await make_broker()
     await create_topic(first, "t", 200)
@@ -409,7 +411,7 @@ async def test_a_stop_is_heard_while_logs_are_opened(
 
 
 async def test_a_stop_during_recovery_leaves_a_log_that_recovers(
-    make_broker: "MakeBroker", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await make_broker()
     await create_topic(first, "t")
@@ -430,7 +432,7 @@ async def test_a_stop_during_recovery_leaves_a_log_that_recovers(
 
 
 async def test_a_start_that_fails_does_not_forget_the_clean_stop(
-    make_broker: "MakeBroker", tmp_path: Path
+    make_broker: MakeBroker, tmp_path: Path
 ) -> None:
     first = await make_broker()
     await create_topic(first, "t")
@@ -445,7 +447,7 @@ async def test_a_start_that_fails_does_not_forget_the_clean_stop(
 
 
 async def test_a_clean_stop_syncs_logs_side_by_side(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = await make_broker()
     await create_topic(broker, "t", 50)
@@ -469,7 +471,7 @@ async def test_a_clean_stop_syncs_logs_side_by_side(
 
 
 async def test_connections_leave_descriptors_for_files(
-    make_broker: "MakeBroker", monkeypatch: pytest.MonkeyPatch
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = await make_broker()
     await create_topic(broker, "t")

@@ -1,6 +1,8 @@
 """What the log layer relies on in a file system. Another implementation joins
 by subclassing `FilesContract` with its own `make_files` and `root` fixtures."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """What every object store must be seen to do, asked of each of them."""
 
+from __future__ import annotations
+
 import asyncio
 import multiprocessing
 import random
@@ -11,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.faulty import FaultProfile, FaultyStore
-from remote.location import FileLocation, StoreLocation, parse_store_url
-from remote.metered import MeteredStore, StoreStats
-from remote.object_store import (
+from remote.store.faulty import FaultProfile, FaultyStore
+from remote.store.location import FileLocation, StoreLocation, parse_store_url
+from remote.store.metered import MeteredStore, StoreStats
+from remote.store.object_store import (
     KEY_MAX_CHARS,
     LocalStore,
     MemoryStore,
@@ -24,12 +26,12 @@ from remote.object_store import (
     check_key,
     check_prefix,
 )
-from remote.stores import harden, open_store
-from remote.wrapper import StoreWrapper
+from remote.store.stores import harden, open_store
+from remote.store.wrapper import StoreWrapper
 from storage.files import DiskFiles
 from tests.compat.peers import unique
 from tests.minio import MinioServer
-from tests.remote.bare import bare_s3, wall_ms
+from tests.remote.store.bare import bare_s3, wall_ms
 
 T = TypeVar("T")
 
@@ -279,7 +281,7 @@ RIVALS = 3
 SLOTS = 40
 
 
-def _race(url: str, environ: dict[str, str], rival: int, wins: "multiprocessing.Queue[list[int]]") -> None:
+def _race(url: str, environ: dict[str, str], rival: int, wins: multiprocessing.Queue[list[int]]) -> None:
     async def run() -> list[int]:
         store = opened(parse_store_url(url, {}), environ)
         try:

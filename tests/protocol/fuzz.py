@@ -5,6 +5,8 @@ hypothesis calls them in every test run; `python -m tests.protocol.fuzz TARGET [
 atheris explore.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 

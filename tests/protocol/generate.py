@@ -4,6 +4,8 @@ Owns: strategies for Fields, and what a peer should decode from them. The encode
 have no part in either, so a mistake in them cannot hide here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache

@@ -1,5 +1,7 @@
 """The API table against Kafka's answer and kio's schemas."""
 
+from __future__ import annotations
+
 import re
 from importlib import import_module
 from pathlib import Path

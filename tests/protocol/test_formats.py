@@ -1,5 +1,7 @@
 """Persisted formats: known bytes of Kafka's, every version there and back, hostile bytes."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 from uuid import UUID

@@ -2,6 +2,8 @@
 tests/protocol`).
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import tracemalloc

@@ -1,5 +1,7 @@
 """What is read and packed by hand is what the generated message types read and write."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from struct import pack
 from typing import Any

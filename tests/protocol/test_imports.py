@@ -2,6 +2,8 @@
 early.
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

@@ -1,5 +1,7 @@
 """Apache Kafka's own tool reads what we build: every codec, markers, records of __consumer_offsets."""
 
+from __future__ import annotations
+
 import re
 import subprocess
 from pathlib import Path

@@ -2,6 +2,8 @@
 bytes.
 """
 
+from __future__ import annotations
+
 import io
 import tracemalloc
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Record batches against what other clients make of them, every refusal of Kafka's, and hostile bytes."""
 
+from __future__ import annotations
+
 import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence

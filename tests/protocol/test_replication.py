@@ -1,5 +1,7 @@
 """A follower's Fetch by hand is what the generated message types write and read."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID

@@ -1,5 +1,7 @@
 """Framing, headers and correlation, however the bytes are cut."""
 
+from __future__ import annotations
+
 import tracemalloc
 from typing import Any
 

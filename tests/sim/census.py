@@ -13,8 +13,8 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from broker.channel import Channel
-from broker.image import INTERNAL_TOPICS, NO_LEADER, Image
+from broker.control.image import INTERNAL_TOPICS, NO_LEADER, Image
+from broker.net.channel import Channel
 from broker.server import Broker, Components
 from storage.log_manager import DELETE_SUFFIX
 from tests.sim.disk import Disk, SimFiles

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from broker.forwarding import AT_ONCE
+from broker.control.forwarding import AT_ONCE
 from tests.sim.checks import Case
 from tests.sim.history import Census
 

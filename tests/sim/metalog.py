@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from broker.config import ResourceType
-from broker.image import (
+from broker.config.broker import ResourceType
+from broker.control.image import (
     ConfigChanged,
     ControllerElected,
     Image,

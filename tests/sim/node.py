@@ -16,8 +16,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from broker import config as broker_config
-from broker.image import Image
+from broker.config import broker as broker_config
+from broker.control.image import Image
 from broker.ports import World
 from broker.server import Broker
 from storage.unified_log import UnifiedLog

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.image import Image
+from broker.control.image import Image
 from tests.sim import census, inspection, leak_checks, metalog, salvage
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
 from tests.sim.history import Batch, FinalLog, History, MetaSlot, Remains, ReplicaLog, Sample, TopicPartition

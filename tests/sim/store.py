@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from remote.object_store import MemoryStore, PutResult, StoreError
+from remote.store.object_store import MemoryStore, PutResult, StoreError
 from tests.sim.history import StoreChange
 from tests.sim.loop import Process, SimLoop
 

@@ -1,5 +1,7 @@
 """The disk: what a kill keeps, what a power cut may and may not take, and errors that leave short writes."""
 
+from __future__ import annotations
+
 import errno
 import random
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """The simulated disk is a file system like any other."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

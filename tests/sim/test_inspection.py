@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.config import from_properties
+from broker.config.broker import from_properties
 from protocol import records
 from storage.log_manager import LogManager
 from storage.policy import LogConfig

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from broker.fetcher import Fetcher
-from broker.handlers.replica_fetch import Standing
-from broker.network import NetworkServer
-from broker.replica_manager import ReplicaManager
+from broker.handlers.follower_fetch import Standing
+from broker.net.server import NetworkServer
+from broker.replicas.fetcher import Fetcher
+from broker.replicas.replica_manager import ReplicaManager
 from tests.sim.history import Census, History
 from tests.sim.leak_checks import RULES, STANDING, leaks
 from tests.sim.node import Node

@@ -1,5 +1,7 @@
 """The loop: virtual time, kill at any step, nothing that fails goes unseen, and one order for one program."""
 
+from __future__ import annotations
+
 import asyncio
 import subprocess
 import sys

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.config import from_properties
+from broker.config.broker import from_properties
 from protocol import records
 from protocol.errors import KafkaError
 from storage.log import FlushJob

@@ -1,5 +1,7 @@
 """The network: bytes in order however they are cut, finite windows, and every way to lose a peer."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from broker import network
-from broker.network import Connection, NetworkServer
+from broker.net import server as network
+from broker.net.server import Connection, NetworkServer
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 

@@ -1,5 +1,7 @@
 """`python -m tests.sim.run`: what is told of many seeds, in whatever order and however they end."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.controller import CreateTopics, Decision, Rules
-from broker.fetcher import Fetcher
-from broker.handlers import replica_fetch
-from broker.image import Image, PartitionImage
-from broker.metadata_log import MetadataLog
-from broker.partition import Partition
+from broker.control.controller import CreateTopics, Decision, Rules
+from broker.control.image import Image, PartitionImage
+from broker.control.metadata_log import MetadataLog
+from broker.handlers import follower_fetch as replica_fetch
+from broker.replicas.fetcher import Fetcher
+from broker.replicas.partition import Partition
 from storage.log_manager import LogManager
 from tests.sim.client import BROKER_PORT
 from tests.sim.loop import SimFailure

@@ -1,6 +1,8 @@
 """The store's bad line: lost replies are done but UNKNOWN, a death does not undo a request that had left,
 healing heals."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import Coroutine
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remote.object_store import NoSuchObject, PutResult, StoreError
+from remote.store.object_store import NoSuchObject, PutResult, StoreError
 from tests.sim.loop import Killed, Process, SimLoop
 from tests.sim.store import Bucket, SimStore, StoreProfile
 

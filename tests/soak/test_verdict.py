@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.metrics import collect
+from broker.admin.metrics import collect
 from tests.soak.figures import HELD, RESIDENT, Figures, read
 from tests.soak.run import Sample, left, table, verdict
 

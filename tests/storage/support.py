@@ -1,6 +1,8 @@
 """What the tests of the log layer share: batches, logs on a scratch directory, and a disk that fails on
 demand."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +42,7 @@ class FaultyFiles(DiskFiles):
         if self.operations == self.fail_at:
             raise self.error
 
-    def open(self, path: str, *, create: bool = False) -> "FaultyFile":  # type: ignore[override]
+    def open(self, path: str, *, create: bool = False) -> FaultyFile:  # type: ignore[override]
         if create:
             self.step("create", path)
         return FaultyFile(self, super().open(path, create=create))

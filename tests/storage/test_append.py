@@ -1,5 +1,7 @@
 """What a log takes, what it refuses with which code, and what it stores."""
 
+from __future__ import annotations
+
 import tempfile
 from pathlib import Path
 from typing import Any

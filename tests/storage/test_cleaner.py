@@ -1,5 +1,7 @@
 """Compaction against a model, and a crash after each of its file operations."""
 
+from __future__ import annotations
+
 import shutil
 from itertools import pairwise
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What an operation may cost: files opened and kept open, files read, work in one slice."""
 
+from __future__ import annotations
+
 import gc
 import os
 from collections import Counter

@@ -1,6 +1,8 @@
 """What must stay small: a damaged or lying batch, a failing disk or a lost file costs what it touches and no
 more."""
 
+from __future__ import annotations
+
 import errno
 import os
 import struct

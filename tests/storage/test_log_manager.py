@@ -1,5 +1,7 @@
 """Directories, checkpoints, clean and unclean stops, retention, and failing disks."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os

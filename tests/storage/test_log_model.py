@@ -1,5 +1,7 @@
 """Whole histories of one log against a list of batches."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Epochs, indexes, producer snapshots and retention decisions against the plainest models of them."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,6 +1,8 @@
 """What a log is after a crash: cut at the first bad byte, everything else rebuilt, and the same the second
 time."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from pathlib import Path

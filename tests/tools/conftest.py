@@ -1,5 +1,7 @@
 """For the tools' tests: every request the client sends is checked for misspelt fields."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The numbers of a bench run: percentiles, rates and payloads, without any broker."""
 
+from __future__ import annotations
+
 import confluent_kafka
 import pytest
 from hypothesis import given

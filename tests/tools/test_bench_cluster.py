@@ -1,5 +1,7 @@
 """The cluster bench: silence, the verdict on what is read back, its rows, and one small run of our own."""
 
+from __future__ import annotations
+
 import argparse
 from itertools import pairwise
 from pathlib import Path

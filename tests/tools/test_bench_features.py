@@ -1,5 +1,7 @@
 """The features' cost table and the modules without their counters, without any broker."""
 
+from __future__ import annotations
+
 import ast
 import importlib
 

@@ -1,5 +1,7 @@
 """The growth tool's sums and tables, without any broker."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """The guard's verdict, without any broker."""
 
+from __future__ import annotations
+
 import pytest
 
 from tools.versus import guard

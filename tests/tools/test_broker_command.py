@@ -1,5 +1,7 @@
 """`tidewal broker` read without typer: it never reads a command line differently from typer."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

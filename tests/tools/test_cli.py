@@ -1,5 +1,7 @@
 """The command line: help for each command, and one clear line for each mistake."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket

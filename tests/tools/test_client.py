@@ -1,5 +1,7 @@
 """The raw client against a broker made of the same wire code, joined by in-memory transports."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any

@@ -2,6 +2,8 @@
 restart.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from typing import Any
 

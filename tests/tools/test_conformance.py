@@ -1,5 +1,7 @@
 """The conformance page: what it says of covered, uncovered and narrative entries."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """`tidewal dump-log`: sound files are shown whole, damaged ones end in one line with position and reason."""
 
+from __future__ import annotations
+
 import io
 import json
 import struct

@@ -1,12 +1,14 @@
 """`tidewal store probe` on stores that are fit, that are not, and that are not there."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
 import pytest
 
-from remote.object_store import ObjectStore, PutResult
-from remote.wrapper import StoreWrapper
+from remote.store.object_store import ObjectStore, PutResult
+from remote.store.wrapper import StoreWrapper
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tools import cli, store_probe

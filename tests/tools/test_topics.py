@@ -2,6 +2,8 @@
 sockets.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The side-by-side bench without any broker: rows, ratios, verdicts and how they are written."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

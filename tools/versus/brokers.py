@@ -5,6 +5,8 @@ says of their processes. Does not own any load.
 Invariant: a broker that was started is gone, with its data, when its `with` block ends; no wait is unbounded.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import os
@@ -189,7 +191,7 @@ class Quorum:
     ports: Mapping[int, int]
 
     @staticmethod
-    def of(node_ids: Iterable[int]) -> "Quorum":
+    def of(node_ids: Iterable[int]) -> Quorum:
         # The zero keeps the id from starting with a dash, which the storage tool takes for an option.
         identity = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         return Quorum(cluster_id=identity, ports={node_id: free_port() for node_id in node_ids})

@@ -5,6 +5,8 @@ retries beyond the wait for a new topic's leaders.
 Invariant: every wait is bounded by the socket's deadline or by `until`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import socket
 import struct

@@ -7,6 +7,8 @@ Invariant: both clusters go through the same steps with the same clients on all 
 that is lost, doubled or out of order makes the exit code 1; what was started or written is gone at the end.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import os

@@ -8,6 +8,8 @@ Invariant: the raw client sends each number once and the C client is idempotent,
 found twice or after a higher one, and each that was acknowledged is found.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import threading
@@ -53,7 +55,7 @@ class ReadBack:
     doubled: int
     disordered: int
 
-    def __add__(self, other: "ReadBack") -> "ReadBack":
+    def __add__(self, other: ReadBack) -> ReadBack:
         return ReadBack(
             checked=self.checked + other.checked,
             lost=self.lost + other.lost,

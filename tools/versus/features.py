@@ -5,6 +5,8 @@ Invariant: the variants differ only in a stock configuration, in what the client
 starts the broker (tools.versus.uncounted), never by a switch in the broker that exists for this measurement.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import dataclasses

@@ -5,6 +5,8 @@ Invariant: disk space is checked before anything is written, and what was writte
 restart counts only when the log ends where it did.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json

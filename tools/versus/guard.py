@@ -6,6 +6,8 @@ Invariant: exits non-zero if and only if some row's CPU is above RATIO_MAX times
 several rounds decides, because a busy machine can only add to it.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import dataclasses

@@ -6,6 +6,8 @@ Invariant: a figure counts only requests that were answered; the log's end prove
 first and last answers are read for their error codes.
 """
 
+from __future__ import annotations
+
 import array
 import dataclasses
 import json

@@ -5,6 +5,8 @@ sync, and what a topic holds. Does not own a process (brokers) or any load.
 Invariant: "in sync" is what every node that runs says; every wait has a deadline; no node outlives the block.
 """
 
+from __future__ import annotations
+
 import contextlib
 import shutil
 import time

@@ -6,6 +6,8 @@ Invariant: a ratio is ours divided by theirs in the same run; a figure that is m
 missed.
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

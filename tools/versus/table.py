@@ -6,6 +6,8 @@ Invariant: every system does the same rows with the same load process, in turn; 
 not counted.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json

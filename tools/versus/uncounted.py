@@ -8,6 +8,8 @@ Invariant: a module that counts nothing any more is a failure, so that the compa
 thing with itself; nothing compiled here is cached where a real broker would find it.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib.abc
 import importlib.machinery
@@ -19,7 +21,7 @@ from typing import TypeVar
 from tools.cli import main
 from tools.console import Failure
 
-MODULES = ("broker.dispatch", "broker.handlers.fetch", "broker.handlers.produce")
+MODULES = ("broker.handlers.dispatch", "broker.handlers.fetch", "broker.handlers.produce")
 COUNTERS = ("stats", "_counts", "_errors")
 
 FunctionT = TypeVar("FunctionT", ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,0 +1,355 @@
+"""Counters of the request path, and everything the broker tells about itself under the names Kafka exporters
+use.
+
+Owns: the numbers that no component keeps for itself, and the collection at scrape time. Does not own: serving
+them (admin_http). Invariant: counting is an addition to a plain int; all other work happens when somebody
+scrapes, in pieces that may lie turns of the loop apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from broker.control.image import NO_LEADER
+from broker.coordinators.groups.membership import State
+from protocol.apis import KNOWN
+from protocol.errors import error_code
+from remote.store.metered import LATENCY_BOUNDS_S
+from remote.store.object_store import Operation
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from broker.control.image import Delta
+    from broker.replicas.partition import Partition
+    from broker.server import Components
+
+T = TypeVar("T")
+
+_API_KEYS: Final = 128
+PIECE: Final = 200
+"""Samples in one go, about 1 ms: those of 5,000 partitions would hold the loop for 0.2 s."""
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.requests = [0] * _API_KEYS
+        """By API key."""
+        self.errors: Counter[int] = Counter()
+        self.elections = 0
+        self.unclean_elections = 0
+
+    def follow(self, delta: Delta) -> None:
+        self.elections += delta.elections
+        self.unclean_elections += delta.unclean_elections
+
+
+def collect(components: Components) -> Iterator[Metric]:
+    """Every family, a large one in several pieces that follow each other."""
+    yield from _requests(components)
+    yield from _topics(components)
+    yield from _logs(components)
+    yield from _replicas(components)
+    yield from _sockets(components)
+    yield from _groups(components)
+    yield from _controller(components)
+    yield from _process()
+    yield from _store(components)
+
+
+def _requests(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    requests = CounterMetricFamily(
+        "kafka_network_requestmetrics_requests", "Requests by API.", labels=["request"]
+    )
+    for key, row in KNOWN.items():
+        requests.add_metric([row.name], components.metrics.requests[key])
+    yield requests
+    errors = CounterMetricFamily(
+        "kafka_network_requestmetrics_errors", "Requests answered as a whole with an error.", labels=["error"]
+    )
+    for code, count in components.metrics.errors.items():
+        errors.add_metric([error_code(code).name.upper()], count)
+    yield errors
+
+
+_TOPIC_FAMILIES: Final = (
+    ("messagesin", "messages_in", "Records appended."),
+    ("bytesin", "bytes_in", "Bytes of record batches appended."),
+    ("bytesout", "bytes_out", "Bytes of record batches fetched by clients."),
+    ("replicationbytesin", "replication_bytes_in", "Bytes of record batches fetched from leaders."),
+    ("replicationbytesout", "replication_bytes_out", "Bytes of record batches fetched by followers."),
+    ("totalproducerequests", "produce", "Produce requests, by partition asked for."),
+    ("failedproducerequests", "failed_produce", "Produce requests refused, by partition asked for."),
+    ("totalfetchrequests", "fetch", "Fetch requests, by partition read."),
+    ("failedfetchrequests", "failed_fetch", "Fetch requests refused, by partition asked for."),
+)
+
+
+def _topics(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    stats = list(components.replicas.topic_stats.items())
+    for name, attribute, text in _TOPIC_FAMILIES:
+        for rows in _pieces(stats):
+            family = CounterMetricFamily(f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"])
+            for topic, counted in rows:
+                family.add_metric([topic], getattr(counted, attribute))
+            yield family
+
+
+_PARTITION_FAMILIES: Final[tuple[tuple[str, str, Callable[[Partition], int]], ...]] = (
+    ("kafka_log_log_size", "Bytes of a log.", lambda partition: partition.log.size),
+    ("kafka_log_log_logendoffset", "Log end offset.", lambda partition: partition.log.log_end_offset),
+    ("kafka_log_log_logstartoffset", "Log start offset.", lambda partition: partition.log.log_start_offset),
+    (
+        "kafka_log_log_numlogsegments",
+        "Segments of a log.",
+        lambda partition: partition.log.statistics().segments,
+    ),
+    (
+        "kafka_cluster_partition_highwatermark",
+        "High watermark.",
+        lambda partition: partition.log.high_watermark,
+    ),
+)
+
+
+def _logs(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    partitions = list(components.replicas.partitions())
+    for name, text, value in _PARTITION_FAMILIES:
+        for rows in _pieces(partitions):
+            family = GaugeMetricFamily(name, text, labels=["topic", "partition"])
+            for partition in rows:
+                family.add_metric([partition.topic, str(partition.index)], value(partition))
+            yield family
+    yield GaugeMetricFamily(
+        "kafka_log_logmanager_offlinelogdirectorycount",
+        "Log directories that failed.",
+        value=len(components.logs.offline_dirs),
+    )
+    yield GaugeMetricFamily(
+        "kafka_log_logmanager_logstobedeleted",
+        "Logs of deleted partitions whose files are still there.",
+        value=components.logs.to_be_deleted,
+    )
+
+
+def _pieces(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """At least one, so that a family without samples is named too."""
+    for at in range(0, max(len(rows), 1), PIECE):
+        yield rows[at : at + PIECE]
+
+
+def _replicas(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    partitions = list(components.replicas.partitions())
+    leaders = [partition for partition in partitions if partition.is_leader and not partition.offline]
+    name, isr = "kafka_server_replicamanager", components.isr
+    yield GaugeMetricFamily(f"{name}_partitioncount", "Partitions here.", value=len(partitions))
+    yield GaugeMetricFamily(f"{name}_leadercount", "Partitions led here.", value=len(leaders))
+    yield CounterMetricFamily(f"{name}_isrexpands", "In-sync replicas that grew.", value=isr.expands)
+    yield CounterMetricFamily(f"{name}_isrshrinks", "In-sync replicas that shrank.", value=isr.shrinks)
+    yield CounterMetricFamily(
+        f"{name}_failedisrupdates",
+        "Changes of in-sync replicas that the controller refused.",
+        value=isr.refusals,
+    )
+    yield GaugeMetricFamily(
+        f"{name}_underreplicatedpartitions",
+        "Partitions led here with replicas out of sync.",
+        value=sum(len(partition.isr) < partition.replication_factor for partition in leaders),
+    )
+    yield GaugeMetricFamily(
+        f"{name}_underminisrpartitioncount",
+        "Partitions led here that refuse acks=all.",
+        value=sum(not partition.acks_all_ok for partition in leaders),
+    )
+    yield GaugeMetricFamily(
+        f"{name}_atminisrpartitioncount",
+        "Partitions led here that would refuse acks=all with one in-sync replica less.",
+        value=sum(len(partition.isr) == partition.min_isr for partition in leaders),
+    )
+    yield GaugeMetricFamily(
+        f"{name}_offlinereplicacount",
+        "Replicas on failed directories.",
+        value=components.replicas.offline_count,
+    )
+    yield GaugeMetricFamily(
+        f"{name}_produceridcount",
+        "Producers that the partitions here remember.",
+        value=sum(len(partition.log.producer_table.entries) for partition in partitions),
+    )
+    yield from _waiting(components, partitions)
+    sessions = components.fetch_sessions
+    name = "kafka_server_fetchsessioncache"
+    yield GaugeMetricFamily(f"{name}_numincrementalfetchsessions", "Fetch sessions.", value=len(sessions))
+    yield GaugeMetricFamily(
+        f"{name}_numincrementalfetchpartitionscached",
+        "Partitions in fetch sessions.",
+        value=sessions.partition_count,
+    )
+    yield CounterMetricFamily(
+        f"{name}_incrementalfetchsessionevictions", "Fetch sessions evicted.", value=sessions.evictions
+    )
+
+
+def _waiting(components: Components, partitions: Sequence[Partition]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    name, purgatory = "kafka_server_delayedoperationpurgatory", components.replicas.purgatory
+    yield GaugeMetricFamily(f"{name}_purgatorysize", "Requests that wait.", value=len(purgatory))
+    watched = GaugeMetricFamily(
+        f"{name}_watched", "Waits at partitions, one for each partition.", labels=["delayedOperation"]
+    )
+    watched.add_metric(["Fetch"], sum(len(partition.data_waiters) for partition in partitions))
+    watched.add_metric(["Produce"], sum(partition.commit_waits for partition in partitions))
+    yield watched
+
+
+def _sockets(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    network = components.network
+    name = "kafka_server_socketservermetrics"
+    connections = GaugeMetricFamily(f"{name}_connection_count", "Open connections.", labels=["listener"])
+    for listener, count in network.connections_by_listener().items():
+        connections.add_metric([listener], count)
+    yield connections
+    stats = network.stats
+    yield CounterMetricFamily(f"{name}_connection_creation", "Connections accepted.", value=stats.accepted)
+    yield CounterMetricFamily(f"{name}_connection_rejected", "Connections refused.", value=stats.rejected)
+    yield CounterMetricFamily(
+        f"{name}_connection_idle_close", "Connections closed idle.", value=stats.closed_idle
+    )
+    yield GaugeMetricFamily(
+        f"{name}_memorypoolused", "Bytes of requests that wait in memory.", value=network.queued_bytes
+    )
+
+
+_GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}
+_GROUP_EVENTS: Final = (
+    ("group_completed_rebalance_count", "completed_rebalances", "Rebalances completed."),
+    ("offset_commit_count", "committed_offsets", "Offsets committed."),
+    ("offset_expiration_count", "expired_offsets", "Offsets expired."),
+)
+"""Since the partition was loaded."""
+
+
+def _groups(components: Components) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    statistics = components.groups.statistics()
+    machines = statistics.machines
+    states: Counter[State] = Counter()
+    for machine in machines:
+        states.update(machine.groups)
+    name = "kafka_coordinator_group_groupmetadatamanager"
+    yield GaugeMetricFamily(f"{name}_numgroups", "Groups.", value=states.total())
+    for state, suffix in _GROUP_STATES.items():
+        yield GaugeMetricFamily(f"{name}_{suffix}", f"Groups in state {state.value}.", value=states[state])
+    members = sum(machine.members for machine in machines)
+    yield GaugeMetricFamily(f"{name}_nummembers", "Members of groups.", value=members)
+    offsets = sum(machine.offsets for machine in machines)
+    yield GaugeMetricFamily(f"{name}_numoffsets", "Committed offsets that are kept.", value=offsets)
+    name = "kafka_server_group_coordinator_metrics"
+    partitions = GaugeMetricFamily(f"{name}_num_partitions", "Partitions coordinated.", labels=["state"])
+    partitions.add_metric(["loading"], statistics.loading)
+    partitions.add_metric(["active"], len(machines))
+    yield partitions
+    yield GaugeMetricFamily(f"{name}_waiting", "Group requests that wait.", value=statistics.waiting)
+    for suffix, attribute, text in _GROUP_EVENTS:
+        total = sum(getattr(machine, attribute) for machine in machines)
+        yield CounterMetricFamily(f"{name}_{suffix}", text, value=total)
+
+
+def _controller(components: Components) -> Iterator[Metric]:
+    """By the image of this broker: each of them may come to be the controller."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    image, metrics = components.cluster.image, components.metrics
+    name = "kafka_controller_kafkacontroller"
+    partitions = [partition for topic in image.topics.values() for partition in topic.partitions]
+    yield GaugeMetricFamily(
+        f"{name}_activecontrollercount", "1 on the controller.", value=components.cluster.is_controller
+    )
+    yield GaugeMetricFamily(f"{name}_globaltopiccount", "Topics.", value=len(image.topics))
+    yield GaugeMetricFamily(f"{name}_globalpartitioncount", "Partitions.", value=len(partitions))
+    yield GaugeMetricFamily(
+        f"{name}_offlinepartitionscount",
+        "Partitions without a leader.",
+        value=sum(partition.leader == NO_LEADER for partition in partitions),
+    )
+    yield GaugeMetricFamily(
+        f"{name}_activebrokercount", "Brokers that are not fenced.", value=len(image.live_brokers())
+    )
+    name = "kafka_controller_controllerstats"
+    yield CounterMetricFamily(
+        f"{name}_leaderelections", "Partitions that got another leader.", value=metrics.elections
+    )
+    yield CounterMetricFamily(
+        f"{name}_uncleanleaderelections",
+        "Partitions that got a leader that was not in sync.",
+        value=metrics.unclean_elections,
+    )
+
+
+def _process() -> Iterator[Metric]:
+    """Under the names that Prometheus' own clients use; memory and open files where the system tells them."""
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.process_collector import ProcessCollector
+
+    yield from ProcessCollector(registry=None).collect()
+    yield GaugeMetricFamily("process_threads", "Threads.", value=threading.active_count())
+    yield GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+    yield GaugeMetricFamily(
+        "python_allocated_blocks",
+        "Blocks of memory that Python's allocator has given out and not got back.",
+        value=sys.getallocatedblocks(),
+    )
+
+
+_STORE_COUNTERS: Final = (
+    ("bytes_read", "Bytes of objects read."),
+    ("bytes_written", "Bytes of objects written."),
+    ("retries", "Requests that were sent again after a failure."),
+    ("hedges", "Reads that were asked a second time because the first was slow."),
+    ("hedges_won", "Second reads that answered before the first."),
+)
+
+
+def _store(components: Components) -> Iterator[Metric]:
+    """Kafka has no such thing; the names are ours."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    stats, name = components.world.store_stats, "tidewal_object_store"
+    requests = CounterMetricFamily(f"{name}_requests", "Requests by operation.", labels=["operation"])
+    latency = HistogramMetricFamily(f"{name}_request_seconds", "Time to an answer.", labels=["operation"])
+    for operation in Operation:
+        requests.add_metric([operation], stats.requests[operation])
+        buckets, below = [], 0
+        for bound, count in zip(
+            (*map(str, LATENCY_BOUNDS_S), "+Inf"), stats.latency_counts[operation], strict=True
+        ):
+            below += count
+            buckets.append((bound, below))
+        latency.add_metric([operation], buckets, stats.latency_sums_s[operation])
+    yield requests
+    yield latency
+    errors = CounterMetricFamily(
+        f"{name}_errors", "Requests without an answer, by what went wrong.", labels=["operation", "error"]
+    )
+    for (operation, fault), count in stats.errors.items():
+        errors.add_metric([operation, fault], count)
+    yield errors
+    for attribute, text in _STORE_COUNTERS:
+        yield CounterMetricFamily(f"{name}_{attribute}", text, value=getattr(stats, attribute))

@@ -1,0 +1,149 @@
+"""How far this node knows the metadata log: the image, the hash it ends with, and the slots it heard of last.
+
+Owns: loading the log, taking in slots wherever they come from (read, pushed by a peer, won), winning the next
+one. Does not own: who may write when (cluster.py), the objects (metadata_log.py), what records do (image.py).
+
+Invariants: slots are applied in order, each once, and none that was collected and written again. Every await
+is followed by a look at how far the image has come meanwhile, because slots arrive by three ways at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from broker.control.image import Delta, Image, Record, difference, encode_record
+from broker.control.metadata_log import GENESIS_HASH, BrokenLog, MetadataLog, ReadSlot, Survey
+from protocol.formats import slot_hash
+
+RECENT_SLOTS = 256
+RECENT_MAX_BYTES = 8 << 20
+
+
+class Ledger:
+    def __init__(self, log: MetadataLog, now_s: Callable[[], float]) -> None:
+        self.image = Image()
+        self.last_hash = GENESIS_HASH
+        self._log = log
+        self._now_s = now_s
+        self._recent: deque[tuple[int, bytes]] = deque()
+        self._recent_bytes = 0
+        self._put_since_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.image!r}, {len(self._recent)} recent slots)"
+
+    async def survey(self) -> Survey:
+        return await self._log.survey()
+
+    async def load(self, survey: Survey) -> None:
+        """Start from the newest snapshot, or from nothing, and read on to the tail."""
+        if survey.boundary and not survey.snapshots:
+            raise BrokenLog(f"the metadata log was trimmed to slot {survey.boundary} and has no snapshot")
+        if survey.snapshots:
+            newest = survey.snapshots[-1]
+            found = await self._log.snapshot(newest)
+            if found is None:
+                # To a sleeper: there is a newer one.
+                now = await self._log.survey()
+                if not now.snapshots or now.snapshots[-1] <= newest:
+                    raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
+                await self.load(now)
+                return
+            self.image.apply_slot(newest, found.records)
+            self.last_hash = found.hash
+        await self.catch_up()
+        if survey.slots and survey.slots[-1] > self.image.seq:
+            raise BrokenLog(f"metadata slot {self.image.seq + 1} is missing")
+
+    async def catch_up(self, *, is_routine: bool = False) -> list[Delta]:
+        """Apply what others committed.
+
+        The boundary is read after the slots: below it a slot may be one that a sleeper put where a collected
+        one had been, and whoever is behind it starts again from the snapshot. A routine look that finds
+        nothing costs one GET.
+        """
+        slots = await self._log.read_on(self.image.seq)
+        if is_routine and not slots:
+            return []
+        boundary = await self._log.boundary()
+        if boundary > self.image.seq:
+            return await self._start_again()
+        return self.take(slot for slot in slots if slot.seq > boundary)
+
+    def take(self, slots: Iterable[ReadSlot]) -> list[Delta]:
+        """Apply those that come next; what is known already, or lies behind a gap, is left out."""
+        return [self._apply(slot) for slot in slots if slot.seq == self.image.seq + 1]
+
+    def since(self, seq: int, *, max_bytes: int) -> list[bytes]:
+        """The objects of the slots that follow `seq`; none when they are too long ago to be at hand."""
+        if not self._recent or self._recent[0][0] > seq + 1:
+            return []
+        found: list[bytes] = []
+        for number, data in self._recent:
+            if number > seq:
+                max_bytes -= len(data)
+                if found and max_bytes < 0:
+                    break
+                found.append(data)
+        return found
+
+    @property
+    def unresolved_s(self) -> float:
+        """How long the store has owed an answer to the slot that is being written."""
+        return 0.0 if self._put_since_s is None else self._now_s() - self._put_since_s
+
+    async def commit(self, records: Sequence[Record], *, controller_epoch: int) -> Delta | None:
+        """Win the next slot for these records and apply them; None when another writer has it.
+
+        `controller_epoch` is the writer's own: after a newer bump what it wrote would be void.
+        """
+        if controller_epoch < self.image.controller_epoch:
+            return None
+        seq = self.image.seq + 1
+        self._put_since_s = self._now_s()
+        try:
+            data = await self._log.win(
+                seq,
+                controller_epoch=controller_epoch,
+                previous_hash=self.last_hash,
+                records=map(encode_record, records),
+            )
+        finally:
+            self._put_since_s = None
+        if data is None:
+            return None
+        if self.image.seq >= seq:
+            # A peer had read it and sent it back before the store answered us.
+            return Delta(seq=seq) if (seq, data) in self._recent else None
+        self._keep(seq, data, slot_hash(data))
+        return self.image.apply_slot(seq, records)
+
+    def _apply(self, slot: ReadSlot) -> Delta:
+        if slot.previous_hash != self.last_hash:
+            raise BrokenLog(f"metadata slot {slot.seq} does not follow the one before it")
+        self._keep(slot.seq, slot.data, slot.hash)
+        if slot.controller_epoch < self.image.controller_epoch:
+            # Written by a controller that was already replaced: the slot is used up and says nothing.
+            return self.image.apply_slot(slot.seq, ())
+        return self.image.apply_slot(slot.seq, slot.records)
+
+    def _keep(self, seq: int, data: bytes, its_hash: bytes) -> None:
+        self.last_hash = its_hash
+        recent = self._recent
+        recent.append((seq, data))
+        self._recent_bytes += len(data)
+        while len(recent) > RECENT_SLOTS or (self._recent_bytes > RECENT_MAX_BYTES and len(recent) > 1):
+            self._recent_bytes -= len(recent.popleft()[1])
+
+    async def _start_again(self) -> list[Delta]:
+        """The log was trimmed past this node, which slept: what it missed is told by comparing."""
+        fresh = Ledger(self._log, self._now_s)
+        await fresh.load(await self._log.survey())
+        if fresh.image.seq <= self.image.seq:
+            return []
+        delta = difference(self.image, fresh.image)
+        self.image.become(fresh.image)
+        self.last_hash = fresh.last_hash
+        self._recent, self._recent_bytes = fresh._recent, fresh._recent_bytes
+        return [delta]

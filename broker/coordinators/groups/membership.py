@@ -1,0 +1,303 @@
+"""One consumer group's membership: who is in it, who leads it, and how far its rebalance is.
+
+Owns the states of a group and the moves between them, its members, the choice of leader and protocol,
+and what its members subscribe to. Does not own when anything happens (`broker.group`), nor what of it
+is durable.
+Invariant: states change along `CAME_FROM` alone; a group with members has a leader among them; an
+instance id belongs to one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.formats import GroupMember, GroupMetadata, subscribed_topics
+
+CONSUMER_PROTOCOL = "consumer"
+
+Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Name and metadata, in the order the member prefers."""
+
+
+class State(Enum):
+    """Of a group with an entry here. A group without one is Dead to whoever asks."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+CAME_FROM: Mapping[State, frozenset[State]] = {
+    State.EMPTY: frozenset({State.PREPARING_REBALANCE}),
+    State.PREPARING_REBALANCE: frozenset({State.EMPTY, State.STABLE, State.COMPLETING_REBALANCE}),
+    State.COMPLETING_REBALANCE: frozenset({State.PREPARING_REBALANCE}),
+    State.STABLE: frozenset({State.COMPLETING_REBALANCE}),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocol_type: str
+    protocols: Protocols
+    assignment: bytes = b""
+    join_token: int | None = None
+    sync_token: int | None = None
+    is_new: bool = False
+
+    @property
+    def is_excused(self) -> bool:
+        """Waits for us, so its silence means nothing; a new member's wait is bounded all the same."""
+        return not self.is_new and (self.join_token is not None or self.sync_token is not None)
+
+    def metadata(self, protocol: str | None) -> bytes:
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    def vote(self, candidates: Collection[str]) -> str:
+        return next(name for name, _ in self.protocols if name in candidates)
+
+    def durable(self, protocol: str | None) -> GroupMember:
+        return GroupMember(
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            session_timeout_ms=self.session_timeout_ms,
+            subscription=self.metadata(protocol),
+            assignment=self.assignment,
+        )
+
+
+class Group:
+    """The living half of a group: who is in it and how far its rebalance is. A restart keeps what was made
+    durable.
+    """
+
+    __slots__ = (
+        "generation",
+        "group_id",
+        "initial_remaining_ms",
+        "leader",
+        "members",
+        "new_member_added",
+        "pending_join",
+        "pending_sync",
+        "previous_state",
+        "protocol",
+        "protocol_type",
+        "state",
+        "state_since_ms",
+        "static_members",
+        "subscribed_topics",
+    )
+
+    def __init__(self, group_id: str, wall_ms: int) -> None:
+        self.group_id = group_id
+        self.state = State.EMPTY
+        self.previous_state: State | None = None
+        self.state_since_ms = wall_ms
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_join: set[str] = set()
+        self.pending_sync: set[str] = set()
+        self.subscribed_topics: frozenset[str] | None = None
+        self.new_member_added = False
+        self.initial_remaining_ms: int | None = None
+
+    @classmethod
+    def from_durable(cls, group_id: str, metadata: GroupMetadata) -> Group:
+        group = cls(group_id, metadata.state_timestamp_ms)
+        group.generation = metadata.generation
+        group.protocol_type = metadata.protocol_type or None
+        group.protocol = metadata.protocol
+        group.leader = metadata.leader
+        for member in metadata.members:
+            group.add(
+                Member(
+                    member_id=member.member_id,
+                    instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout_ms=_rebalance_timeout_ms(member),
+                    session_timeout_ms=member.session_timeout_ms,
+                    protocol_type=metadata.protocol_type,
+                    protocols=((metadata.protocol or "", member.subscription),),
+                    assignment=member.assignment,
+                )
+            )
+        group.state = State.STABLE if group.members else State.EMPTY
+        group.subscribed_topics = group.topics_of_members()
+        return group
+
+    def __repr__(self) -> str:
+        return (
+            f"<Group {self.group_id!r} {self.state.value} generation={self.generation} "
+            f"{len(self.members)} members>"
+        )
+
+    def durable(self) -> GroupMetadata:
+        return GroupMetadata(
+            protocol_type=self.protocol_type or "",
+            generation=self.generation,
+            protocol=self.protocol,
+            leader=self.leader,
+            state_timestamp_ms=self.state_since_ms,
+            members=tuple(member.durable(self.protocol) for member in self.members.values()),
+        )
+
+    def move_to(self, state: State, wall_ms: int) -> None:
+        assert self.state in CAME_FROM[state], f"{self!r} cannot become {state.value}"
+        self.previous_state, self.state, self.state_since_ms = self.state, state, wall_ms
+
+    # Members
+
+    def add(self, member: Member) -> None:
+        assert member.member_id not in self.members
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static_members
+            self.static_members[member.instance_id] = member.member_id
+        if not self.members:
+            self.protocol_type = member.protocol_type
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self.pending_join.discard(member.member_id)
+
+    def remove(self, member_id: str) -> None:
+        member = self.members.pop(member_id, None)
+        if member is not None and member.instance_id is not None:
+            del self.static_members[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self.pending_join.discard(member_id)
+        self.pending_sync.discard(member_id)
+
+    def replace_static(self, instance_id: str, new_member_id: str) -> Member:
+        """The instance is back under a new id: it takes its own place, and its assignment with it."""
+        old = self.members.pop(self.static_members[instance_id])
+        old.join_token = old.sync_token = None
+        if self.leader == old.member_id:
+            self.leader = new_member_id
+        self.pending_sync.discard(old.member_id)
+        old.member_id = new_member_id
+        self.members[new_member_id] = old
+        self.static_members[instance_id] = new_member_id
+        return old
+
+    def check_member(self, member_id: str, instance_id: str | None) -> Member:
+        if instance_id is not None:
+            owner = self.static_members.get(instance_id)
+            if owner is None:
+                raise KafkaError(ErrorCode.unknown_member_id)
+            if owner != member_id:
+                raise KafkaError(ErrorCode.fenced_instance_id)
+        member = self.members.get(member_id)
+        if member is None:
+            raise KafkaError(ErrorCode.unknown_member_id)
+        return member
+
+    # Rebalance
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def awaiting_join(self) -> int:
+        return sum(member.join_token is not None for member in self.members.values())
+
+    @property
+    def has_all_joined(self) -> bool:
+        return not self.pending_join and all(m.join_token is not None for m in self.members.values())
+
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL
+
+    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        if self.state is State.EMPTY:
+            return bool(protocol_type and protocols)
+        if protocol_type != self.protocol_type:
+            return False
+        if not self.members:
+            return bool(protocols)
+        common = self.common_protocols()
+        return any(name in common for name, _ in protocols)
+
+    def common_protocols(self) -> set[str]:
+        members = iter(self.members.values())
+        first = next(members, None)
+        common = {name for name, _ in first.protocols} if first is not None else set()
+        for member in members:
+            common &= {name for name, _ in member.protocols}
+        return common
+
+    def select_protocol(self) -> str:
+        """The one most members prefer among those all of them know; of equals the one voted for first."""
+        common = self.common_protocols()
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(common)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def elect_joined_leader(self) -> bool:
+        """Keep the leader if it is back, else take the first member that is; False when none is."""
+        leader = self.members.get(self.leader) if self.leader is not None else None
+        if leader is not None and leader.join_token is not None:
+            return True
+        joined = next((m.member_id for m in self.members.values() if m.join_token is not None), None)
+        if joined is None:
+            return False
+        self.leader = joined
+        return True
+
+    def begin_generation(self, wall_ms: int) -> None:
+        self.generation += 1
+        self.protocol = self.select_protocol() if self.members else None
+        self.subscribed_topics = self.topics_of_members()
+        self.pending_sync.clear()
+        self.move_to(State.COMPLETING_REBALANCE if self.members else State.EMPTY, wall_ms)
+
+    # Subscriptions
+
+    def topics_of_members(self) -> frozenset[str] | None:
+        """What the members subscribe to; None when only they know."""
+        if not self.uses_consumer_protocol:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol is None:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            subscribed = subscribed_topics(member.metadata(self.protocol))
+            if subscribed is None:
+                return None
+            topics.update(subscribed)
+        return frozenset(topics)
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        if self.subscribed_topics is None:
+            return self.uses_consumer_protocol
+        return topic in self.subscribed_topics
+
+
+def _rebalance_timeout_ms(member: GroupMember) -> int:
+    """The oldest records knew one timeout for both."""
+    return member.session_timeout_ms if member.rebalance_timeout_ms < 0 else member.rebalance_timeout_ms

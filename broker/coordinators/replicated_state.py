@@ -1,0 +1,536 @@
+"""Runs a pure state machine over one internal partition: decide, append, apply, answer.
+
+Owns the order of commands, the one append in flight, who waits for which reply, the machine's timer, and
+reloading when the log and the machine may have parted. Does not own what is decided (`broker.machine`), nor
+the log.
+Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
+would read too; a reply leaves only after the records of its decision are durable and applied; after an append
+whose outcome is not known the machine is rebuilt from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from broker.coordinators.machine import Decision, Instant, Machine
+from protocol import records as batches
+from protocol.errors import ErrorCode, KafkaError
+from protocol.formats import BadRecord
+
+logger = logging.getLogger(__name__)
+
+Command = TypeVar("Command")
+Record = TypeVar("Record")
+MachineT = TypeVar("MachineT", bound="Machine[Any, Any]")
+
+QUEUED_COMMANDS_MAX: Final = 10_000
+ROUND_BYTES_MAX: Final = 512 << 10
+"""Decisions of one round stop here, so that a round stays one batch below the default max.message.bytes."""
+BATCH_OVERHEAD_BYTES: Final = 1 << 10
+RECORD_OVERHEAD_BYTES: Final = 32
+LOAD_SLICE_S: Final = 0.001
+LOAD_RETRY_S: Final = 1.0
+REPLICATION_POLL_S: Final = 0.01
+REPLICATION_POLL_MAX_S: Final = 0.2
+STALL_MS: Final = 1_000
+"""A timer that fires this late says that the whole process stood still, not that its peers are silent."""
+
+_NOT_APPENDED: Final = frozenset(
+    {
+        ErrorCode.not_enough_replicas,
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_record,
+    }
+)
+_AS_COORDINATOR: Final = {
+    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
+    ErrorCode.request_timed_out: ErrorCode.coordinator_not_available,
+    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
+    ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
+    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.invalid_record: ErrorCode.unknown_server_error,
+}
+
+
+class Appended(Protocol):
+    @property
+    def first_offset(self) -> int: ...
+
+
+class CoordinatorLog(Protocol):
+    """What a coordinator needs of the partitions of this broker."""
+
+    async def append(
+        self,
+        topic: str,
+        index: int,
+        batch: bytearray,
+        *,
+        timeout_ms: int,
+        required_acks: int = -1,
+        origin: str = "coordinator",
+        expected_leader_epoch: int | None = None,
+    ) -> Appended: ...
+
+    def read_all(self, topic: str, index: int) -> Iterator[bytes]: ...
+
+    def is_replicated(self, topic: str, index: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    append_timeout_ms: int = 5_000
+    codec: int = batches.Codec.NONE
+    batch_bytes_max: int = 1_048_588
+
+
+class Status(Enum):
+    LOADING = auto()
+    ACTIVE = auto()
+    CLOSED = auto()
+
+
+class _Tick:
+    """Takes its turn among the commands, so that what arrived before a deadline is heard before it
+    strikes.
+    """
+
+
+_TICK: Final = _Tick()
+
+
+@dataclass(slots=True)
+class _Round(Generic[Record]):
+    """Decisions that share an append."""
+
+    records: list[Record] = field(default_factory=list)
+    encoded: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    replies: list[tuple[int, Any]] = field(default_factory=list)
+    scopes: dict[Hashable | None, bool] = field(default_factory=dict)
+    """What the records touch, and whether only stackable commands did."""
+    size: int = 0
+    soft: bool = False
+
+
+class _Pace:
+    """Lets others run between slices of long work."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._slice_end = loop.time() + LOAD_SLICE_S
+
+    async def breathe(self) -> None:
+        if self._loop.time() > self._slice_end:
+            await asyncio.sleep(0)
+            self._slice_end = self._loop.time() + LOAD_SLICE_S
+
+
+class ReplicatedState(Generic[MachineT]):
+    def __init__(
+        self,
+        *,
+        topic: str,
+        index: int,
+        leader_epoch: int,
+        make_machine: Callable[[], MachineT],
+        partitions: CoordinatorLog,
+        now_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        config: StateConfig,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.status = Status.LOADING
+        self.config = config
+        """May be replaced at any time; what is appended next goes by it."""
+        self._make_machine = make_machine
+        self._machine: MachineT = make_machine()
+        self._partitions = partitions
+        self._now_ms = now_ms
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._active = asyncio.Event()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next_token = 0
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._round: _Round[Any] = _Round()
+        self._is_flush_due = False
+        self._is_appending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        self._trouble: ErrorCode | None = None
+        """Why the last append failed: said when it begins and when it changes."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReplicatedState {self.topic}-{self.index} epoch={self.leader_epoch} "
+            f"{self.status.name.lower()} {len(self._queue)} queued, {len(self._waiting)} waiting>"
+        )
+
+    @property
+    def machine(self) -> MachineT:
+        """For reading, while active; it shows what is applied."""
+        self._check_active()
+        return self._machine
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def start(self) -> None:
+        self._spawn(self._load())
+
+    def close(self, code: ErrorCode = ErrorCode.not_coordinator) -> None:
+        """Another broker is the coordinator now, or none is: everyone who waits is told to look for it."""
+        if self.status is Status.CLOSED:
+            return
+        self._set_status(Status.CLOSED)
+        self._forget(code)
+
+    async def wait_settled(self) -> None:
+        """Until it is loaded or closed."""
+        await self._active.wait()
+
+    async def ask(self, command: Any) -> Any:
+        """The reply, once it is durable. Cancelling means that nobody wants it any more; the command
+        stands.
+        """
+        self._check_active()
+        token = self._next_token
+        self._next_token += 1
+        future = self._waiting[token] = self._loop.create_future()
+        try:
+            if self._is_appending or self._queue or not self._may_decide(command):
+                self._enqueue(command, token)
+            else:
+                self._decide(command, token)
+            return await future
+        finally:
+            self._waiting.pop(token, None)
+            del future  # which an error, by its traceback, would keep alive together with itself
+
+    def _check_active(self) -> None:
+        if self.status is Status.LOADING:
+            raise KafkaError(ErrorCode.coordinator_load_in_progress)
+        if self.status is Status.CLOSED:
+            raise KafkaError(ErrorCode.not_coordinator)
+
+    # Deciding
+
+    def _now(self) -> Instant:
+        return Instant(int(self._loop.time() * 1000), self._now_ms())
+
+    def _may_decide(self, command: Any) -> bool:
+        """Whether nothing the command depends on is still on its way into the log."""
+        scopes = self._round.scopes
+        if not scopes:
+            return True
+        if command is _TICK or None in scopes or self._round.size > ROUND_BYTES_MAX:
+            return False
+        scope = self._machine.scope(command)
+        if scope is None:
+            return False
+        return scope not in scopes or (scopes[scope] and self._machine.is_stackable(command))
+
+    def _enqueue(self, command: Any, token: int) -> None:
+        if len(self._queue) >= QUEUED_COMMANDS_MAX:
+            raise KafkaError(
+                ErrorCode.coordinator_not_available, "too many requests wait for this coordinator"
+            )
+        self._queue.append((command, token))
+        self._flush_soon()
+
+    def _decide(self, command: Any, token: int) -> None:
+        scope: Hashable | None = None
+        stackable = False
+        try:
+            if isinstance(command, _Tick):
+                decision: Decision[Any] = self._machine.tick(self._now())
+            else:
+                decision = self._machine.decide(command, token, self._now())
+                scope, stackable = self._machine.scope(command), self._machine.is_stackable(command)
+        except KafkaError as error:
+            self._fail(token, error)
+            return
+        if decision.records:
+            self._take(decision, scope, stackable)
+        else:
+            self._answer(decision.replies)
+        self._arm_timer()
+
+    def _take(self, decision: Decision[Any], scope: Hashable | None, stackable: bool) -> None:
+        pending = self._round
+        for record in decision.records:
+            key, value = self._machine.encode(record)
+            pending.records.append(record)
+            pending.encoded.append((key, value))
+            pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+        pending.replies.extend(decision.replies)
+        pending.scopes[scope] = stackable and pending.scopes.get(scope, True)
+        pending.soft = pending.soft or decision.soft
+        self._flush_soon()
+
+    # Appending
+
+    def _flush_soon(self) -> None:
+        """After this pass of the loop, so that commands that arrived together share one append."""
+        if not (self._is_flush_due or self._is_appending):
+            self._is_flush_due = True
+            self._loop.call_soon(self._start_flush)
+
+    def _start_flush(self) -> None:
+        self._is_flush_due = False
+        if self.status is Status.ACTIVE and not self._is_appending:
+            self._is_appending = True
+            self._spawn(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            while self.status is Status.ACTIVE and (self._round.records or self._queue):
+                pending, self._round = self._round, _Round()
+                if pending.records and not await self._append(pending):
+                    return
+                self._drain()
+        finally:
+            self._is_appending = False
+
+    def _drain(self) -> None:
+        while self._queue and self._may_decide(self._queue[0][0]):
+            command, token = self._queue.popleft()
+            self._decide(command, token)
+
+    async def _append(self, pending: _Round[Any]) -> bool:
+        """True when the round is durable, applied and answered."""
+        machine = self._machine
+        applied = 0
+        for size in self._split(pending.encoded):
+            batch = self._build(pending.encoded[applied : applied + size])
+            try:
+                appended = await self._partitions.append(
+                    self.topic,
+                    self.index,
+                    batch,
+                    timeout_ms=self.config.append_timeout_ms,
+                    expected_leader_epoch=self.leader_epoch,
+                )
+            except KafkaError as error:
+                return self._append_failed(pending, error, is_partly_applied=applied > 0)
+            self._trouble = None
+            if self.status is not Status.ACTIVE or self._machine is not machine:
+                return False
+            for position in range(size):
+                record = pending.records[applied + position]
+                machine.apply(record, offset=appended.first_offset + position, producer_id=-1)
+            applied += size
+        self._answer(pending.replies)
+        self._arm_timer()
+        return True
+
+    def _split(self, encoded: list[tuple[bytes, bytes | None]]) -> Iterator[int]:
+        """How many records go into each batch; one that is too large by itself goes alone and is refused."""
+        limit = self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES
+        count = size = 0
+        for key, value in encoded:
+            record_size = len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+            if count and size + record_size > limit:
+                yield count
+                count = size = 0
+            count += 1
+            size += record_size
+        yield count
+
+    def _build(self, encoded: list[tuple[bytes, bytes | None]]) -> bytearray:
+        now_ms = self._now_ms()
+        rows = [(key, value, (), now_ms) for key, value in encoded]
+        return batches.build_batch(rows, codec=self.config.codec)
+
+    def _append_failed(self, pending: _Round[Any], error: KafkaError, *, is_partly_applied: bool) -> bool:
+        """True when the machine still says what the log says and may go on."""
+        if self.status is not Status.ACTIVE:
+            return False
+        code = coordinator_error(error.code)
+        if self._trouble is not error.code:
+            self._trouble = error.code
+            logger.warning(
+                "%s-%d: append failed with %s, clients get %s", self.topic, self.index, error, code.name
+            )
+        if error.code in _NOT_APPENDED and not pending.soft and not is_partly_applied:
+            for token, _ in pending.replies:
+                self._fail(token, KafkaError(code))
+            return True
+        self._reload(code)
+        return False
+
+    # Answering
+
+    def _answer(self, replies: tuple[tuple[int, Any], ...] | list[tuple[int, Any]]) -> None:
+        for token, reply in replies:
+            future = self._waiting.pop(token, None)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    def _fail(self, token: int, error: KafkaError) -> None:
+        future = self._waiting.pop(token, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _forget(self, code: ErrorCode) -> None:
+        """Nothing that was decided or asked counts any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._queue.clear()
+        self._round = _Round()
+        for token in list(self._waiting):
+            self._fail(token, KafkaError(code))
+
+    # Time
+
+    def _arm_timer(self) -> None:
+        at_ms = self._machine.next_deadline_ms()
+        if self._timer is not None:
+            if at_ms is not None and self._timer_at_ms <= at_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at_ms is not None:
+            # The time is kept here: for a time that is past uvloop gives a handle that does not know its own.
+            self._timer_at_ms = at_ms
+            self._timer = self._loop.call_at(at_ms / 1000, self._time_is_up, at_ms)
+
+    def _time_is_up(self, planned_ms: int) -> None:
+        self._timer = None
+        if self.status is not Status.ACTIVE:
+            return
+        now = self._now()
+        if now.mono_ms - planned_ms > STALL_MS:
+            logger.warning("%s-%d: stood still, giving every member its full time", self.topic, self.index)
+            self._machine.resume(now)
+        if self._is_appending or self._queue or not self._may_decide(_TICK):
+            self._queue.append((_TICK, -1))
+            self._flush_soon()
+        else:
+            self._decide(_TICK, -1)
+
+    # Loading
+
+    def _reload(self, code: ErrorCode) -> None:
+        self._set_status(Status.LOADING)
+        self._forget(code)
+        self.start()
+
+    def _set_status(self, status: Status) -> None:
+        self.status = status
+        if status is Status.LOADING:
+            self._active.clear()
+        else:
+            self._active.set()
+
+    async def _load(self) -> None:
+        while self.status is Status.LOADING:
+            try:
+                machine = await self._replay()
+                await self._wait_replicated()
+            except (KafkaError, OSError, batches.CorruptBatch) as error:
+                await self._load_failed(error)
+                continue
+            if self.status is Status.LOADING:
+                machine.loaded(self._now())
+                self._machine = machine
+                self._set_status(Status.ACTIVE)
+                self._arm_timer()
+
+    async def _wait_replicated(self) -> None:
+        """What is read back may be uncommitted, and must not be told before no election can lose it. Whoever
+        does not fetch it leaves the ISR, which ends the wait."""
+        pause_s = REPLICATION_POLL_S
+        while self.status is Status.LOADING and not self._partitions.is_replicated(self.topic, self.index):
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, REPLICATION_POLL_MAX_S)
+
+    async def _load_failed(self, error: Exception) -> None:
+        """A log that went with the leadership is no trouble."""
+        if self.status is Status.LOADING:
+            logger.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
+            await self._pause(LOAD_RETRY_S)
+
+    async def _pause(self, most_s: float) -> None:
+        """Before the next attempt, unless it is closed meanwhile."""
+        try:
+            async with asyncio.timeout(most_s):
+                await self._active.wait()
+        except TimeoutError:
+            return
+
+    async def _replay(self) -> MachineT:
+        """What the log says. Of plain records only the last of each key is decoded, which is most of the
+        work: a compacted log may lack the others anyway.
+        """
+        machine = self._make_machine()
+        latest: dict[bytes, batches.Record] = {}
+        pace = _Pace(self._loop)
+        for chunk in self._partitions.read_all(self.topic, self.index):
+            for at, header in batches.iter_batches(chunk):
+                rows = batches.iter_records(chunk, at, header)
+                if header.is_control or header.is_transactional:
+                    await self._apply_latest(machine, latest, pace)
+                    self._apply_in_order(machine, header, rows)
+                else:
+                    for row in rows:
+                        if row.key is not None:
+                            latest.pop(row.key, None)
+                            latest[row.key] = row
+                await pace.breathe()
+        await self._apply_latest(machine, latest, pace)
+        return machine
+
+    async def _apply_latest(
+        self, machine: MachineT, latest: dict[bytes, batches.Record], pace: _Pace
+    ) -> None:
+        for row in latest.values():
+            self._apply(machine, row, producer_id=-1)
+            await pace.breathe()
+        latest.clear()
+
+    def _apply_in_order(
+        self, machine: MachineT, header: batches.BatchHeader, rows: Iterator[batches.Record]
+    ) -> None:
+        for row in rows:
+            if not header.is_control:
+                self._apply(machine, row, producer_id=header.producer_id)
+                continue
+            kind, _, _ = batches.parse_control(row)
+            if kind in (batches.ControlType.ABORT, batches.ControlType.COMMIT):
+                committed = kind == batches.ControlType.COMMIT
+                machine.apply_marker(producer_id=header.producer_id, committed=committed)
+
+    def _apply(self, machine: MachineT, row: batches.Record, *, producer_id: int) -> None:
+        record = self._decode(machine, row)
+        if record is not None:
+            machine.apply(record, offset=row.offset, producer_id=producer_id)
+
+    def _decode(self, machine: MachineT, row: batches.Record) -> Any:
+        """None for what a newer or foreign writer left; one such record must not take its partition down."""
+        if row.key is None:
+            return None
+        try:
+            return machine.decode(row.key, row.value)
+        except BadRecord as error:
+            logger.error("%s-%d: record at offset %d ignored: %s", self.topic, self.index, row.offset, error)
+            return None
+
+
+def coordinator_error(code: ErrorCode) -> ErrorCode:
+    """What a client of a coordinator is told when the coordinator's own log fails."""
+    return _AS_COORDINATOR.get(code, code)

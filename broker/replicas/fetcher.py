@@ -1,0 +1,554 @@
+"""Following: what other brokers lead is fetched from them and appended here.
+
+Owns: one task for each leader and what it asks for, its fetch session, cutting a log where it parts from the
+leader's (KIP-101, KIP-595), starting anew where the leader has nothing older, and waiting after an error.
+Does not own: connections (channel), the bytes of a Fetch (protocol.replication), files (log), who leads
+(the image). Invariants: a partition is fetched from the leader and in the epoch that the image names, from
+where its own log ends; an answer counts only if both are still so; every batch's CRC is checked before it is
+appended, and the high watermark here is never above what the leader said or the log holds. An error of one
+partition makes that one wait and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from broker.config.broker import BrokerConfig
+from broker.control.image import NO_LEADER
+from broker.net.channel import Channel, PeerLost
+from broker.replicas.partition import Partition
+from broker.replicas.throttle import Throttle
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError, MalformedRequest, error_code
+from protocol.hot import FetchItem
+from protocol.messages import Fields
+from protocol.records import CorruptBatch, parse_header
+from protocol.replication import FetchedPartition, encode_replica_fetch, parse_replica_fetch
+from storage.log import AbstractLog, NoDescriptor
+
+logger = logging.getLogger(__name__)
+
+PURPOSE: Final = "fetch"
+LOOK_AT_ALL_S: Final = 5.0
+LIST_OFFSETS_VERSION: Final = 9
+_LATEST, _EARLIEST = -1, -2
+_CORRELATION_MASK: Final = 0x7FFFFFFF
+_SESSION_EPOCH_MAX: Final = 2**31 - 1
+_SLICE_BYTES: Final = 1 << 20
+"""What is appended before the loop gets another turn."""
+_SESSION_LOST: Final = frozenset(
+    {
+        ErrorCode.fetch_session_id_not_found,
+        ErrorCode.invalid_fetch_session_epoch,
+        ErrorCode.fetch_session_topic_id_error,
+    }
+)
+
+Key = tuple[UUID, int]
+
+
+class Reach(Protocol):
+    """Channels, as far as it concerns fetching."""
+
+    def to(self, node_id: int, purpose: str) -> Channel: ...
+
+
+class Held(Protocol):
+    """The replica manager, as far as it concerns fetching."""
+
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def now(self) -> Callable[[], float]: ...
+    @property
+    def on_role(self) -> list[Callable[[Partition], None]]: ...
+    def wake_committed(self, partition: Partition) -> None: ...
+    def partition_failed(self, partition: Partition, error: KafkaError) -> None: ...
+
+
+class ReplicaFetchers:
+    """All that this broker follows, by leader."""
+
+    def __init__(
+        self,
+        *,
+        replicas: Held,
+        channels: Reach,
+        broker_epoch: Callable[[], int],
+        config: Callable[[], BrokerConfig],
+        throttle: Throttle,
+    ) -> None:
+        self.replicas = replicas
+        self.channels = channels
+        self.broker_epoch = broker_epoch
+        self.config = config
+        self.throttle = throttle
+        self._fetchers: dict[int, Fetcher] = {}
+        self._positions: dict[Partition, _Position] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        replicas.on_role.append(self.follow)
+
+    def __repr__(self) -> str:
+        return f"<ReplicaFetchers {list(self._fetchers.values())}>"
+
+    def start(self, task_group: asyncio.TaskGroup) -> None:
+        """Fetches what is followed already, and what will be."""
+        self._tasks = task_group
+        for fetcher in self._fetchers.values():
+            fetcher.start(task_group)
+
+    def stop(self) -> None:
+        """Nothing is appended from here on."""
+        self._tasks = None
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+        self._fetchers.clear()
+        self._positions.clear()
+
+    def follow(self, partition: Partition) -> None:
+        """Takes a partition as it is now: led here, led elsewhere, by nobody, offline or gone."""
+        known = self._positions.get(partition)
+        leads = partition.is_leader or partition.offline
+        leader_id = NO_LEADER if leads else partition.leader_id
+        if known is not None and (known.leader_id, known.leader_epoch) == (leader_id, partition.leader_epoch):
+            return
+        if known is not None:
+            del self._positions[partition]
+            self._forget(known)
+        if leader_id in (NO_LEADER, self.replicas.node_id):
+            return
+        try:
+            position = _Position(partition)
+        except KafkaError as error:
+            self.replicas.partition_failed(partition, error)
+            return
+        self._positions[partition] = position
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is None:
+            fetcher = self._fetchers[leader_id] = Fetcher(self, leader_id)
+            if self._tasks is not None:
+                fetcher.start(self._tasks)
+        fetcher.add(position)
+
+    def _forget(self, position: _Position) -> None:
+        fetcher = self._fetchers[position.leader_id]
+        fetcher.remove(position)
+        if not fetcher.positions:
+            fetcher.stop()
+            del self._fetchers[position.leader_id]
+
+
+class _Position:
+    """One partition as it is fetched in one leader epoch."""
+
+    __slots__ = (
+        "is_stuck",
+        "key",
+        "lag",
+        "leader_epoch",
+        "leader_id",
+        "needs_reset",
+        "partition",
+        "wait_until",
+    )
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.key: Key = (partition.topic_id, partition.index)
+        self.leader_id = partition.leader_id
+        self.leader_epoch = partition.leader_epoch
+        self.wait_until = 0.0
+        self.is_stuck = False
+        """Nothing helps but news from the image."""
+        self.needs_reset = False
+        """The leader has nothing where this log ends: it is to be asked where its own begins and ends."""
+        self.lag: int | None = None
+        held = partition.log
+        if held.epochs.latest < 0:
+            # without epochs to compare, nothing past the high watermark can be trusted
+            held.truncate_to(held.high_watermark)
+
+    def __repr__(self) -> str:
+        return f"<{self.partition!r} from {self.leader_id} epoch {self.leader_epoch}>"
+
+    def __str__(self) -> str:
+        followed = f"broker {self.leader_id} in epoch {self.leader_epoch}"
+        return f"{self.partition.topic}-{self.partition.index}, following {followed}"
+
+    def is_ready(self, now: float) -> bool:
+        return not self.is_stuck and now >= self.wait_until
+
+    def item(self, max_bytes: int) -> FetchItem:
+        held = self.partition.log
+        return FetchItem(
+            self.partition.topic_id,
+            self.partition.index,
+            self.leader_epoch,
+            held.log_end_offset,
+            held.epochs.latest,
+            max_bytes,
+            held.log_start_offset,
+        )
+
+
+class _Session:
+    """What the leader knows of our partitions, so that only what changed is said again (KIP-227)."""
+
+    __slots__ = ("epoch", "id", "told")
+
+    def __init__(self) -> None:
+        self.id = 0
+        self.epoch = 0
+        self.told: dict[Key, FetchItem] = {}
+
+    def tell(self, looked_at: dict[Key, FetchItem | None]) -> tuple[list[FetchItem], list[Key]]:
+        """(what is new, what is to be forgotten) of these; None is for who is not to be fetched now."""
+        told = self.told
+        news: list[FetchItem] = []
+        gone: list[Key] = []
+        for key, item in looked_at.items():
+            if item is None:
+                if told.pop(key, None) is not None:
+                    gone.append(key)
+            elif told.get(key) != item:
+                told[key] = item
+                news.append(item)
+        return news, gone
+
+    def answered(self, session_id: int) -> None:
+        self.id = session_id
+        self.epoch = self.epoch + 1 if self.epoch < _SESSION_EPOCH_MAX else 1
+
+
+class Fetcher:
+    """Everything fetched from one leader."""
+
+    def __init__(self, owner: ReplicaFetchers, leader_id: int) -> None:
+        self.leader_id = leader_id
+        self.positions: dict[Key, _Position] = {}
+        self._owner = owner
+        self._replicas = owner.replicas
+        self._session = _Session()
+        self._stale: dict[Key, None] = {}
+        """Who is to be looked at before the next request; the others are asked for as they were."""
+        self._looked_at_all_at = -inf
+        self._has_news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._correlation_id = 0
+        self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
+        self._trouble = ""
+        """Why the last fetch failed: said when it begins and when it changes."""
+
+    def __repr__(self) -> str:
+        return f"<Fetcher from {self.leader_id}, {len(self.positions)} partitions>"
+
+    def start(self, task_group: asyncio.TaskGroup) -> None:
+        self._task = task_group.create_task(self._run(), name=f"fetch from {self.leader_id}")
+
+    def stop(self) -> None:
+        self.positions.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def add(self, position: _Position) -> None:
+        self.positions[position.key] = position
+        self._stale[position.key] = None
+        self._has_news.set()
+
+    def remove(self, position: _Position) -> None:
+        if self.positions.get(position.key) is position:
+            del self.positions[position.key]
+            self._stale[position.key] = None
+
+    async def _run(self) -> None:
+        while True:
+            self._has_news.clear()
+            try:
+                if not await self._reset_offsets():
+                    await self._fetch()
+            except (PeerLost, MalformedRequest) as error:
+                self._tell(str(error))
+                self._start_over()
+                await asyncio.sleep(self._backoff_s())
+            else:
+                self._trouble = ""
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            logger.info("fetching from broker %d: %s", self.leader_id, trouble)
+
+    def _start_over(self) -> None:
+        """With a session that was told nothing."""
+        self._session = _Session()
+        self._stale = dict.fromkeys(self.positions)
+
+    def _backoff_s(self) -> float:
+        return self._owner.config().replica_fetch_backoff_ms / 1000
+
+    # ------------------------------------------------------------------------------------------- one fetch
+
+    async def _fetch(self) -> None:
+        """One request and what it brings; or a wait for somebody to fetch for."""
+        config, session = self._owner.config(), self._session
+        items, forgotten = session.tell(self._look())
+        if not session.told and not forgotten:
+            await self._wait_for_news()
+            return
+        self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
+        frame = encode_replica_fetch(
+            self._correlation_id,
+            self._client_id,
+            replica_id=self._replicas.node_id,
+            replica_epoch=self._owner.broker_epoch(),
+            max_wait_ms=config.replica_fetch_wait_max_ms if session.told else 0,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            session_id=session.id,
+            session_epoch=session.epoch,
+            items=items,
+            forgotten=forgotten,
+        )
+        timeout_s = config.replica_socket_timeout_ms / 1000
+        channel = self._owner.channels.to(self.leader_id, PURPOSE)
+        response = parse_replica_fetch(await channel.ask_frame(frame, timeout_s=timeout_s))
+        if response.error:
+            self._start_over()
+            if error_code(response.error) not in _SESSION_LOST or not session.id:
+                raise PeerLost(f"Fetch is answered with {response.error}")
+            return
+        await self._take_all(session.told, response.partitions)
+        if response.session_id:
+            session.answered(response.session_id)
+            return
+        # a leader without room for a session is told everything each time, and answers at once
+        self._start_over()
+        if session.told and not any(len(fetched.records) for fetched in response.partitions):
+            await asyncio.sleep(self._backoff_s())
+
+    async def _take_all(self, asked: dict[Key, FetchItem], answers: list[FetchedPartition]) -> None:
+        appended = 0
+        for fetched in answers:
+            key = (fetched.topic_id, fetched.partition)
+            position, item = self.positions.get(key), asked.get(key)
+            if position is None or item is None:
+                continue
+            self._stale[key] = None
+            self._take(position, item, fetched)
+            appended += len(fetched.records)
+            if appended >= _SLICE_BYTES:
+                appended = 0
+                await asyncio.sleep(0)
+
+    def _look(self) -> dict[Key, FetchItem | None]:
+        """From where those are to be fetched of whom something changed; who cannot be fetched for now is
+        looked at again. Retention moves log starts without telling."""
+        now, max_bytes = self._replicas.now(), self._owner.config().replica_fetch_max_bytes
+        if now - self._looked_at_all_at > LOOK_AT_ALL_S:
+            self._looked_at_all_at = now
+            self._stale.update(dict.fromkeys(self.positions))
+        stale, self._stale = self._stale, {}
+        looked_at: dict[Key, FetchItem | None] = {}
+        for key in stale:
+            position = self.positions.get(key)
+            if position is None:
+                looked_at[key] = None
+            elif position.is_ready(now) and not self._is_throttled(position):
+                looked_at[key] = position.item(max_bytes)
+            else:
+                looked_at[key] = None
+                self._stale[key] = None
+        return looked_at
+
+    def _is_throttled(self, position: _Position) -> bool:
+        """Only who is out of sync anyway: a throttle must not push a replica out."""
+        if position.lag is not None and position.lag <= 0:
+            return False
+        partition = position.partition
+        listed = partition.log.config.follower_replication_throttled_replicas
+        return self._owner.throttle.holds_back(listed, partition.index, partition.node_id)
+
+    async def _wait_for_news(self) -> None:
+        """Until there is something to fetch, or it is worth looking again."""
+        try:
+            async with asyncio.timeout(self._backoff_s()):
+                await self._has_news.wait()
+        except TimeoutError:
+            return
+
+    # ----------------------------------------------------------------------------------------- one answer
+
+    def _take(self, position: _Position, asked: FetchItem, fetched: FetchedPartition) -> None:
+        """What one partition is answered, if it is still asked: meanwhile it may have changed its leader."""
+        held = position.partition.log
+        if (position.leader_epoch, held.log_end_offset) != (asked.leader_epoch, asked.offset):
+            return
+        try:
+            if fetched.error:
+                self._refused(position, error_code(fetched.error))
+            elif fetched.diverging is not None:
+                self._truncate(position, *fetched.diverging)
+            else:
+                self._append(position, fetched)
+        except CorruptBatch as error:
+            logger.error("%s: the leader's batch is refused: %s", position, error)
+            self._delay(position)
+        except NoDescriptor as error:
+            self._put_off(position, error)
+        except KafkaError as error:
+            self._fail(position, error)
+
+    def _append(self, position: _Position, fetched: FetchedPartition) -> None:
+        partition = position.partition
+        held = partition.log
+        size = len(fetched.records)
+        if size:
+            append_fetched(held, fetched.records, leader_start=fetched.log_start)
+            partition.stats.replication_bytes_in += size
+            listed = held.config.follower_replication_throttled_replicas
+            self._owner.throttle.sent(listed, partition.index, partition.node_id, size)
+        position.lag = max(fetched.high_watermark - held.log_end_offset, 0)
+        high_watermark = min(fetched.high_watermark, held.log_end_offset)
+        if high_watermark > held.high_watermark:
+            held.set_high_watermark(high_watermark)
+            self._replicas.wake_committed(partition)
+        if fetched.log_start > held.log_start_offset:
+            held.advance_log_start(min(fetched.log_start, held.high_watermark))
+
+    def _truncate(self, position: _Position, leader_epoch: int, leader_end: int) -> None:
+        """The leader knows no epoch above `leader_epoch` that we have, and that one ends at `leader_end`."""
+        held = position.partition.log
+        offset = plan_truncation(held, leader_epoch, leader_end)
+        if offset < held.high_watermark:
+            logger.warning("%s: cut to %d, below its high watermark", position, offset)
+        elif offset < held.log_end_offset:
+            logger.info("%s: cut to %d, where its epochs part from the leader's", position, offset)
+        held.truncate_to(offset)
+
+    def _refused(self, position: _Position, code: ErrorCode) -> None:
+        if code is ErrorCode.offset_out_of_range:
+            position.needs_reset = True
+            return
+        if code is ErrorCode.fenced_leader_epoch:
+            # the leader is ahead of our image, which will tell where to go on
+            position.is_stuck = True
+            logger.info("%s: its epoch is over", position)
+            return
+        logger.debug("%s: the leader answers %s", position, code.name)
+        self._delay(position)
+
+    def _delay(self, position: _Position) -> None:
+        position.wait_until = self._replicas.now() + self._backoff_s()
+
+    def _put_off(self, position: _Position, error: NoDescriptor) -> None:
+        logger.warning("%s: %s", position, error.message)
+        self._delay(position)
+
+    def _fail(self, position: _Position, error: KafkaError) -> None:
+        self.remove(position)
+        self._replicas.partition_failed(position.partition, error)
+
+    # ------------------------------------------------------------------------------------ out of its range
+
+    async def _reset_offsets(self) -> bool:
+        """Asks for everyone whose log ends outside the leader's. True when there was somebody."""
+        now = self._replicas.now()
+        lost = [each for each in self.positions.values() if each.needs_reset and each.is_ready(now)]
+        if not lost:
+            return False
+        ends = await self._list_offsets(lost, _LATEST)
+        starts = await self._list_offsets(lost, _EARLIEST)
+        for position in lost:
+            if self.positions.get(position.key) is not position:
+                continue
+            end, start = ends.get(position.key), starts.get(position.key)
+            if isinstance(end, int) and isinstance(start, int):
+                try:
+                    self._start_within(position, start, end)
+                    position.needs_reset = False
+                except NoDescriptor as error:
+                    self._put_off(position, error)
+                except KafkaError as error:
+                    self._fail(position, error)
+            elif ErrorCode.fenced_leader_epoch in (end, start):
+                position.is_stuck = True
+            else:
+                self._delay(position)
+        return True
+
+    def _start_within(self, position: _Position, leader_start: int, leader_end: int) -> None:
+        held = position.partition.log
+        if leader_end < held.log_end_offset:
+            logger.warning("%s: cut to %d, where the leader's log ends", position, leader_end)
+            held.truncate_to(leader_end)
+        elif leader_start > held.log_end_offset:
+            logger.warning("%s: begins anew at %d, where the leader's log does", position, leader_start)
+            held.truncate_fully(leader_start)
+        else:
+            # the leader's log has moved since, or will: the same question again is for later
+            self._delay(position)
+
+    async def _list_offsets(self, lost: Iterable[_Position], timestamp: int) -> dict[Key, int | ErrorCode]:
+        topics: dict[str, list[Fields]] = {}
+        names: dict[tuple[str, int], Key] = {}
+        for position in lost:
+            partition = position.partition
+            names[partition.topic, partition.index] = position.key
+            topics.setdefault(partition.topic, []).append(
+                {
+                    "partition_index": partition.index,
+                    "current_leader_epoch": position.leader_epoch,
+                    "timestamp": timestamp,
+                }
+            )
+        fields: Fields = {
+            "replica_id": self._replicas.node_id,
+            "isolation_level": 0,
+            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+        }
+        channel = self._owner.channels.to(self.leader_id, PURPOSE)
+        timeout_s = self._owner.config().replica_socket_timeout_ms / 1000
+        response: Any = await channel.ask(Api.LIST_OFFSETS, LIST_OFFSETS_VERSION, fields, timeout_s=timeout_s)
+        found: dict[Key, int | ErrorCode] = {}
+        for topic in response.topics:
+            for each in topic.partitions:
+                key = names.get((topic.name, each.partition_index))
+                if key is not None:
+                    found[key] = each.error_code or each.offset
+        return found
+
+
+def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
+    """Appends what the leader sent. Its first batch may begin before our log ends, when that is empty, or has
+    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch. After
+    NoDescriptor some of it is to be fetched again."""
+    first = parse_header(records)
+    end = held.log_end_offset
+    holds_nothing = end == held.log_start_offset or end <= leader_start
+    if holds_nothing and first.base_offset < end <= first.last_offset:
+        held.truncate_fully(first.base_offset)
+        held.append_as_follower(records)
+        held.set_high_watermark(end)
+        held.advance_log_start(end)
+        return
+    try:
+        held.append_as_follower(records)
+    except NoDescriptor:
+        held.flush_staged()  # the next fetch tells the leader that all up to the end is here
+        raise
+
+
+def plan_truncation(held: AbstractLog, leader_epoch: int, leader_end: int) -> int:
+    """Where to cut this log, when the leader says that `leader_epoch` is its newest epoch that may be ours,
+    and where that one ends (KIP-101, KIP-279). An epoch between two of ours takes another question."""
+    epoch, end = held.end_offset_for_epoch(leader_epoch)
+    if epoch < 0 or end < 0:
+        return min(leader_end, held.log_end_offset)
+    if epoch != leader_epoch:
+        return min(end, held.log_end_offset)
+    return min(end, leader_end, held.log_end_offset)

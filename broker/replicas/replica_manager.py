@@ -1,0 +1,600 @@
+"""The partitions of this broker: which there are, who leads them, and the one place where staged bytes become
+durable.
+
+Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
+the group-committed fsync of single replicas, and who hears of a change of role. Does not own: files (log
+manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between an
+append and its `flush` nothing of it is answered or read, and no role changes; after `flush` every appended
+batch is either written or its partition is offline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
+from typing import Any, Final
+
+from broker.control.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
+from broker.ports import World
+from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
+from broker.replicas.purgatory import Purgatory, Waiter
+from protocol.errors import ErrorCode, KafkaError
+from storage.log import AbstractLog, Appended, NoDescriptor
+from storage.log_manager import LogManager
+from storage.policy import LogConfig
+
+logger = logging.getLogger(__name__)
+
+SYNC_AGAIN_S: Final = 1.0
+"""How long a sync that found no descriptor waits for one."""
+_READ_ALL_BYTES: Final = 1 << 20
+_PARTITIONS_PER_SLICE: Final = 8
+"""To open the log of a new one takes 0.3 ms."""
+_REMOTE_PREFIX: Final = "__remote_"
+
+_REFRESHED_PER_SLICE: Final = 256
+
+LeadershipListener = Callable[[str, int, "int | None"], None]
+"""(topic, partition, leader epoch), or None for the epoch when this broker no longer leads it."""
+
+FollowListener = Callable[[Partition], None]
+"""Told after each change of a partition's role or leader, and when it is dropped or offline."""
+
+ProposalListener = Callable[[Partition], None]
+"""Told of a new `partition.proposal`."""
+
+
+def is_internal(topic: str) -> bool:
+    """Topics that clients may not produce to."""
+    return topic in INTERNAL_TOPICS or topic.startswith(_REMOTE_PREFIX)
+
+
+class CommitFuture(Waiter):
+    """A commit that a coroutine waits for."""
+
+    __slots__ = ("_partition", "future", "needed")
+
+    def __init__(self, partition: Partition, needed: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.needed = needed
+        self.future: asyncio.Future[None] = loop.create_future()
+        self._partition = partition
+
+    def reached(self) -> None:
+        self.finish()
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def failed(self, code: ErrorCode) -> None:
+        self.finish()
+        if not self.future.done():
+            self.future.set_exception(KafkaError(code))
+
+    def expired(self) -> None:
+        self._partition.wait_no_more(self)
+        self.failed(ErrorCode.request_timed_out)
+
+
+class ReplicaManager:
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        world: World,
+        logs: LogManager,
+        purgatory: Purgatory,
+        log_config: Callable[[str], LogConfig],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        clock: Callable[[], float],
+        lag_ms: int,
+        flush_single: bool = False,
+    ) -> None:
+        self.node_id = node_id
+        self.lag_s = lag_ms / 1000
+        self.now = clock
+        self.logs = logs
+        self.purgatory = purgatory
+        self.generation = 0
+        """Goes up whenever a look-up may give another answer than before."""
+        self.touched: list[Partition] = []
+        """Partitions with staged bytes; whoever appends adds the partition once, `flush` empties the list."""
+        self.on_leadership: list[LeadershipListener] = []
+        self.on_role: list[FollowListener] = []
+        self.on_proposal: list[ProposalListener] = []
+        self.topic_stats: dict[str, TopicStats] = {}
+        self._world = world
+        self._log_config = log_config
+        self._spawn = spawn
+        self._flush_single = flush_single
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._unopened: dict[tuple[str, int], bool] = {}
+        """Replicas without a log, and whether to try again: not while a lost directory may hold it."""
+        self._image: Image | None = None
+        self._missed: deque[Delta] | None = None
+        """What is to be followed once the image is loaded."""
+
+    def __repr__(self) -> str:
+        leaders = sum(partition.is_leader for partition in self._partitions.values())
+        total = len(self._partitions)
+        return f"<ReplicaManager {total} partitions, {leaders} led, {self.offline_count} offline>"
+
+    @property
+    def offline_count(self) -> int:
+        return len(self._unopened) + sum(partition.offline for partition in self._partitions.values())
+
+    def partitions(self) -> Iterator[Partition]:
+        yield from self._partitions.values()
+
+    # --------------------------------------------------------------------------------------------- look-up
+
+    def find(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
+        """The partition when this broker leads it, else the error that says why not."""
+        found = self.replica(topic, index, leader_epoch)
+        if isinstance(found, ErrorCode) or found.is_leader:
+            return found
+        return ErrorCode.not_leader_or_follower
+
+    def replica(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
+        """The partition, whoever leads it, or the error that says why it cannot be read here. Who believes
+        in another epoch is told that first, before who leads.
+        """
+        partition = self._partitions.get((topic, index))
+        if partition is None:
+            if (topic, index) in self._unopened:
+                return ErrorCode.kafka_storage_error
+            image = self._image
+            if image is None or image.partition(topic, index) is None:
+                return ErrorCode.unknown_topic_or_partition
+            return ErrorCode.not_leader_or_follower
+        if partition.offline:
+            return ErrorCode.kafka_storage_error
+        error = partition.epoch_error(leader_epoch)
+        return partition if error is ErrorCode.none else error
+
+    def holds(self, topic: TopicImage, index: int) -> bool:
+        """Whether the log is here, be it led or not."""
+        held = self.logs.logs.get((topic.name, index))
+        return held is not None and held.known_topic_id in (None, topic.id)
+
+    def partition(self, topic: str, index: int) -> Partition:
+        found = self.find(topic, index)
+        if isinstance(found, ErrorCode):
+            raise KafkaError(found)
+        return found
+
+    # ---------------------------------------------------------------------------------------------- append
+
+    def touch(self, partition: Partition) -> None:
+        if not partition.dirty:
+            partition.dirty = True
+            self.touched.append(partition)
+
+    def flush(self) -> list[Partition]:
+        """One write for each touched partition, then their frontiers. Returns them, for `wake` after the
+        answers.
+        """
+        touched = self.touched
+        failed: list[tuple[Partition, KafkaError]] = []
+        try:
+            # A failing write answers waiters, whose connections may append here again, or flush: that one
+            # writes all of these as well.
+            for partition in touched:
+                partition.dirty = False
+                try:
+                    partition.log.flush_staged()
+                except KafkaError as error:
+                    failed.append((partition, error))
+        finally:
+            if self.touched is touched:
+                self.touched = []
+        for partition, why in failed:
+            self.partition_failed(partition, why)
+        for partition in touched:
+            if partition.offline:
+                continue
+            if partition.syncs:
+                self._sync_soon(partition)
+            else:
+                partition.advance()
+        return touched
+
+    def wake(self, touched: list[Partition]) -> None:
+        """After an append: followers have something to read now, consumers once it is committed."""
+        for partition in touched:
+            if partition.replica_waiters:
+                self.purgatory.wake_followers(partition)
+            if partition.data_waiters and partition.told_high_watermark != partition.log.high_watermark:
+                partition.told_high_watermark = partition.log.high_watermark
+                self.purgatory.wake(partition)
+
+    def wake_committed(self, partition: Partition) -> None:
+        """After the high watermark moved without an append: followers are told of it as well."""
+        self.wake([partition])
+
+    def wake_everyone(self, partition: Partition) -> None:
+        """After a change of role: whoever waits must hear of it."""
+        self.purgatory.wake(partition)
+        self.purgatory.wake_followers(partition)
+
+    async def append(
+        self,
+        topic: str,
+        index: int,
+        batch: bytearray,
+        *,
+        timeout_ms: int,
+        required_acks: int = -1,
+        origin: str = "coordinator",
+        expected_leader_epoch: int | None = None,
+    ) -> Appended:
+        """For coordinators: returns when the batch is as safe as acks=all makes it."""
+        partition = self.partition(topic, index)
+        if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
+        if required_acks == -1:
+            partition.check_acks_all()
+        appended = partition.log.append_records(
+            batch,
+            leader_epoch=partition.leader_epoch,
+            now_ms=self._world.now_ms(),
+            origin="client" if origin == "client" else "coordinator",
+        )
+        self.touch(partition)
+        self.wake(self.flush())
+        if partition.offline:
+            raise KafkaError(ErrorCode.kafka_storage_error)
+        if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
+            await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
+        return appended
+
+    async def _wait_committed(self, partition: Partition, needed: int, timeout_ms: int) -> None:
+        waiter = CommitFuture(partition, needed, asyncio.get_running_loop())
+        partition.wait_committed(waiter)
+        self.purgatory.watch(waiter, timeout_ms / 1000)
+        try:
+            await waiter.future
+        finally:
+            del waiter  # which an error, by its traceback, would keep alive together with itself
+
+    def read_all(self, topic: str, index: int) -> Iterator[bytes]:
+        """Every batch from the log's start to its end, in chunks of whole batches."""
+        source = self.partition(topic, index).log
+        offset, end = source.log_start_offset, source.log_end_offset
+        while offset < end:
+            part = source.read(offset, _READ_ALL_BYTES, bound=end, min_one=True)
+            if part is None or part.size == 0:
+                return
+            try:
+                chunk = part.read()
+            except OSError as error:
+                source.flush_failed(error)
+                raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
+            yield chunk
+            offset = part.next_offset
+
+    def is_replicated(self, topic: str, index: int) -> bool:
+        """Whether whoever may be elected has all of the log, be that enough to commit it or not."""
+        partition = self.partition(topic, index)
+        end = partition.log.log_end_offset
+        return partition.log.high_watermark >= end or partition.frontier() >= end
+
+    # ----------------------------------------------------------------------------------------------- peers
+
+    def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
+        """Whether it may join an ISR, and is worth waiting for until it does. One that is stopping is not: it
+        still fetches, and would hold back the high watermark of whoever took over from it.
+        """
+        image = self._image
+        if image is None or not image.is_active(node_id):
+            return False
+        return broker_epoch in (-1, image.brokers[node_id].epoch)
+
+    def is_live(self, node_id: int) -> bool:
+        return self._image is not None and self._image.is_live(node_id)
+
+    def proposed(self, partition: Partition) -> None:
+        for listener in self.on_proposal:
+            listener(partition)
+
+    def check_broker_epoch(self, node_id: int, broker_epoch: int) -> None:
+        """What an earlier incarnation of a follower still asks says nothing about the one of now."""
+        broker = None if self._image is None else self._image.brokers.get(node_id)
+        if broker is not None and -1 < broker_epoch < broker.epoch:
+            raise KafkaError(
+                ErrorCode.not_leader_or_follower,
+                f"node {node_id} asks with broker epoch {broker_epoch}, it has {broker.epoch} now",
+            )
+
+    # ----------------------------------------------------------------------------------------------- fsync
+
+    def _sync_soon(self, partition: Partition) -> None:
+        """One fsync at a time: appends that come meanwhile share the next one."""
+        if not partition.syncing and partition.synced < partition.log.log_end_offset:
+            partition.syncing = True
+            self._spawn(self._sync(partition))
+
+    async def _sync(self, partition: Partition) -> None:
+        is_told = False
+        try:
+            while not partition.offline and partition.synced < partition.log.log_end_offset:
+                try:
+                    upto = await self._sync_once(partition.log)
+                except NoDescriptor as error:
+                    if not is_told:
+                        logger.warning("%s-%d is synced later: %s", partition.topic, partition.index, error)
+                    is_told = True
+                    await asyncio.sleep(SYNC_AGAIN_S)
+                    continue
+                partition.synced_to(upto)
+                self.wake_committed(partition)
+        except KafkaError as error:
+            if self._partitions.get((partition.topic, partition.index)) is partition:
+                self.partition_failed(partition, error)
+        finally:
+            partition.syncing = False
+
+    async def _sync_once(self, source: AbstractLog) -> int:
+        """Up to where it synced. KafkaError when the disk fails, or the log was deleted meanwhile."""
+        job = source.fsync_target()
+        if job is None:
+            return source.log_end_offset
+        try:
+            await self._world.offload(job.run)
+        except OSError as error:
+            raise source.flush_failed(error) from error
+        source.mark_flushed(job)
+        return source.recovery_point
+
+    # ------------------------------------------------------------------------------------------- the image
+
+    def load(self, image: Image) -> Iterator[None]:
+        """Takes over the whole image, in slices: opens or creates every log this broker is a replica of. What
+        changes meanwhile is followed afterwards, because this goes by the image as it was."""
+        self._image = image
+        self._missed = deque()
+        for topic in list(image.topics.values()):
+            yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
+        strays = sorted(self.logs.logs.keys() - self._partitions.keys())
+        if strays:
+            names = few_of([f"{topic_name}-{index}" for topic_name, index in strays])
+            logger.warning("logs are set aside, of partitions that have no replica here any more: %s", names)
+        for topic_name, index in strays:
+            self.logs.stray(topic_name, index)
+        while self._missed:
+            yield from self._follow_delta(self._missed.popleft(), image)
+        self._missed = None
+        self.generation += 1
+
+    def apply(self, delta: Delta) -> Iterator[None]:
+        """Follows one change of the image that `load` was given, in slices, and all of it before the next
+        change. Until its turn comes a new partition has no leader here, which clients ask again for."""
+        image = self._image
+        if image is None:
+            return
+        self.generation += 1
+        if self._missed is not None:
+            self._missed.append(delta)
+            return
+        self._write_first()
+        for _ in self._follow_delta(delta, image):
+            self.generation += 1
+            yield
+            self.generation += 1  # who is woken by what comes now must not go by what was found meanwhile
+            self._write_first()
+        self.generation += 1
+
+    def _write_first(self) -> None:
+        """What was appended belongs to the role it was appended in."""
+        if self.touched:
+            self.wake(self.flush())
+
+    def _follow_delta(self, delta: Delta, image: Image) -> Iterator[None]:
+        for gone in delta.topics_deleted:
+            yield from self._drop_topic(gone)
+        for name in (*delta.topics_created, *delta.topics_changed):
+            topic = image.topics.get(name)
+            if topic is not None:
+                before = delta.topics_changed.get(name)
+                mine = () if before is None else before.partitions
+                held = {each.index for each in mine if self.node_id in each.replicas}
+                yield from self._follow_topic(topic, held_before=held, followed=mine)
+        if delta.configs_changed:
+            yield from self._reconfigure()
+        if delta.brokers_changed:
+            yield from self._peers_changed()
+
+    def _peers_changed(self) -> Iterator[None]:
+        """Those that a leader waits for may be gone without a change of its partition."""
+        for at, partition in enumerate(list(self._partitions.values()), 1):
+            if partition.is_leader and partition.peers_changed():
+                self.wake_committed(partition)
+            if at % _REFRESHED_PER_SLICE == 0:
+                yield
+
+    def _reconfigure(self) -> Iterator[None]:
+        """Every log takes its configuration again: a default that changed may reach any of them."""
+        configs: dict[str, LogConfig] = {}
+        for at, partition in enumerate(list(self._partitions.values()), 1):
+            config = configs.get(partition.topic)
+            if config is None:
+                config = configs[partition.topic] = self._log_config(partition.topic)
+            if partition.log.config != config:
+                partition.log.set_config(config)
+            partition.refresh()
+            if partition.advance():
+                self.wake_committed(partition)
+            if at % _REFRESHED_PER_SLICE == 0:
+                yield
+
+    def _follow_topic(
+        self,
+        topic: TopicImage,
+        *,
+        held_before: Container[int],
+        followed: Sequence[PartitionImage] = (),
+    ) -> Iterator[None]:
+        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see.
+        Those that stand as they are in `followed` are left as they are."""
+        config: LogConfig | None = None
+        changes = 0
+        for wanted in topic.partitions:
+            key = (topic.name, wanted.index)
+            known = self._partitions.get(key)
+            if (
+                known is not None
+                and not known.offline
+                and wanted.index < len(followed)
+                and followed[wanted.index] is wanted
+            ):
+                continue
+            if changes and changes % _PARTITIONS_PER_SLICE == 0:
+                yield
+            changes += 1
+            if self.node_id not in wanted.replicas:
+                self._unopened.pop(key, None)
+                if known is not None:
+                    self._drop(known)
+                continue
+            if known is not None and known.topic_id != topic.id:
+                self._drop(known)
+                known = None
+            if known is None:
+                config = config or self._log_config(topic.name)
+                known = self._open(topic, wanted, config, is_new=wanted.index not in held_before)
+                if known is None:
+                    continue
+            self._follow(known, wanted)
+
+    def _open(
+        self, topic: TopicImage, wanted: PartitionImage, config: LogConfig, *, is_new: bool
+    ) -> Partition | None:
+        held = self.logs.logs.get((topic.name, wanted.index))
+        if held is None and not is_new and self.logs.offline_dirs:
+            # Its log may be on the disk that failed: a second, empty one would hide it.
+            logger.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
+            self._unopened[topic.name, wanted.index] = False
+            return None
+        if held is not None and held.known_topic_id not in (None, topic.id):
+            # left over from an earlier topic of this name
+            self.logs.stray(topic.name, wanted.index)
+        try:
+            opened = self.logs.create(topic.name, topic.id, wanted.index, config)
+        except (KafkaError, OSError) as error:
+            logger.error("cannot open the log of %s-%d: %s", topic.name, wanted.index, error)
+            self._unopened[topic.name, wanted.index] = True
+            return None
+        self._unopened.pop((topic.name, wanted.index), None)
+        stats = self.topic_stats.setdefault(topic.name, TopicStats())
+        partition = Partition(
+            topic=topic.name,
+            index=wanted.index,
+            topic_id=topic.id,
+            log=opened,
+            node_id=self.node_id,
+            stats=stats,
+            peers=self,
+        )
+        self._partitions[topic.name, wanted.index] = partition
+        return partition
+
+    def reopen(self) -> Iterator[None]:
+        """Tries again, in slices, what could not be opened: descriptors come free, and where a directory has
+        failed by that, there are others. One that fails again ends the round."""
+        for key in [key for key, may_work in self._unopened.items() if may_work]:
+            image = self._image
+            wanted = None if image is None else image.partition(*key)
+            if image is None or wanted is None or key not in self._unopened:
+                continue
+            topic = image.topics[key[0]]
+            opened = self._open(topic, wanted, self._log_config(topic.name), is_new=True)
+            if opened is None:
+                return
+            self.generation += 1
+            self._follow(opened, wanted)
+            yield
+
+    def _follow(self, partition: Partition, wanted: PartitionImage) -> None:
+        if partition.offline:
+            partition.stay_offline(wanted)
+            return
+        if wanted.leader == self.node_id:
+            before = partition.log.high_watermark
+            newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))
+            if partition.syncs:
+                self._sync_soon(partition)
+            if newer:
+                self.wake_everyone(partition)
+                self._announce(partition, partition.leader_epoch)
+            elif partition.log.high_watermark > before:
+                self.wake_committed(partition)
+        else:
+            led = partition.is_leader
+            if partition.follow(wanted):
+                self.wake_everyone(partition)
+            if led:
+                self._announce(partition, None)
+        self._role_changed(partition)
+
+    def _role_changed(self, partition: Partition) -> None:
+        for listener in self.on_role:
+            listener(partition)
+
+    def _drop_topic(self, topic: TopicImage) -> Iterator[None]:
+        for at, wanted in enumerate(topic.partitions):
+            if at and at % _PARTITIONS_PER_SLICE == 0:
+                yield
+            self._unopened.pop((topic.name, wanted.index), None)
+            partition = self._partitions.get((topic.name, wanted.index))
+            if partition is not None and partition.topic_id == topic.id:
+                self._drop(partition)
+        self.topic_stats.pop(topic.name, None)
+
+    def _drop(self, partition: Partition) -> None:
+        led = partition.is_leader
+        self._partitions.pop((partition.topic, partition.index), None)
+        partition.leave()
+        if led:
+            self._announce(partition, None)
+        self._role_changed(partition)
+        self.wake_everyone(partition)
+        if not partition.offline:
+            self.logs.delete(partition.topic, partition.index)
+
+    def _announce(self, partition: Partition, leader_epoch: int | None) -> None:
+        for listener in self.on_leadership:
+            listener(partition.topic, partition.index, leader_epoch)
+
+    # --------------------------------------------------------------------------------------------- failure
+
+    def partition_failed(self, partition: Partition, error: KafkaError) -> None:
+        """The log manager hears of a failed disk by itself; this is for what it does not put offline."""
+        logger.error("%s-%d is offline: %s", partition.topic, partition.index, error.message or error)
+        self._take_offline(partition)
+
+    def directory_failed(self, path: str, error: OSError) -> None:
+        """A log directory is lost; its partitions answer 56 and the others live on."""
+        logger.error("log directory %s failed: %s", path, error)
+        lost = [p for p in self._partitions.values() if p.log.offline is not None and not p.offline]
+        for partition in lost:
+            # all of them before the first waiter hears of it, whose connection goes on
+            partition.offline = True
+        for partition in lost:
+            self._went_offline(partition)
+
+    def _take_offline(self, partition: Partition) -> None:
+        if not partition.offline:
+            self._went_offline(partition)
+
+    def _went_offline(self, partition: Partition) -> None:
+        led = partition.is_leader
+        partition.go_offline()
+        view = None if self._image is None else self._image.partition(partition.topic, partition.index)
+        if view is not None:
+            partition.stay_offline(view)
+        self.generation += 1
+        if led:
+            self._announce(partition, None)
+        self._role_changed(partition)
+        self.wake_everyone(partition)

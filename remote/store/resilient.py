@@ -1,0 +1,179 @@
+"""Deadlines, retries and hedged reads around a store that is far away.
+
+Owns: how long one attempt may take, which failures are tried again and when, when a read is asked a second
+time, and the bound on each. Does not own the order in which they are put together (remote.stores), nor what a
+failure means to the caller.
+
+Invariants: every wait ends. A conditional put is sent once: after a failure only its caller, who can read
+the key, may send it again. Extra requests stay a bounded share of those that were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from remote.store.metered import StoreStats
+from remote.store.object_store import Fault, NoSuchObject, ObjectStore, Operation, StoreError
+from remote.store.wrapper import Call, StoreWrapper
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 10.0
+LIST_DEADLINE_S: Final = 120.0
+"""For as many pages as there are; the store itself gives up a page that does not come."""
+BYTES_PER_S_MIN: Final = 1 << 20
+"""A store that is slower than this with a large object is as good as hanging."""
+
+RETRIES_MAX: Final = 3
+RETRY_FIRST_S: Final = 0.05
+RETRY_MAX_S: Final = 1.0
+RETRIES_END_S: Final = 5.0
+"""No retry begins later than this after the first attempt: whoever asked wants to hear of an outage."""
+
+HEDGE_SHARE: Final = 0.05
+HEDGES_SAVED_MAX: Final = 10.0
+HEDGE_UNTAUGHT_S: Final = 0.25
+HEDGE_MIN_S: Final = 0.005
+HEDGE_SAMPLES: Final = 200
+HEDGE_SAMPLES_MIN: Final = 20
+HEDGE_QUANTILE: Final = 0.95
+
+
+class DeadlineStore(StoreWrapper):
+    """Gives up an attempt that takes too long. Whether it was done is not known then."""
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        is_list = call.operation is Operation.LIST
+        limit_s = LIST_DEADLINE_S if is_list else DEADLINE_S + call.size_bytes / BYTES_PER_S_MIN
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await ask()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StoreError(
+                f"{call.operation} {call.key}: no answer within {limit_s:.1f} s", fault=Fault.TIMEOUT
+            ) from None
+
+
+class RetryStore(StoreWrapper):
+    """Asks again, after a pause with full jitter, what may be asked twice."""
+
+    def __init__(self, inner: ObjectStore, *, rng: random.Random, stats: StoreStats) -> None:
+        super().__init__(inner)
+        self._random = rng
+        self._stats = stats
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        if call.operation is Operation.PUT_IF_ABSENT:
+            return await ask()
+        time = asyncio.get_running_loop().time
+        ends_s = time() + RETRIES_END_S
+        for retry in range(RETRIES_MAX):
+            try:
+                return await ask()
+            except StoreError as error:
+                pause_s = self._pause_s(retry)
+                if error.permanent or time() + pause_s > ends_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            self._stats.retries += 1
+        return await ask()
+
+    def _pause_s(self, retry: int) -> float:
+        return self._random.uniform(0, min(RETRY_FIRST_S * 2**retry, RETRY_MAX_S))
+
+
+class HedgePolicy:
+    """When a second request is worth it, and whether it can be afforded. Pure."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Operation, deque[float]] = {}
+        self._delays_s: dict[Operation, float] = {}
+        self._answers = 0
+        self._saved = 1.0
+
+    def delay_s(self, operation: Operation) -> float:
+        return self._delays_s.get(operation, HEDGE_UNTAUGHT_S)
+
+    def note_read(self) -> None:
+        self._saved = min(self._saved + HEDGE_SHARE, HEDGES_SAVED_MAX)
+
+    def may_hedge(self) -> bool:
+        """Takes what a hedge costs, if it is there."""
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
+
+    def note_answer(self, operation: Operation, elapsed_s: float) -> None:
+        samples = self._samples.setdefault(operation, deque(maxlen=HEDGE_SAMPLES))
+        samples.append(elapsed_s)
+        self._answers += 1
+        if self._answers % HEDGE_SAMPLES_MIN == 0 and len(samples) >= HEDGE_SAMPLES_MIN:
+            ranked = sorted(samples)
+            self._delays_s[operation] = max(ranked[int(HEDGE_QUANTILE * len(ranked))], HEDGE_MIN_S)
+
+
+class HedgedStore(StoreWrapper):
+    """Asks a read a second time when it takes longer than most do; the first answer counts."""
+
+    def __init__(self, inner: ObjectStore, *, stats: StoreStats, policy: HedgePolicy | None = None) -> None:
+        super().__init__(inner)
+        self._stats = stats
+        self._policy = policy or HedgePolicy()
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        if not call.is_read:
+            return await ask()
+        policy = self._policy
+        policy.note_read()
+        first = asyncio.create_task(self._timed(call.operation, ask))
+        attempts = {first}
+        try:
+            await asyncio.wait(attempts, timeout=policy.delay_s(call.operation))
+            if not first.done() and policy.may_hedge():
+                self._stats.hedges += 1
+                attempts.add(asyncio.create_task(self._timed(call.operation, ask)))
+            winner = await _first_answer(attempts)
+            self._stats.hedges_won += winner is not first
+            return winner.result()
+        finally:
+            await _abandon(attempts)
+
+    async def _timed(self, operation: Operation, ask: Callable[[], Awaitable[T]]) -> T:
+        time = asyncio.get_running_loop().time
+        begun_s = time()
+        answer = await ask()
+        self._policy.note_answer(operation, time() - begun_s)
+        return answer
+
+
+async def _first_answer(attempts: set[asyncio.Task[T]]) -> asyncio.Task[T]:
+    """The first that answered; one that failed only when none is left."""
+    pending = attempts
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        answered = next(filter(_has_answered, done), None)
+        if answered is not None or not pending:
+            return answered or done.pop()
+
+
+def _has_answered(attempt: asyncio.Task[T]) -> bool:
+    error = attempt.exception()
+    return error is None or isinstance(error, NoSuchObject)
+
+
+async def _abandon(attempts: set[asyncio.Task[T]]) -> None:
+    late = [attempt for attempt in attempts if not attempt.done()]
+    for attempt in late:
+        attempt.cancel()
+    if late:
+        await asyncio.wait(late)
+    for attempt in attempts:
+        if not attempt.cancelled():
+            attempt.exception()

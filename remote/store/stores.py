@@ -1,0 +1,46 @@
+"""Opens the store a location names, with everything that belongs around it.
+
+Owns the one order in which wrappers are put together. Does not own what each does. Invariant: whoever opens
+a store closes it, and a process without S3 never loads what S3 needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from remote.store.location import FileLocation, StoreLocation
+from remote.store.metered import MeteredStore, StoreStats
+from remote.store.object_store import LocalStore, ObjectStore
+from remote.store.resilient import DeadlineStore, HedgedStore, RetryStore
+from storage.files import Files
+
+
+def open_store(
+    location: StoreLocation,
+    *,
+    files: Files,
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    now_ms: Callable[[], int],
+    rng: random.Random,
+    environ: Mapping[str, str],
+    stats: StoreStats | None = None,
+) -> ObjectStore:
+    """Nothing far away is asked before the first call; OSError when a local directory cannot be made."""
+    stats = stats or StoreStats()
+    if isinstance(location, FileLocation):
+        files.makedirs(location.path)
+        # A thread that hangs in the kernel can neither be ended nor hurried by asking again.
+        return MeteredStore(LocalStore(location.path, files=files, offload=offload), stats)
+    from remote.store.s3_store import S3Store
+
+    return harden(S3Store(location, environ=environ, now_ms=now_ms, rng=rng), stats=stats, rng=rng)
+
+
+def harden(store: ObjectStore, *, stats: StoreStats, rng: random.Random) -> ObjectStore:
+    """For a store behind a network. From the inside: each attempt has its deadline and is counted, a slow
+    read is asked twice, and what failed for both is tried again.
+    """
+    attempts = MeteredStore(DeadlineStore(store), stats)
+    return RetryStore(HedgedStore(attempts, stats=stats), rng=rng, stats=stats)

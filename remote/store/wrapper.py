@@ -1,0 +1,70 @@
+"""What every store around a store has in common: one place through which all calls go.
+
+Owns: passing the six operations on, and the rule for a conditional put that failed on its way. Does not own
+any policy: retries, deadlines, hedging, counting and faults are the wrappers that override `_ask`.
+
+Invariant: a wrapper is an ObjectStore like the one inside it, and whatever happens around a conditional put,
+its caller hears UNKNOWN rather than a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from remote.store.object_store import ObjectStore, Operation, PutResult, StoreError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    operation: Operation
+    key: str
+    size_bytes: int = 0
+    """What is sent, or asked for, where that is known beforehand."""
+
+    @property
+    def is_read(self) -> bool:
+        return self.operation is Operation.GET or self.operation is Operation.GET_RANGE
+
+
+class StoreWrapper:
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    async def get(self, key: str) -> bytes:
+        return await self._ask(Call(Operation.GET, key), lambda: self.inner.get(key))
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        call = Call(Operation.GET_RANGE, key, end - start)
+        return await self._ask(call, lambda: self.inner.get_range(key, start, end))
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._ask(Call(Operation.PUT, key, len(data)), lambda: self.inner.put(key, data))
+
+    async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+        call = Call(Operation.PUT_IF_ABSENT, key, len(data))
+        try:
+            return await self._ask(call, lambda: self.inner.put_if_absent(key, data))
+        except StoreError as error:
+            if error.permanent:
+                raise
+            return PutResult.UNKNOWN
+
+    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+        return await self._ask(Call(Operation.LIST, prefix), lambda: self.inner.list(prefix, after=after))
+
+    async def delete(self, key: str) -> None:
+        await self._ask(Call(Operation.DELETE, key), lambda: self.inner.delete(key))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store inside, `ask()`, as often and in the way this wrapper sees fit."""
+        return await ask()

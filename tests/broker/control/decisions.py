@@ -1,0 +1,87 @@
+"""Commands against an image, decided and folded without a cluster around them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from uuid import UUID
+
+from broker.config.broker import BrokerConfig, from_properties
+from broker.control.brokers import RegisterBroker, election
+from broker.control.controller import Command, Decision, Rules
+from broker.control.image import (
+    ClusterBorn,
+    Endpoint,
+    Image,
+    Record,
+    TopicCreated,
+    decode_record,
+    encode_record,
+    fold,
+    new_partition,
+)
+from protocol.errors import ErrorCode, KafkaError
+
+CONFIG = from_properties({"num.partitions": "2", "default.replication.factor": "2"})
+
+
+def rules(seed: int = 0, config: BrokerConfig = CONFIG) -> Rules:
+    rng = random.Random(seed)
+    return Rules(config=config, new_id=lambda: UUID(int=rng.getrandbits(128)), pick=rng.randrange)
+
+
+def registration(broker_id: int, rack: str | None = None) -> RegisterBroker:
+    return RegisterBroker(
+        cluster_id="c",
+        broker_id=broker_id,
+        incarnation=UUID(int=broker_id),
+        directories=(UUID(int=100 + broker_id),),
+        endpoints=(Endpoint(listener="PLAINTEXT", host="h", port=9092),),
+        rack=rack,
+        clean_epoch=-1,
+    )
+
+
+def cluster(count: int = 3) -> Image:
+    slots: list[list[Record]] = [[ClusterBorn(cluster_id="c"), election(Image(), 1)]]
+    slots += [[registration(broker_id).record()] for broker_id in range(1, count + 1)]
+    return fold(enumerate(slots, start=1))
+
+
+def carry_out(image: Image, *steps: Command[Any] | Record, seed: int = 0) -> Any:
+    """Decide each against the image, then fold what was decided, as a slot would have it; the last answer."""
+    response: Any = None
+    for step in steps:
+        before = image.copy()
+        decision = (
+            Decision(response=None, records=(step,))
+            if isinstance(step, Record)
+            else step.decide(image, rules(seed))
+        )
+        assert image == before, "deciding changed the image"
+        written = [decode_record(encode_record(record)) for record in decision.records]
+        image.apply_slot(image.seq + 1, written)
+        response = decision.response
+    return response
+
+
+def code(error: KafkaError | None) -> ErrorCode:
+    return ErrorCode.none if error is None else error.code
+
+
+def refused(image: Image, command: Command[Any]) -> tuple[ErrorCode, str | None]:
+    """How a command is refused as a whole."""
+    before = image.copy()
+    try:
+        command.decide(image, rules())
+    except KafkaError as error:
+        assert image == before, "deciding changed the image"
+        return error.code, error.message
+    raise AssertionError(f"not refused: {command}")
+
+
+def topic(*assignments: tuple[int, ...], name: str = "t") -> TopicCreated:
+    """A topic with all its replicas in sync."""
+    partitions = tuple(new_partition(at, replicas, replicas) for at, replicas in enumerate(assignments))
+    topic_id = UUID(int=int.from_bytes(name.encode()))
+    return TopicCreated(name=name, topic_id=topic_id, partitions=partitions)

@@ -1,0 +1,574 @@
+"""The shell around a machine: order, batching, failure, loading, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker.coordinators.groups.machine import (
+    Commit,
+    DeleteGroups,
+    GroupConfig,
+    GroupMachine,
+    Heartbeat,
+    Join,
+    OffsetToCommit,
+    Sync,
+)
+from broker.coordinators.groups.membership import State
+from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from protocol import records as batches
+from protocol.errors import ErrorCode, KafkaError
+from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
+from tests.broker.coordinators.group_driver import subscription
+
+TOPIC = "__consumer_offsets"
+
+
+@dataclass
+class AppendedAt:
+    first_offset: int
+
+
+@dataclass
+class FakeLog:
+    """One partition in memory, whose appends wait at a gate and fail on demand."""
+
+    batches: list[bytes] = field(default_factory=list)
+    end: int = 0
+    failures: list[tuple[ErrorCode, bool]] = field(default_factory=list)
+    """What the next appends fail with, and whether the batch is in the log all the same."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    appending: asyncio.Event = field(default_factory=asyncio.Event)
+    read_error: Exception | None = None
+    is_on_all: bool = True
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def append(
+        self,
+        topic: str,
+        index: int,
+        batch: bytearray,
+        *,
+        timeout_ms: int,
+        required_acks: int = -1,
+        origin: str = "coordinator",
+        expected_leader_epoch: int | None = None,
+    ) -> AppendedAt:
+        self.appending.set()
+        await self.gate.wait()
+        failure, is_kept = self.failures.pop(0) if self.failures else (None, True)
+        first = self.end
+        if is_kept:
+            header = batches.parse_header(batch)
+            batches.stamp(batch, 0, first, expected_leader_epoch or 0)
+            self.batches.append(bytes(batch))
+            self.end += header.last_offset_delta + 1
+        if failure is not None:
+            raise KafkaError(failure)
+        return AppendedAt(first)
+
+    def read_all(self, topic: str, index: int) -> Iterator[bytes]:
+        if self.read_error is not None:
+            raise self.read_error
+        yield from self.batches
+
+    def is_replicated(self, topic: str, index: int) -> bool:
+        return self.is_on_all
+
+    def counts(self) -> list[int]:
+        return [batches.parse_header(batch).count for batch in self.batches]
+
+
+MakeState = Callable[..., ReplicatedState[GroupMachine]]
+
+
+@pytest.fixture
+def disk() -> FakeLog:
+    return FakeLog()
+
+
+@pytest.fixture
+async def make(disk: FakeLog) -> AsyncIterator[MakeState]:
+    tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def make_state(**config: Any) -> ReplicatedState[GroupMachine]:
+        state: ReplicatedState[GroupMachine] = ReplicatedState(
+            topic=TOPIC,
+            index=0,
+            leader_epoch=3,
+            make_machine=lambda: GroupMachine(GroupConfig(initial_rebalance_delay_ms=0)),
+            partitions=disk,
+            now_ms=lambda: 1_700_000_000_000,
+            spawn=spawn,
+            config=StateConfig(**config),
+        )
+        state.start()
+        return state
+
+    yield make_state
+    for task in list(tasks):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def state(make: MakeState) -> ReplicatedState[GroupMachine]:
+    made = make()
+    await made.wait_settled()
+    return made
+
+
+def commit(offset: int, *, group_id: str = "g", partition: int = 0, **changes: Any) -> Commit:
+    return Commit(group_id=group_id, offsets=(OffsetToCommit("t", partition, offset),), **changes)
+
+
+def join(group_id: str = "g", member_id: str = "", **changes: Any) -> Join:
+    values: dict[str, Any] = {
+        "new_member_id": "m",
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocol_type": "consumer",
+        "protocols": (("range", subscription("t")),),
+        "requires_known_member": False,
+    }
+    return Join(group_id=group_id, member_id=member_id, **(values | changes))
+
+
+def offset_of(state: ReplicatedState[GroupMachine], partition: int = 0, group_id: str = "g") -> int | None:
+    found = state.machine.durable.get(group_id, "t", partition)
+    return None if found is None else found.offset
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what a deadline a millisecond away brings about."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came")
+
+
+async def code_of(asked: Awaitable[Any]) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        await asked
+    return caught.value.code
+
+
+async def stable_member(state: ReplicatedState[GroupMachine]) -> None:
+    reply = await state.ask(join())
+    sync = Sync(group_id="g", member_id="m", generation=reply["generation_id"], assignments={"m": b"a"})
+    assert (await state.ask(sync))["assignment"] == b"a"
+
+
+# Order and batching
+
+
+async def test_commits_that_arrive_together_share_one_append(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    answers = await asyncio.gather(*(state.ask(commit(n, partition=n)) for n in range(50)))
+    assert answers == [(ErrorCode.none,)] * 50
+    assert disk.counts() == [50]
+    assert [offset_of(state, n) for n in range(50)] == list(range(50))
+
+
+async def test_commits_that_arrive_during_an_append_share_the_next(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.gate.clear()
+    first = asyncio.ensure_future(state.ask(commit(1)))
+    await disk.appending.wait()
+    others = [asyncio.ensure_future(state.ask(commit(n, partition=n))) for n in range(2, 10)]
+    await settle()
+    disk.gate.set()
+    await asyncio.gather(first, *others)
+    assert disk.counts() == [1, 8]
+
+
+async def test_nobody_is_answered_before_it_is_durable(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.gate.clear()
+    asked = asyncio.ensure_future(state.ask(commit(1)))
+    await disk.appending.wait()
+    await settle()
+    assert not asked.done()
+    assert offset_of(state) is None
+    disk.gate.set()
+    assert await asked == (ErrorCode.none,)
+    assert offset_of(state) == 1
+
+
+async def test_a_deletion_sees_the_commits_before_it(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    results = await asyncio.gather(
+        state.ask(commit(1)), state.ask(DeleteGroups(group_ids=("g",))), state.ask(commit(2))
+    )
+    assert results[1] == (ErrorCode.none,)
+    assert disk.counts() == [1, 2, 1]
+    assert offset_of(state) == 2
+
+
+async def test_commits_of_one_group_apply_in_order(state: ReplicatedState[GroupMachine]) -> None:
+    await asyncio.gather(*(state.ask(commit(n)) for n in range(100)))
+    assert offset_of(state) == 99
+
+
+async def test_groups_do_not_wait_for_each_other_s_rounds(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    await asyncio.gather(state.ask(commit(1)), state.ask(join("h")))
+    assert state.machine.groups["h"].state is State.COMPLETING_REBALANCE
+
+
+async def test_a_large_round_is_split_and_stays_in_order(disk: FakeLog, make: MakeState) -> None:
+    state = make(batch_bytes_max=4_096)
+    await state.wait_settled()
+    offsets = tuple(OffsetToCommit("t", n, n, metadata="x" * 100) for n in range(200))
+    await state.ask(Commit(group_id="g", offsets=offsets))
+    assert sum(disk.counts()) == 200
+    assert all(len(batch) <= 4_096 for batch in disk.batches)
+    assert [offset_of(state, n) for n in range(200)] == list(range(200))
+    found = state.machine.durable.get("g", "t", 150)
+    assert found is not None
+    assert found.record_offset == 150
+
+
+async def test_the_queue_is_bounded(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.coordinators.replicated_state.QUEUED_COMMANDS_MAX", 3)
+    disk.gate.clear()
+    asked = [asyncio.ensure_future(state.ask(commit(0)))]
+    await disk.appending.wait()
+    asked += [asyncio.ensure_future(state.ask(commit(n))) for n in range(1, 6)]
+    await settle()
+    disk.gate.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [r.code for r in results if isinstance(r, KafkaError)]
+    assert refused == [ErrorCode.coordinator_not_available] * 2
+    assert offset_of(state) == 3
+
+
+# Waiting
+
+
+async def test_a_join_waits_without_holding_up_others(state: ReplicatedState[GroupMachine]) -> None:
+    await stable_member(state)
+    waiting = asyncio.ensure_future(state.ask(join(new_member_id="n")))
+    await settle()
+    assert not waiting.done()
+    beat = Heartbeat(group_id="g", member_id="m", generation=1)
+    assert await state.ask(beat) is ErrorCode.rebalance_in_progress
+    await state.ask(join(member_id="m"))
+    assert (await waiting)["generation_id"] == 2
+    assert state.waiting == 0
+
+
+async def test_whoever_is_gone_leaves_nothing_behind(state: ReplicatedState[GroupMachine]) -> None:
+    await stable_member(state)
+    waiting = asyncio.ensure_future(state.ask(join(new_member_id="n")))
+    await settle()
+    assert state.waiting == 1
+    waiting.cancel()
+    await settle()
+    assert state.waiting == 0
+    assert (await state.ask(join(member_id="m")))["generation_id"] == 2
+
+
+async def test_deadlines_strike_by_themselves(state: ReplicatedState[GroupMachine]) -> None:
+    await state.ask(join(session_timeout_ms=1, requires_known_member=True))
+    group = state.machine.groups["g"]
+    assert group.pending_join
+    await until(lambda: not group.pending_join)
+    await state.ask(join(session_timeout_ms=1))
+    await until(lambda: group.state is State.EMPTY)
+    await until(lambda: "g" in state.machine.durable.groups)
+    assert state.machine.durable.groups["g"].generation == 2
+
+
+async def test_a_deadline_waits_its_turn_behind_an_append(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    await state.ask(join(session_timeout_ms=1, requires_known_member=True))
+    disk.gate.clear()
+    asked = asyncio.ensure_future(state.ask(commit(1, group_id="h")))
+    await disk.appending.wait()
+    group = state.machine.groups["g"]
+    await until(lambda: state._timer is None)
+    assert group.pending_join
+    disk.gate.set()
+    await asked
+    await settle()
+    assert not group.pending_join
+
+
+async def test_a_deadline_that_strikes_late_finds_everyone_innocent(
+    state: ReplicatedState[GroupMachine],
+) -> None:
+    await stable_member(state)
+    now_ms = int(asyncio.get_running_loop().time() * 1000)
+    state.machine.timers.set(("session", "g", "m"), now_ms - 5_000)
+    state._time_is_up(now_ms - 5_000)
+    await settle()
+    assert state.machine.groups["g"].state is State.STABLE
+    assert await state.ask(Heartbeat(group_id="g", member_id="m", generation=1)) is ErrorCode.none
+
+
+# Failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "answer"),
+    [
+        (ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator),
+        (ErrorCode.kafka_storage_error, ErrorCode.not_coordinator),
+        (ErrorCode.request_timed_out, ErrorCode.coordinator_not_available),
+        (ErrorCode.not_enough_replicas_after_append, ErrorCode.coordinator_not_available),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_an_append_whose_outcome_is_unknown_reloads_the_machine(
+    state: ReplicatedState[GroupMachine],
+    disk: FakeLog,
+    failure: ErrorCode,
+    answer: ErrorCode,
+    is_kept: bool,
+) -> None:
+    await stable_member(state)
+    waiting = asyncio.ensure_future(state.ask(join(new_member_id="n")))
+    await settle()
+    disk.failures.append((failure, is_kept))
+    assert await code_of(state.ask(commit(5, group_id="h"))) is answer
+    assert state.status is Status.LOADING
+    assert await code_of(waiting) is answer
+    assert await code_of(state.ask(commit(5))) is ErrorCode.coordinator_load_in_progress
+    with pytest.raises(KafkaError):
+        _ = state.machine
+    await state.wait_settled()
+    assert offset_of(state, group_id="h") == (5 if is_kept else None)
+    assert state.machine.groups["g"].state is State.STABLE
+
+
+@pytest.mark.parametrize(
+    ("failure", "answer"),
+    [
+        (ErrorCode.not_enough_replicas, ErrorCode.coordinator_not_available),
+        (ErrorCode.message_too_large, ErrorCode.unknown_server_error),
+    ],
+)
+async def test_a_commit_that_surely_was_not_appended_costs_nobody_else(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, failure: ErrorCode, answer: ErrorCode
+) -> None:
+    await stable_member(state)
+    disk.failures.append((failure, False))
+    queued = asyncio.ensure_future(state.ask(commit(1, group_id="h")))
+    assert await code_of(queued) is answer
+    assert state.status is Status.ACTIVE
+    assert await state.ask(commit(2, group_id="h")) == (ErrorCode.none,)
+
+
+async def test_appends_that_fail_for_one_reason_cost_one_line(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every member of every group commits every few seconds, and tries again at once."""
+    for _ in range(2):
+        for _ in range(3):
+            disk.failures.append((ErrorCode.not_enough_replicas, False))
+            assert await code_of(state.ask(commit(1))) is ErrorCode.coordinator_not_available
+        assert await state.ask(commit(2)) == (ErrorCode.none,)
+    assert len([line for line in caplog.messages if "append failed" in line]) == 2
+
+
+async def test_an_assignment_that_was_not_appended_is_taken_back(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    await state.ask(join())
+    disk.failures.append((ErrorCode.not_enough_replicas, False))
+    sync = Sync(group_id="g", member_id="m", generation=1)
+    assert await code_of(state.ask(sync)) is ErrorCode.coordinator_not_available
+    await state.wait_settled()
+    assert "g" not in state.machine.groups
+
+
+async def test_commands_queued_behind_a_failure_are_told(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.gate.clear()
+    first = asyncio.ensure_future(state.ask(commit(1)))
+    await disk.appending.wait()
+    second = asyncio.ensure_future(state.ask(commit(2)))
+    await settle()
+    disk.failures.append((ErrorCode.request_timed_out, True))
+    disk.gate.set()
+    assert await code_of(first) is ErrorCode.coordinator_not_available
+    assert await code_of(second) is ErrorCode.coordinator_not_available
+    await state.wait_settled()
+    assert offset_of(state) == 1
+
+
+async def test_closing_tells_everyone(state: ReplicatedState[GroupMachine], disk: FakeLog) -> None:
+    await stable_member(state)
+    waiting = asyncio.ensure_future(state.ask(join(new_member_id="n")))
+    disk.gate.clear()
+    committing = asyncio.ensure_future(state.ask(commit(1, group_id="h")))
+    await disk.appending.wait()
+    state.close()
+    assert await code_of(waiting) is ErrorCode.not_coordinator
+    assert await code_of(committing) is ErrorCode.not_coordinator
+    disk.gate.set()
+    await settle()
+    assert await code_of(state.ask(commit(1))) is ErrorCode.not_coordinator
+    assert state.waiting == 0
+
+
+# Loading
+
+
+async def test_a_restart_reads_what_was_written(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, make: MakeState
+) -> None:
+    await stable_member(state)
+    await asyncio.gather(*(state.ask(commit(n, group_id=f"g{n}")) for n in range(20)))
+    await state.ask(DeleteGroups(group_ids=("g3",)))
+    again = make()
+    assert await code_of(again.ask(commit(1))) is ErrorCode.coordinator_load_in_progress
+    await again.wait_settled()
+    assert again.machine.durable == state.machine.durable
+    assert again.machine.groups["g"].state is State.STABLE
+    assert again.machine.next_deadline_ms() is not None
+
+
+@pytest.mark.parametrize("codec", list(batches.Codec))
+async def test_compressed_batches_are_read_and_written(
+    disk: FakeLog, make: MakeState, codec: batches.Codec
+) -> None:
+    state = make(codec=codec)
+    await state.wait_settled()
+    await asyncio.gather(*(state.ask(commit(n, partition=n)) for n in range(30)))
+    assert [batches.parse_header(batch).codec for batch in disk.batches] == [codec]
+    again = make()
+    await again.wait_settled()
+    assert again.machine.durable == state.machine.durable
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaError(ErrorCode.kafka_storage_error), OSError(errno.EIO, "Input/output error")]
+)
+async def test_a_log_that_cannot_be_read_is_tried_again(
+    disk: FakeLog, make: MakeState, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("broker.coordinators.replicated_state.LOAD_RETRY_S", 0)
+    disk.read_error = error
+    state = make()
+    await settle()
+    assert await code_of(state.ask(commit(1))) is ErrorCode.coordinator_load_in_progress
+    disk.read_error = None
+    await state.wait_settled()
+    assert state.status is Status.ACTIVE
+
+
+async def test_closing_ends_the_loading(disk: FakeLog, make: MakeState) -> None:
+    disk.read_error = KafkaError(ErrorCode.kafka_storage_error)
+    state = make()
+    await settle()
+    state.close()
+    await state.wait_settled()
+    assert state.status is Status.CLOSED
+
+
+async def test_what_an_election_could_still_lose_is_not_told(disk: FakeLog, make: MakeState) -> None:
+    disk.is_on_all = False
+    state = make()
+    await settle()
+    assert await code_of(state.ask(commit(5))) is ErrorCode.coordinator_load_in_progress
+    disk.is_on_all = True
+    await state.wait_settled()
+    assert state.status is Status.ACTIVE
+
+
+def write(disk: FakeLog, rows: list[tuple[bytes | None, bytes | None]], **options: Any) -> None:
+    batch = batches.build_batch(
+        [(key, value, (), 1) for key, value in rows], base_offset=disk.end, leader_epoch=0, **options
+    )
+    disk.batches.append(bytes(batch))
+    disk.end += len(rows)
+
+
+def offset_row(offset: int, partition: int = 0) -> tuple[bytes, bytes | None]:
+    committed = CommittedOffset(offset=offset, commit_timestamp_ms=1)
+    record = OffsetRecord(group_id="g", topic="t", partition=partition, committed=committed)
+    return encode_coordinator_record(record)
+
+
+async def test_transactions_in_the_log_count_when_they_committed(disk: FakeLog, make: MakeState) -> None:
+    for producer_id, partition in ((7, 0), (8, 1), (9, 2)):
+        options = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+        write(disk, [offset_row(producer_id, partition)], transactional=True, **options)
+    for producer_id, committed in ((7, True), (8, False)):
+        marker = batches.end_txn_marker(
+            producer_id=producer_id,
+            producer_epoch=0,
+            commit=committed,
+            coordinator_epoch=0,
+            timestamp=1,
+            base_offset=disk.end,
+        )
+        disk.batches.append(bytes(marker))
+        disk.end += 1
+    state = make()
+    await state.wait_settled()
+    assert [offset_of(state, n) for n in range(3)] == [7, None, None]
+    assert state.machine.durable.is_pending("g", "t", 2)
+
+
+@pytest.mark.parametrize(("after", "expected"), [(None, 7), (2, 2)])
+async def test_plain_and_transactional_commits_count_in_the_order_of_the_log(
+    disk: FakeLog, make: MakeState, after: int | None, expected: int
+) -> None:
+    options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    write(disk, [offset_row(0), offset_row(1)])
+    write(disk, [offset_row(7)], transactional=True, **options)
+    if after is not None:
+        write(disk, [offset_row(after)])
+    marker = batches.end_txn_marker(
+        producer_id=7, producer_epoch=0, commit=True, coordinator_epoch=0, timestamp=1, base_offset=disk.end
+    )
+    disk.batches.append(bytes(marker))
+    state = make()
+    await state.wait_settled()
+    assert offset_of(state) == expected
+
+
+async def test_records_nobody_knows_are_passed_over(disk: FakeLog, make: MakeState) -> None:
+    unknown_kind = (b"\x00\x63rest", b"value")
+    broken_value = (offset_row(0, partition=1)[0], b"\x00\x63")
+    write(disk, [(None, b"no key"), unknown_kind, broken_value, offset_row(5)])
+    tombstone = encode_coordinator_record(GroupRecord(group_id="other", metadata=None))
+    write(disk, [tombstone])
+    state = make()
+    await state.wait_settled()
+    assert state.machine.durable.offsets["g"]["t"].keys() == {0}
+    assert offset_of(state) == 5

@@ -1,0 +1,238 @@
+"""ISR changes on their way to the controller: one request at a time, asked until answered for good."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from broker.net.channel import PeerLost
+from broker.replicas.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrManager
+from broker.replicas.partition import NAMED_MAX, Partition, TopicStats
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import Fields, decode_response, encode_response, entity
+from tests.broker.replicas.test_partition import FakeLog, FakePeers, lead, view_of
+from tests.sim.loop import SimLoop
+
+TOPIC = UUID(int=9)
+
+
+class FakeReplicas(FakePeers):
+    """The replica manager's part: partitions led by node 1, and who hears of their proposals."""
+
+    node_id = 1
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.on_proposal: list[Callable[[Partition], None]] = []
+        self.woken: list[Partition] = []
+        self.all: list[Partition] = []
+        for index in range(count):
+            log: Any = FakeLog()
+            partition = Partition(
+                topic="t", index=index, topic_id=TOPIC, log=log, node_id=1, stats=TopicStats(), peers=self
+            )
+            lead(partition, view_of((1, 2), (1,)))
+            self.all.append(partition)
+
+    def proposed(self, partition: Partition) -> None:
+        for listener in self.on_proposal:
+            listener(partition)
+
+    def partitions(self) -> Iterator[Partition]:
+        yield from self.all
+
+    def wake_committed(self, partition: Partition) -> None:
+        self.woken.append(partition)
+
+
+class FakeController:
+    broker_epoch = 70
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.under_way = 0
+        self.answer: Callable[[Any], Fields | Exception] = granted
+
+    async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
+        assert self.under_way == 0, "one request at a time"
+        self.under_way += 1
+        request = entity(56, 3, fields)
+        self.asked.append(request)
+        await asyncio.sleep(0.01)
+        self.under_way -= 1
+        answer = self.answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return decode_response(56, 3, encode_response(56, 3, 1, answer)[4:])[1]
+
+
+def granted(request: Any, code: ErrorCode = ErrorCode.none) -> Fields:
+    return {
+        "throttle_time": 0,
+        "error_code": ErrorCode.none,
+        "topics": [
+            {
+                "topic_id": topic.topic_id,
+                "partitions": [
+                    {
+                        "partition_index": each.partition_index,
+                        "error_code": code,
+                        "leader_id": 1,
+                        "leader_epoch": each.leader_epoch,
+                        "isr": [member.broker_id for member in each.new_isr_with_epochs],
+                        "partition_epoch": each.partition_epoch + 1,
+                    }
+                    for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+    }
+
+
+def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrManager], Any]) -> None:
+    loop = SimLoop()
+
+    async def main() -> None:
+        replicas, controller = FakeReplicas(count), FakeController()
+        manager = IsrManager(replicas=replicas, controller=controller)
+        async with asyncio.TaskGroup() as tasks:
+            started = manager.start(tasks)
+            await act(replicas, controller, manager)
+            for task in started:
+                task.cancel()
+
+    loop.run(main())
+
+
+def test_proposals_that_come_together_share_requests_and_name_every_epoch() -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        for partition in replicas.all:
+            partition.follower_at(2, 0, broker_epoch=5)
+        await asyncio.sleep(1)
+        assert [len(request.topics[0].partitions) for request in controller.asked] == [PROPOSALS_MAX, 3]
+        (first, *_) = controller.asked[0].topics[0].partitions
+        assert (controller.asked[0].broker_id, controller.asked[0].broker_epoch) == (1, 70)
+        assert [(each.broker_id, each.broker_epoch) for each in first.new_isr_with_epochs] == [
+            (1, 70),
+            (2, 5),
+        ]
+        assert all(partition.isr == (1, 2) for partition in replicas.all)
+        assert (manager.expands, manager.shrinks) == (PROPOSALS_MAX + 3, 0)
+
+    run(PROPOSALS_MAX + 3, act)
+
+
+def test_however_many_change_together_the_log_has_one_line_for_an_isr(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        for partition in replicas.all:
+            partition.follower_at(2, 0, broker_epoch=5)
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "broker.replicas.isr"):
+        run(NAMED_MAX + 3, act)
+    (line,) = caplog.messages
+    names = ", ".join(f"t-{index}" for index in range(NAMED_MAX))
+    assert line == f"the ISR is now [1, 2]: {names} and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "is_refused"),
+    [
+        (lambda _: PeerLost("gone"), False),
+        (lambda _: KafkaError(ErrorCode.not_controller), False),
+        (lambda request: {**granted(request), "error_code": ErrorCode.stale_broker_epoch}, False),
+        (lambda request: granted(request, ErrorCode.unknown_server_error), True),
+        (lambda request: {**granted(request), "topics": []}, False),
+    ],
+    ids=["lost", "no controller", "stale", "unknown", "left out"],
+)
+def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any, is_refused: bool) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        controller.answer = trouble
+        (partition,) = replicas.all
+        partition.follower_at(2, 0)
+        await asyncio.sleep(10)
+        asked = len(controller.asked)
+        assert 10 / BACKOFF_MAX_S <= asked <= 20
+        assert partition.maximal_isr == {1, 2}
+        controller.answer = granted
+        await asyncio.sleep(2 * BACKOFF_MAX_S)
+        assert partition.isr == (1, 2)
+        assert len(controller.asked) == asked + 1
+        assert (manager.expands, manager.refusals) == (1, asked if is_refused else 0)
+
+    run(1, act)
+
+
+@pytest.mark.parametrize(
+    ("code", "maximal"),
+    [
+        (ErrorCode.ineligible_replica, {1}),
+        (ErrorCode.operation_not_attempted, {1}),
+        (ErrorCode.invalid_update_version, {1, 2}),
+        (ErrorCode.fenced_leader_epoch, {1, 2}),
+        (ErrorCode.unknown_topic_id, {1, 2}),
+        (ErrorCode.new_leader_elected, {1, 2}),
+    ],
+)
+def test_what_is_refused_for_good_is_left_to_the_image(code: ErrorCode, maximal: set[int]) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        controller.answer = lambda request: granted(request, code)
+        (partition,) = replicas.all
+        partition.follower_at(2, 0)
+        await asyncio.sleep(10)
+        assert len(controller.asked) == 1
+        assert partition.maximal_isr == maximal
+        assert (manager.expands, manager.refusals) == (0, 1)
+        lead(partition, view_of((1, 2), (1, 2), partition_epoch=6))
+        assert (partition.isr, partition.proposal) == ((1, 2), None)
+
+    run(1, act)
+
+
+def test_a_refusal_of_a_controller_that_was_behind_is_tried_again_after_a_while() -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        controller.answer = lambda request: granted(request, ErrorCode.invalid_update_version)
+        (partition,) = replicas.all
+        partition.follower_at(2, 0)
+        await asyncio.sleep(1)
+        controller.answer = granted
+        await asyncio.sleep(replicas.lag_s)
+        assert partition.isr == (1, 2)
+
+    run(1, act)
+
+
+def test_who_moved_on_by_itself_is_not_asked_for() -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        (partition,) = replicas.all
+        partition.follower_at(2, 0)
+        partition.follow(view_of((1, 2), (2,), leader=2, leader_epoch=9))
+        await asyncio.sleep(1)
+        assert controller.asked == []
+
+    run(1, act)
+
+
+def test_the_watch_finds_who_fell_behind_and_wakes_who_waited_for_it() -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        (partition,) = replicas.all
+        lead(partition, view_of((1, 2), (1, 2), partition_epoch=6))
+        log: Any = partition.log
+        log.log_end_offset = 4
+        replicas.at += replicas.lag_s + 1
+        await asyncio.sleep(replicas.lag_s)
+        assert partition.isr == (1,)
+        assert log.high_watermark == 4
+        assert replicas.woken == [partition]
+        assert (manager.expands, manager.shrinks) == (0, 1)
+
+    run(1, act)

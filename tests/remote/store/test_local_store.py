@@ -1,0 +1,335 @@
+"""The local store where it differs from memory: crashes, disks that fail, and files that are no objects."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import multiprocessing
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from remote.store.object_store import LocalStore, NoSuchObject, PutResult, StoreError
+from storage.files import DiskFiles, File
+
+T = TypeVar("T")
+
+
+async def here(call: Callable[[], T]) -> T:
+    return call()
+
+
+class Recording(DiskFiles):
+    """A disk that remembers the order of what must be in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fail: dict[str, int] = {}
+
+    def note(self, what: str, path: str) -> None:
+        self.calls.append(f"{what} {os.path.basename(path)}")
+        if what in self.fail:
+            raise OSError(self.fail[what], os.strerror(self.fail[what]))
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self.note("open", path)
+        return super().open(path, create=create)
+
+    def fsync_dir(self, path: str) -> None:
+        self.note("fsync_dir", path)
+        super().fsync_dir(path)
+
+    def unlink(self, path: str) -> None:
+        self.note("unlink", path)
+        super().unlink(path)
+
+
+def make(path: Path, files: DiskFiles | None = None, **kwargs: Callable[[str, str], None]) -> LocalStore:
+    return LocalStore(str(path / "store"), files=files or DiskFiles(), offload=here, instance="t", **kwargs)
+
+
+async def test_new_folders_are_durable_before_what_is_in_them(tmp_path: Path) -> None:
+    files = Recording()
+    await make(tmp_path, files).put_if_absent("meta/1", b"x")
+    syncs = [call for call in files.calls if call.startswith("fsync_dir")]
+    assert syncs == [
+        f"fsync_dir {tmp_path.name}",
+        "fsync_dir store",
+        "fsync_dir store",
+        "fsync_dir meta",
+    ]
+
+
+async def test_a_second_put_costs_one_folder_sync(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put_if_absent("meta/1", b"x")
+    files.calls.clear()
+    await store.put_if_absent("meta/2", b"x")
+    assert [call for call in files.calls if call.startswith("fsync_dir")] == ["fsync_dir meta"]
+
+
+async def test_a_leftover_temporary_may_be_the_object_itself(tmp_path: Path) -> None:
+    """After a crash between link and unlink the temporary name is the object's own file."""
+    store = make(tmp_path)
+    await store.put_if_absent("k", b"committed")
+    os.link(tmp_path / "store" / "k", tmp_path / "store" / ".tmp" / "t-1")
+    restarted = make(tmp_path)
+    assert await restarted.put_if_absent("other", b"new") is PutResult.WON
+    assert await restarted.get("k") == b"committed"
+    assert await restarted.get("other") == b"new"
+    assert list((tmp_path / "store" / ".tmp").iterdir()) == []
+
+
+async def test_temporaries_are_no_objects(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.put("k", b"x")
+    (tmp_path / "store" / ".tmp" / "left").write_bytes(b"half")
+    assert await store.list("") == ["k"]
+
+
+async def test_an_answer_that_was_lost_after_the_link_is_unknown(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("meta/1", b"x")
+    files.fail = {"fsync_dir": errno.EIO}
+    assert await store.put_if_absent("meta/2", b"mine") is PutResult.UNKNOWN
+    files.fail = {}
+    assert await store.get("meta/2") == b"mine"
+
+
+async def test_an_object_whose_name_is_not_durable_is_not_yet_read(tmp_path: Path) -> None:
+    """Who reads the key after UNKNOWN takes what is there for committed."""
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("meta/1", b"x")
+    files.fail = {"fsync_dir": errno.EIO}
+    assert await store.put_if_absent("meta/2", b"mine") is PutResult.UNKNOWN
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await store.get("meta/2")
+    files.fail = {}
+    files.calls.clear()
+    for _ in range(2):
+        assert await store.get("meta/2") == b"mine"
+    assert files.calls.count("fsync_dir meta") == 1
+
+
+async def test_a_full_disk_is_unknown_said_once_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = make(tmp_path, link=full)
+    for _ in range(2):
+        assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+    (line,) = caplog.messages
+    assert "No space left on device" in line
+    with pytest.raises(NoSuchObject):
+        await store.get("k")
+    assert list((tmp_path / "store" / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "permanent"), [(errno.EACCES, True), (errno.EROFS, True), (errno.EIO, False)]
+)
+async def test_what_asking_again_cannot_mend_is_said(tmp_path: Path, code: int, permanent: bool) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    files.fail = {"open": code}
+    with pytest.raises(StoreError) as caught:
+        await store.put("k", b"x")
+    assert caught.value.permanent is permanent
+    assert os.strerror(code) in str(caught.value)
+
+
+async def test_a_disk_without_permission_is_not_asked_for_ever(tmp_path: Path) -> None:
+    files = Recording()
+    files.fail = {"open": errno.EACCES}
+    with pytest.raises(StoreError):
+        await make(tmp_path, files).put_if_absent("k", b"x")
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+async def test_what_was_allowed_before_may_be_again(
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system that turns read-only under a cluster must not end one broker after the other."""
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("a", b"x")
+    assert await store.put_if_absent("b", b"x") is PutResult.WON
+    files.fail = {"open": code}
+    with pytest.raises(StoreError) as caught:
+        await store.put("a", b"y")
+    assert not caught.value.permanent
+    for _ in range(2):
+        assert await store.put_if_absent("c", b"x") is PutResult.UNKNOWN
+    (line,) = caplog.messages
+    assert os.strerror(code) in line
+    files.fail = {}
+    assert await store.put_if_absent("c", b"x") is PutResult.WON
+
+
+async def test_who_only_lost_was_not_allowed_to_write(tmp_path: Path) -> None:
+    await make(tmp_path).put("taken", b"x")
+    files = Recording()
+    store = make(tmp_path, files)
+    assert await store.put_if_absent("taken", b"y") is PutResult.LOST
+    files.fail = {"open": errno.EROFS}
+    with pytest.raises(StoreError) as caught:
+        await store.put_if_absent("free", b"y")
+    assert caught.value.permanent
+
+
+async def test_who_was_told_that_nothing_is_there_may_read(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("k", b"x")
+    with pytest.raises(NoSuchObject):
+        await store.get_range("missing", 0, 1)
+    files.fail = {"open": errno.EACCES}
+    with pytest.raises(StoreError) as caught:
+        await store.get_range("k", 0, 1)
+    assert not caught.value.permanent
+
+
+# --- a store that vanishes ----------------------------------------------------------------------------------
+
+
+def unmount(root: Path) -> None:
+    """What it leaves: the directory it was mounted on."""
+    root.rename(root.with_name("aside"))
+    root.mkdir()
+
+
+def mount(root: Path) -> None:
+    root.rmdir()
+    root.with_name("aside").rename(root)
+
+
+def delete(root: Path) -> None:
+    root.rename(root.with_name("aside"))
+
+
+def bring_back(root: Path) -> None:
+    root.with_name("aside").rename(root)
+
+
+async def test_a_store_that_another_thread_makes_meanwhile_has_not_vanished(tmp_path: Path) -> None:
+    class Meanwhile(Recording):
+        work: Callable[[], object] | None = None
+
+        def exists(self, path: str) -> bool:
+            found = super().exists(path)
+            if path.endswith(".tmp") and self.work is not None:
+                work, self.work = self.work, None
+                work()
+            return found
+
+    files = Meanwhile()
+    store = make(tmp_path, files)
+    other = store.put("a", b"x")
+    files.work = lambda: next(other.__await__(), None)  # it ends without a pause: nothing here is offloaded
+    await store.put("b", b"x")
+    assert await store.list("") == ["a", "b"]
+
+
+Act = Callable[[LocalStore], Awaitable[object]]
+ACTS: dict[str, Act] = {
+    "get": lambda store: store.get("meta/1"),
+    "get another": lambda store: store.get("meta/2"),
+    "get a range": lambda store: store.get_range("meta/1", 0, 1),
+    "put": lambda store: store.put("meta/2", b"x"),
+    "list": lambda store: store.list(""),
+    "list a folder": lambda store: store.list("meta/"),
+    "delete": lambda store: store.delete("meta/1"),
+}
+FIRST: dict[str, Act] = {
+    "put": lambda store: store.put("meta/0", b"x"),
+    "put if absent": lambda store: store.put_if_absent("meta/0", b"x"),
+    "get": lambda store: store.get("meta/1"),
+    "get a missing one": lambda store: absent(store, "meta/0"),
+    "list": lambda store: store.list(""),
+}
+
+
+async def absent(store: LocalStore, key: str) -> None:
+    with pytest.raises(NoSuchObject):
+        await store.get(key)
+
+
+@pytest.mark.parametrize(
+    ("vanish", "come_back"), [(unmount, mount), (delete, bring_back)], ids=["unmounted", "deleted"]
+)
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+async def test_a_store_that_vanished_is_no_empty_one(
+    tmp_path: Path, first: Act, act: Act, vanish: Callable[[Path], None], come_back: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "store"
+    await make(tmp_path).put("meta/1", b"x")
+    store = make(tmp_path)
+    await first(store)
+    vanish(root)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the store is gone") as caught:
+            await act(store)
+        assert not caught.value.permanent
+    assert not root.exists() or list(root.iterdir()) == [], "nothing is made where it was"
+    come_back(root)
+    assert await store.get("meta/1") == b"x"
+    await act(store) if act is not ACTS["get another"] else await absent(store, "meta/2")
+
+
+@pytest.mark.parametrize("vanish", [unmount, delete])
+async def test_no_slot_is_won_where_a_store_was(tmp_path: Path, vanish: Callable[[Path], None]) -> None:
+    store = make(tmp_path)
+    await store.put_if_absent("meta/1", b"x")
+    vanish(tmp_path / "store")
+    for key in ("meta/1", "meta/2"):
+        assert await store.put_if_absent(key, b"y") is PutResult.UNKNOWN
+        with pytest.raises(StoreError):
+            await store.get(key)
+    bring_back(tmp_path / "store") if vanish is delete else mount(tmp_path / "store")
+    await absent(store, "meta/2")
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
+
+
+async def test_a_store_that_was_copied_without_its_empty_folders_is_one(tmp_path: Path) -> None:
+    await make(tmp_path).put("meta/1", b"x")
+    (tmp_path / "store" / ".tmp").rmdir()
+    store = make(tmp_path)
+    assert await store.list("") == ["meta/1"]
+    assert await store.get("meta/1") == b"x"
+    assert await store.put_if_absent("meta/2", b"y") is PutResult.WON
+
+
+def _race(root: str, rival: int, wins: multiprocessing.Queue[int]) -> None:
+
+    store = LocalStore(root, files=DiskFiles(), offload=here)
+
+    async def run() -> int:
+        won = 0
+        for slot in range(50):
+            won += await store.put_if_absent(f"race/{slot}", str(rival).encode()) is PutResult.WON
+        return won
+
+    wins.put(asyncio.run(run()))
+
+
+def test_processes_race_to_one_winner_each(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    wins = context.Queue()
+    rivals = [
+        context.Process(target=_race, args=(str(tmp_path / "store"), rival, wins)) for rival in range(3)
+    ]
+    for rival in rivals:
+        rival.start()
+    assert sum(wins.get(timeout=60) for _ in rivals) == 50
+    for rival in rivals:
+        rival.join()

@@ -1,0 +1,555 @@
+"""Deadlines, retries, hedges, counts and faults, each around a scripted store, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote.store.faulty import HANG_S_MAX, FaultProfile, FaultyStore
+from remote.store.metered import LATENCY_BOUNDS_S, MeteredStore, StoreStats
+from remote.store.object_store import (
+    Fault,
+    MemoryStore,
+    NoSuchObject,
+    ObjectStore,
+    Operation,
+    PutResult,
+    StoreError,
+)
+from remote.store.resilient import (
+    BYTES_PER_S_MIN,
+    DEADLINE_S,
+    HEDGE_SAMPLES_MIN,
+    HEDGE_SHARE,
+    HEDGE_UNTAUGHT_S,
+    HEDGES_SAVED_MAX,
+    LIST_DEADLINE_S,
+    RETRIES_END_S,
+    RETRIES_MAX,
+    RETRY_FIRST_S,
+    DeadlineStore,
+    HedgedStore,
+    HedgePolicy,
+    RetryStore,
+)
+from remote.store.stores import harden
+from remote.store.wrapper import Call, StoreWrapper
+from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
+NEVER_S = 1e6
+DONE, NOT_DONE = True, False
+
+
+class Scripted(StoreWrapper):
+    """A memory store that takes its time, and fails before or after it did what it was asked."""
+
+    def __init__(self) -> None:
+        self.bucket = MemoryStore()
+        super().__init__(self.bucket)
+        self.script: deque[tuple[float, StoreError | None, bool]] = deque()
+        self.calls: list[Operation] = []
+        self.cancelled = 0
+
+    def will(self, elapsed_s: float = 0.0, error: StoreError | None = None, *, done: bool = DONE) -> None:
+        self.script.append((elapsed_s, error, done))
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        self.calls.append(call.operation)
+        elapsed_s, error, done = self.script.popleft() if self.script else (0.0, None, DONE)
+        try:
+            outcome = await asyncio.gather(ask(), return_exceptions=True) if done else [None]
+            await asyncio.sleep(elapsed_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        failure = error or outcome[0]
+        if isinstance(failure, BaseException):
+            raise failure
+        return outcome[0]  # type: ignore[return-value]
+
+
+def run(coro: Coroutine[Any, Any, T]) -> T:
+    return SimLoop().run(coro)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def passing(fault: Fault = Fault.SERVER) -> StoreError:
+    return StoreError("503", fault=fault)
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_hangs_ends_and_says_so() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        store = DeadlineStore(inner)
+        inner.will(NEVER_S)
+        begun_s = now_s()
+        with pytest.raises(StoreError, match="delete meta/1: no answer") as caught:
+            await store.delete("meta/1")
+        assert caught.value.fault is Fault.TIMEOUT
+        assert not caught.value.permanent
+        assert DEADLINE_S <= now_s() - begun_s < DEADLINE_S + 1
+        assert inner.cancelled == 1
+
+    run(main())
+
+
+def test_a_conditional_put_that_hangs_is_unknown_and_may_be_done() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(NEVER_S)
+        store = DeadlineStore(inner)
+        assert await store.put_if_absent("k", b"mine") is PutResult.UNKNOWN
+        assert await store.get("k") == b"mine"
+
+    run(main())
+
+
+def test_large_objects_have_longer() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        store = DeadlineStore(inner)
+        inner.will(DEADLINE_S + 5)
+        await store.put("k", bytes(10 * BYTES_PER_S_MIN))
+        inner.will(DEADLINE_S + 5)
+        assert len(await store.get_range("k", 0, 10 * BYTES_PER_S_MIN)) == 10 * BYTES_PER_S_MIN
+        inner.will(DEADLINE_S + 5)
+        with pytest.raises(StoreError):
+            await store.get_range("k", 0, 100)
+
+    run(main())
+
+
+def test_a_list_has_the_time_for_many_pages() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        store = DeadlineStore(inner)
+        inner.will(LIST_DEADLINE_S - 1)
+        assert await store.list("wal/") == []
+        inner.will(NEVER_S)
+        with pytest.raises(StoreError):
+            await store.list("wal/")
+
+    run(main())
+
+
+# --- retries ------------------------------------------------------------------------------------------------
+
+RETRIED: list[Callable[[ObjectStore], Awaitable[object]]] = [
+    lambda store: store.get("there"),
+    lambda store: store.get_range("there", 0, 1),
+    lambda store: store.put("k", b"x"),
+    lambda store: store.list(""),
+    lambda store: store.delete("k"),
+]
+
+
+def retrying(inner: ObjectStore, stats: StoreStats | None = None) -> RetryStore:
+    return RetryStore(inner, rng=random.Random(1), stats=stats or StoreStats())
+
+
+@pytest.mark.parametrize("call", RETRIED)
+@pytest.mark.parametrize("done", [DONE, NOT_DONE])
+def test_what_may_be_asked_twice_is_tried_again(
+    call: Callable[[ObjectStore], Awaitable[object]], done: bool
+) -> None:
+    async def main() -> None:
+        inner, stats = Scripted(), StoreStats()
+        await inner.bucket.put("there", b"x")
+        for _ in range(RETRIES_MAX):
+            inner.will(0.01, passing(), done=done)
+        await call(retrying(inner, stats))
+        assert len(inner.calls) == RETRIES_MAX + 1
+        assert stats.retries == RETRIES_MAX
+
+    run(main())
+
+
+def test_retries_are_bounded_and_their_pauses_jitter() -> None:
+    async def main() -> list[float]:
+        inner = Scripted()
+        store = retrying(inner)
+        waits = []
+        for _ in range(20):
+            for _ in range(RETRIES_MAX + 1):
+                inner.will(0.0, passing())
+            begun_s, calls = now_s(), len(inner.calls)
+            with pytest.raises(StoreError):
+                await store.get("there")
+            assert len(inner.calls) == calls + RETRIES_MAX + 1
+            waits.append(now_s() - begun_s)
+        return waits
+
+    waits = run(main())
+    assert max(waits) < RETRY_FIRST_S * 2**RETRIES_MAX
+    assert len(set(waits)) == len(waits)
+
+
+def test_a_slow_outage_is_not_made_slower() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        for _ in range(RETRIES_MAX + 1):
+            inner.will(RETRIES_END_S * 0.7, passing(Fault.TIMEOUT))
+        with pytest.raises(StoreError):
+            await retrying(inner).get("k")
+        assert len(inner.calls) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "error", [StoreError("denied", permanent=True), NoSuchObject("k"), ValueError("key")]
+)
+def test_what_asking_again_cannot_change_is_asked_once(error: Exception) -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(0.0, error)  # type: ignore[arg-type]
+        with pytest.raises(type(error)):
+            await retrying(inner).get("k")
+        assert len(inner.calls) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("done", [DONE, NOT_DONE])
+def test_a_conditional_put_is_sent_once_whatever_happens(done: bool) -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(0.0, passing(), done=done)
+        assert await retrying(inner).put_if_absent("k", b"mine") is PutResult.UNKNOWN
+        assert inner.calls == [Operation.PUT_IF_ABSENT]
+
+    run(main())
+
+
+def test_a_conditional_put_is_not_sent_again_for_a_store_that_raises() -> None:
+    class Raising(MemoryStore):
+        calls = 0
+
+        async def put_if_absent(self, key: str, data: bytes) -> PutResult:
+            self.calls += 1
+            raise passing()
+
+    async def main() -> None:
+        inner = Raising()
+        assert await retrying(inner).put_if_absent("k", b"mine") is PutResult.UNKNOWN
+        assert inner.calls == 1
+
+    run(main())
+
+
+def test_a_conditional_put_that_is_refused_for_good_says_so() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(0.0, StoreError("no such bucket", permanent=True))
+        with pytest.raises(StoreError, match="no such bucket"):
+            await harden(inner, stats=StoreStats(), rng=random.Random(1)).put_if_absent("k", b"")
+
+    run(main())
+
+
+# --- hedges -------------------------------------------------------------------------------------------------
+
+
+def hedging(inner: ObjectStore, stats: StoreStats | None = None) -> HedgedStore:
+    return HedgedStore(inner, stats=stats or StoreStats())
+
+
+def test_a_slow_read_is_asked_twice_and_the_first_answer_counts() -> None:
+    async def main() -> None:
+        inner, stats = Scripted(), StoreStats()
+        await inner.bucket.put("k", b"x")
+        inner.will(NEVER_S)
+        inner.will(0.01)
+        begun_s = now_s()
+        assert await hedging(inner, stats).get("k") == b"x"
+        assert now_s() - begun_s == pytest.approx(HEDGE_UNTAUGHT_S + 0.01, abs=0.01)
+        assert (stats.hedges, stats.hedges_won, inner.cancelled) == (1, 1, 1)
+
+    run(main())
+
+
+def test_the_first_may_still_win() -> None:
+    async def main() -> None:
+        inner, stats = Scripted(), StoreStats()
+        await inner.bucket.put("k", b"x")
+        inner.will(HEDGE_UNTAUGHT_S + 0.01)
+        inner.will(NEVER_S)
+        assert await hedging(inner, stats).get_range("k", 0, 1) == b"x"
+        assert (stats.hedges, stats.hedges_won, inner.cancelled) == (1, 0, 1)
+
+    run(main())
+
+
+def test_a_hedge_that_fails_leaves_the_first_its_time() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        await inner.bucket.put("k", b"x")
+        inner.will(HEDGE_UNTAUGHT_S + 1)
+        inner.will(0.1, passing())
+        assert await hedging(inner).get("k") == b"x"
+
+    run(main())
+
+
+def test_when_both_fail_the_read_fails() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(HEDGE_UNTAUGHT_S + 1, passing())
+        inner.will(0.1, passing())
+        with pytest.raises(StoreError):
+            await hedging(inner).get("k")
+
+    run(main())
+
+
+def test_that_there_is_no_object_is_an_answer() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(NEVER_S)
+        with pytest.raises(NoSuchObject):
+            await hedging(inner).get("k")
+        assert inner.calls == [Operation.GET] * 2
+
+    run(main())
+
+
+def test_a_failure_before_the_hedge_is_left_to_retries() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(0.01, passing())
+        with pytest.raises(StoreError):
+            await hedging(inner).get("k")
+        assert inner.calls == [Operation.GET]
+
+    run(main())
+
+
+def test_only_reads_are_hedged() -> None:
+    async def main() -> None:
+        inner, stats = Scripted(), StoreStats()
+        store = hedging(inner, stats)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.put("k", b""),
+            lambda: store.put_if_absent("k", b""),
+            lambda: store.list(""),
+            lambda: store.delete("k"),
+        ]
+        for call in calls:
+            inner.will(HEDGE_UNTAUGHT_S * 10)
+            await call()
+        assert (len(inner.calls), stats.hedges) == (4, 0)
+
+    run(main())
+
+
+def test_a_reader_that_goes_away_takes_both_with_it() -> None:
+    async def main() -> None:
+        inner = Scripted()
+        inner.will(NEVER_S)
+        inner.will(NEVER_S)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(HEDGE_UNTAUGHT_S * 2):
+                await hedging(inner).get("k")
+        assert inner.cancelled == 2
+
+    run(main())
+
+
+def test_the_delay_is_what_most_reads_took() -> None:
+    policy = HedgePolicy()
+    assert policy.delay_s(Operation.GET) == HEDGE_UNTAUGHT_S
+    for number in range(HEDGE_SAMPLES_MIN * 5):
+        policy.note_answer(Operation.GET, 1.0 if number % 100 == 99 else 0.1)
+    assert policy.delay_s(Operation.GET) == 0.1
+    assert policy.delay_s(Operation.GET_RANGE) == HEDGE_UNTAUGHT_S
+    for _ in range(HEDGE_SAMPLES_MIN * 20):
+        policy.note_answer(Operation.GET, 0.4)
+    assert policy.delay_s(Operation.GET) == 0.4
+
+
+@given(reads=st.integers(1, 2000), asks=st.integers(1, 5))
+def test_hedges_are_a_bounded_share_of_reads(reads: int, asks: int) -> None:
+    policy = HedgePolicy()
+    hedges = 0
+    for _ in range(reads):
+        policy.note_read()
+        hedges += sum(policy.may_hedge() for _ in range(asks))
+    assert hedges <= 1 + reads * HEDGE_SHARE
+    for _ in range(10_000):
+        policy.note_read()
+    assert sum(policy.may_hedge() for _ in range(1000)) <= HEDGES_SAVED_MAX
+
+
+def test_a_store_that_is_slow_for_all_is_not_asked_twice_for_all() -> None:
+    async def main() -> StoreStats:
+        inner, stats = Scripted(), StoreStats()
+        await inner.bucket.put("k", b"x")
+        store = hedging(inner, stats)
+        for _ in range(200):
+            inner.will(HEDGE_UNTAUGHT_S * 4)
+            inner.will(HEDGE_UNTAUGHT_S * 4)
+            await store.get("k")
+            inner.script.clear()
+        return stats
+
+    assert run(main()).hedges <= 1 + 200 * HEDGE_SHARE
+
+
+# --- counting -----------------------------------------------------------------------------------------------
+
+
+def test_answers_errors_and_bytes_are_counted() -> None:
+    async def main() -> StoreStats:
+        inner, stats = Scripted(), StoreStats()
+        store = MeteredStore(inner, stats)
+        inner.will(0.02)
+        await store.put("k", bytes(100))
+        await store.put_if_absent("l", bytes(10))
+        await store.put_if_absent("l", bytes(10))
+        await store.get("k")
+        await store.get_range("k", 0, 7)
+        inner.will(0.0, passing(Fault.THROTTLED))
+        with pytest.raises(StoreError):
+            await store.get("k")
+        with pytest.raises(NoSuchObject):
+            await store.get("nothing")
+        inner.will(0.0, passing())
+        await store.put_if_absent("m", bytes(10))
+        return stats
+
+    stats = run(main())
+    assert stats.requests == {
+        Operation.PUT: 1,
+        Operation.PUT_IF_ABSENT: 3,
+        Operation.GET: 3,
+        Operation.GET_RANGE: 1,
+    }
+    assert stats.errors == {(Operation.GET, "throttled"): 1, (Operation.PUT_IF_ABSENT, "unknown"): 1}
+    assert (stats.bytes_read, stats.bytes_written) == (107, 110)
+    assert sum(stats.latency_counts[Operation.GET]) == 2
+    assert stats.latency_counts[Operation.PUT][LATENCY_BOUNDS_S.index(0.025)] == 1
+    assert stats.latency_sums_s[Operation.PUT] == pytest.approx(0.02, abs=0.001)
+
+
+def test_each_attempt_of_a_hardened_store_is_counted() -> None:
+    async def main() -> StoreStats:
+        inner, stats = Scripted(), StoreStats()
+        await inner.bucket.put("k", b"x")
+        store = harden(inner, stats=stats, rng=random.Random(1))
+        inner.will(0.0, passing())
+        inner.will(NEVER_S)
+        inner.will(0.0)
+        assert await store.get("k") == b"x"
+        return stats
+
+    stats = run(main())
+    assert (stats.requests[Operation.GET], stats.retries, stats.hedges, stats.hedges_won) == (3, 1, 1, 1)
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def faulty(**profile: Any) -> FaultyStore:
+    return FaultyStore(MemoryStore(), FaultProfile(**profile), random.Random(1))
+
+
+def test_an_error_before_leaves_things_as_they_were_and_one_after_does_not() -> None:
+    async def main() -> None:
+        before, after = faulty(error_before_chance=1.0), faulty(error_after_chance=1.0)
+        for store in (before, after):
+            with pytest.raises(StoreError):
+                await store.put("k", b"x")
+            assert await store.put_if_absent("l", b"x") is PutResult.UNKNOWN
+            store.profile.heal()
+        assert await before.list("") == []
+        assert await after.list("") == ["k", "l"]
+
+    run(main())
+
+
+def test_a_store_that_is_down_or_hangs_does_so_until_healed() -> None:
+    async def main() -> None:
+        store = faulty(down=True, latency_min_s=0.1, latency_max_s=0.2)
+        with pytest.raises(StoreError):
+            await store.get("k")
+        store.profile.down, store.profile.hang = False, True
+        begun_s = now_s()
+        assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
+        assert now_s() - begun_s >= HANG_S_MAX
+        asyncio.get_running_loop().call_later(1.0, store.profile.heal)
+        begun_s = now_s()
+        with pytest.raises(StoreError):
+            await store.list("")
+        assert now_s() - begun_s < 2
+        assert await store.list("") == []
+
+    run(main())
+
+
+def test_short_bodies_and_lists_that_lag_behind() -> None:
+    async def main() -> None:
+        store = faulty(short_body_chance=1.0, stale_list_chance=1.0)
+        for key in ("a", "b", "c"):
+            await store.put(key, b"0123456789")
+        body = await store.get("a")
+        assert len(body) < 10
+        assert b"0123456789".startswith(body)
+        listed = await store.list("")
+        assert len(listed) < 3
+        assert ["a", "b", "c"][: len(listed)] == listed
+
+    run(main())
+
+
+def test_the_same_numbers_give_the_same_faults() -> None:
+    async def main() -> list[bool]:
+        store = faulty(error_before_chance=0.5)
+        return [await store.put_if_absent("k", b"") is PutResult.UNKNOWN for _ in range(50)]
+
+    first = run(main())
+    assert run(main()) == first
+    assert {True, False} == set(first)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_hardened_store_tells_the_truth_over_a_bad_line(seed: int) -> None:
+    """Whoever wins or loses is right about it; UNKNOWN is settled by reading; a read is what was put."""
+
+    async def main() -> None:
+        bucket, rng = MemoryStore(), random.Random(seed)
+        profile = FaultProfile(
+            latency_max_s=0.5, error_before_chance=0.2, error_after_chance=0.2, hang_chance=0.02
+        )
+        rivals = [harden(FaultyStore(bucket, profile, rng), stats=StoreStats(), rng=rng) for _ in range(3)]
+
+        async def claim(rival: int, key: str) -> None:
+            mine = b"%d" % rival
+            result = await rivals[rival].put_if_absent(key, mine)
+            if result is PutResult.WON:
+                assert bucket.objects[key] == mine
+            elif result is PutResult.LOST:
+                assert bucket.objects[key] != mine
+            try:
+                assert await rivals[rival].get(key) == bucket.objects[key]
+            except NoSuchObject:
+                assert result is PutResult.UNKNOWN
+            except StoreError:
+                pass
+
+        await asyncio.gather(*(claim(n, f"k/{slot}") for slot in range(5) for n in range(3)))
+
+    run(main())
