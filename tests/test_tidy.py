@@ -8,11 +8,12 @@ Invariant: what is checked here is checked nowhere else, so `make test` is the o
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,73 @@ def test_every_file_says_what_it_owns() -> None:
         if len(head) < wanted:
             headless.append(str(path.relative_to(ROOT)))
     assert not headless, f"no head that says what the file owns: {', '.join(headless)}"
+
+
+def exception_classes(trees: Mapping[str, ast.Module]) -> set[str]:
+    """The names of Python's exceptions and of all that derive from one of them in `trees`."""
+    found = {name for name, value in vars(builtins).items() if is_exception(value)}
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    while new := {
+        each.name
+        for each in classes
+        if each.name not in found and found & {name_of(base) for base in each.bases}
+    }:
+        found |= new
+    return found
+
+
+def is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs when the module is imported: all but what is inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from run_at_import(node)
+
+
+def lasting_exceptions(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Where a module or a class makes an exception when it is imported and keeps it."""
+    known = exception_classes(trees)
+    return [
+        f"{name}:{node.lineno}: {name_of(node.func)}"
+        for name, tree in trees.items()
+        for node in run_at_import(tree)
+        if isinstance(node, ast.Call) and name_of(node.func) in known
+    ]
+
+
+def test_no_exception_lives_as_long_as_its_module() -> None:
+    """Each raise adds its frames to the traceback of the object, which keeps them and all they refer to."""
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in python_files(*PACKAGES)}
+    assert not lasting_exceptions(trees)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "GONE = ValueError('gone')",
+        "class A(KeyError): ...\nclass B(A): ...\nB_ERROR: Final = B()",
+        "import errors\nclass Mine(errors.Timeout): ...\nclass Timeout(OSError): ...\nERRORS = {1: Mine(2)}",
+        "class Handler:\n    failed = RuntimeError()",
+    ],
+)
+def test_an_exception_that_a_module_makes_is_found(source: str) -> None:
+    assert lasting_exceptions({"m.py": ast.parse(source)})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def fail():\n    raise ValueError('new each time')", "fail = lambda: OSError()", "TYPE = OSError"],
+)
+def test_an_exception_made_for_each_raise_is_fine(source: str) -> None:
+    assert not lasting_exceptions({"m.py": ast.parse(source)})
 
 
 def tracked_files() -> list[Path]:

@@ -63,7 +63,6 @@ Answered: TypeAlias = list[tuple[TopicKey, list[ProduceResult]]]
 _ZSTD_FROM: Final = 7
 _HINT_FROM: Final = 10
 _TRANSACTION_ABORTABLE_FROM: Final = 11
-_TRANSACTION_ABORTABLE: Final = 120
 _NONE: Final = ErrorCode.none.value
 _NOT_LEADER: Final = ErrorCode.not_leader_or_follower.value
 # Kafka tells the log start offset with every refusal but these.
@@ -473,9 +472,10 @@ class Produce:
 
     def _check_transaction(self, job: _Job) -> None:
         """No transaction was ever begun here, so none includes this partition."""
+        code = ErrorCode.invalid_txn_state
         if job.version >= _TRANSACTION_ABORTABLE_FROM:
-            raise _Aborted
-        raise KafkaError(ErrorCode.invalid_txn_state, "the partition is not part of the transaction")
+            code = ErrorCode.transaction_abortable
+        raise KafkaError(code, "the partition is not part of the transaction")
 
     def _learn(self, connection: Connection, frame: Frame, version: int, request: ProduceRequest) -> None:
         topic, partitions = request.topics[0]
@@ -541,13 +541,6 @@ class Produce:
                             self._cluster.image, topic, result.index, connection.listener
                         )
         return encode_produce(version, correlation_id, topics)
-
-
-class _AbortedType(KafkaError):
-    """120 TRANSACTION_ABORTABLE, which the error type does not know yet."""
-
-
-_Aborted: Final = _AbortedType(ErrorCode.invalid_txn_state, "the partition is not part of the transaction")
 
 
 class _Job:
@@ -660,9 +653,8 @@ def leader_hint(image: Image, topic: TopicKey, index: int, listener: str) -> Hin
 
 
 def _error_result(index: int, error: KafkaError) -> ProduceResult:
-    code = _TRANSACTION_ABORTABLE if isinstance(error, _AbortedType) else error.code.value
     errors = error.record_errors if isinstance(error, RecordsRejected) else ()
-    return ProduceResult(index, code, message=error.message, record_errors=errors)
+    return ProduceResult(index, error.code.value, message=error.message, record_errors=errors)
 
 
 def _refuse_all(request: ProduceRequest) -> ErrorCode | None:

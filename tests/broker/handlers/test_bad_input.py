@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import traceback
 from pathlib import Path
 from struct import pack
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from protocol.apis import SERVED, Api
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.records import Codec
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
@@ -207,6 +209,28 @@ async def test_transactional_batches_without_a_transaction(broker: Broker) -> No
         data = client.encode(Api.PRODUCE, 11, produce_fields("t", batch, transactional_id="tx"))
         await client.send(data)
         assert pack(">ih", 0, 120) in await client.receive()
+
+
+def frames_held_by_errors() -> int:
+    gc.collect()
+    return sum(
+        len(traceback.extract_tb(each.__traceback__))
+        for each in gc.get_objects()
+        if isinstance(each, KafkaError)
+    )
+
+
+@pytest.mark.parametrize("version", [10, 11])
+async def test_a_refused_request_leaves_nothing_behind(broker: Broker, version: int) -> None:
+    """No error keeps a traceback: its frames refer to the read buffer."""
+    await create_topic(broker, "t")
+    batch = batch_of(bytes(1000), transactional=True, producer_id=5, producer_epoch=0, base_sequence=0)
+    held = frames_held_by_errors()
+    async with await RawClient.open(broker) as client:
+        for _ in range(20):
+            answer = await client.produce("t", batch, transactional_id="tx", version=version)
+            assert answer.error_code in (ErrorCode.invalid_txn_state, ErrorCode.transaction_abortable)
+    assert frames_held_by_errors() <= held
 
 
 async def test_compacted_topics_want_keys(broker: Broker) -> None:
