@@ -31,7 +31,6 @@ from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.control.image import Delta
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import groups as group_handlers
 from broker.handlers import offsets as data_handlers
 from broker.handlers import peers as peer_handlers
 from broker.handlers import replicas as replica_handlers
@@ -39,6 +38,7 @@ from broker.handlers import topics as cluster_handlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.groups import GroupHandlers
 from broker.handlers.produce import Produce
 from broker.net.server import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
@@ -252,7 +252,7 @@ class Broker:
             handlers={
                 **data_handlers.HANDLERS,
                 **cluster_handlers.HANDLERS,
-                **group_handlers.HANDLERS,
+                **GroupHandlers(groups=components.groups, cluster=cluster).routes(),
                 **replica_handlers.HANDLERS,
                 **peer_handlers.HANDLERS,
             },

@@ -36,6 +36,8 @@ from protocol.formats import CommittedOffset
 from protocol.messages import get
 
 if TYPE_CHECKING:
+    from broker.control.cluster import Cluster
+    from broker.coordinators.groups.coordinator import GroupCoordinator
     from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -49,241 +51,350 @@ _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 _NO_TOPIC_ID: Final = UUID(int=0)
 
 
-# Finding the coordinator
+class GroupHandlers:
+    def __init__(self, *, groups: GroupCoordinator, cluster: Cluster) -> None:
+        self._groups = groups
+        self._cluster = cluster
 
-
-async def find_coordinator(ctx: Context, request: Any) -> Fields:
-    if ctx.broker.cluster.is_in_doubt():
-        await ctx.broker.cluster.doubt_over()
-    key_type = get(request, "key_type", _GROUP_COORDINATOR)
-    if ctx.api_version < 4:
-        return {"throttle_time": 0, **await _coordinator_of(ctx, key_type, request.key, none_text="NONE")}
-    # One for each partition, and together: each may wait for the topic to be made and its partition loaded.
-    partitions = {key: ctx.broker.groups.partition_for(key) for key in request.coordinator_keys}
-    asked = {index: key for key, index in partitions.items()}
-    answers = await asyncio.gather(
-        *(_coordinator_of(ctx, key_type, key, none_text="") for key in asked.values())
-    )
-    found = dict(zip(asked, answers, strict=True))
-    return {
-        "throttle_time": 0,
-        "coordinators": [{"key": key, **found[partitions[key]]} for key in request.coordinator_keys],
-    }
-
-
-async def _coordinator_of(ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
-    try:
-        if key_type == _TRANSACTION_COORDINATOR:
-            # Final rather than 15, on which a producer would retry until its own time is up.
-            raise KafkaError(ErrorCode.invalid_request, "this broker coordinates no transactions")
-        if key_type != _GROUP_COORDINATOR:
-            raise KafkaError(ErrorCode.invalid_request, f"no coordinator of type {key_type}")
-        node_id, endpoint = await ctx.broker.groups.find(key, ctx.connection.listener)
-    except KafkaError as error:
+    def routes(self) -> Mapping[int, Handler]:
         return {
-            "error_code": error.code,
-            "error_message": error.message or "The coordinator is not available.",
-            "node_id": -1,
-            "host": "",
-            "port": -1,
+            Api.FIND_COORDINATOR: self.find_coordinator,
+            Api.JOIN_GROUP: self.join_group,
+            Api.SYNC_GROUP: self.sync_group,
+            Api.HEARTBEAT: self.heartbeat,
+            Api.LEAVE_GROUP: self.leave_group,
+            Api.OFFSET_COMMIT: self.offset_commit,
+            Api.OFFSET_FETCH: self.offset_fetch,
+            Api.OFFSET_DELETE: self.offset_delete,
+            Api.LIST_GROUPS: self.list_groups,
+            Api.DESCRIBE_GROUPS: self.describe_groups,
+            Api.DELETE_GROUPS: self.delete_groups,
         }
-    return {
-        "error_code": ErrorCode.none,
-        "error_message": none_text,
-        "node_id": node_id,
-        "host": endpoint.host,
-        "port": endpoint.port,
-    }
 
+    # --- finding the coordinator ---
 
-# Membership
-
-
-async def join_group(ctx: Context, request: Any) -> Fields:
-    groups = ctx.broker.groups
-    member_id = request.member_id
-    session_timeout_ms = request.session_timeout // _MILLISECOND
-    rebalance_timeout = get(request, "rebalance_timeout")
-    rebalance_timeout_ms = -1 if rebalance_timeout is None else rebalance_timeout // _MILLISECOND
-    instance_id = get(request, "group_instance_id")
-    try:
-        _check_group_id(request.group_id)
-        groups.check_session_timeout(session_timeout_ms)
-        reply: dict[str, Any] = await groups.ask(
-            request.group_id,
-            Join(
-                group_id=request.group_id,
-                member_id=member_id,
-                new_member_id=groups.new_member_id(instance_id or ctx.client_id or "")
-                if not member_id
-                else "",
-                instance_id=instance_id,
-                client_id=ctx.client_id or "",
-                client_host=f"/{ctx.connection.peer_host}",
-                session_timeout_ms=session_timeout_ms,
-                rebalance_timeout_ms=session_timeout_ms
-                if rebalance_timeout_ms == -1
-                else rebalance_timeout_ms,
-                protocol_type=request.protocol_type,
-                protocols=tuple((p.name, bytes(p.metadata)) for p in request.protocols),
-                requires_known_member=ctx.api_version >= 4,
-                can_skip_assignment=ctx.api_version >= 9,
-            ),
+    async def find_coordinator(self, ctx: Context, request: Any) -> Fields:
+        if self._cluster.is_in_doubt():
+            await self._cluster.doubt_over()
+        key_type = get(request, "key_type", _GROUP_COORDINATOR)
+        if ctx.api_version < 4:
+            return {
+                "throttle_time": 0,
+                **await self._coordinator_of(ctx, key_type, request.key, none_text="NONE"),
+            }
+        # One lookup for each partition, all together: each may wait until the topic is created and its
+        # partition loaded.
+        partitions = {key: self._groups.partition_for(key) for key in request.coordinator_keys}
+        asked = {index: key for key, index in partitions.items()}
+        answers = await asyncio.gather(
+            *(self._coordinator_of(ctx, key_type, key, none_text="") for key in asked.values())
         )
-    except KafkaError as error:
-        reply = join_error(error.code, member_id)
-    if ctx.api_version < 7 and reply["protocol_name"] is None:
-        reply = {**reply, "protocol_name": ""}
-    return {"throttle_time": 0, **reply}
+        found = dict(zip(asked, answers, strict=True))
+        return {
+            "throttle_time": 0,
+            "coordinators": [{"key": key, **found[partitions[key]]} for key in request.coordinator_keys],
+        }
 
+    async def _coordinator_of(self, ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
+        try:
+            if key_type == _TRANSACTION_COORDINATOR:
+                # Final rather than 15, on which a producer would retry until its own time is up.
+                raise KafkaError(ErrorCode.invalid_request, "this broker coordinates no transactions")
+            if key_type != _GROUP_COORDINATOR:
+                raise KafkaError(ErrorCode.invalid_request, f"no coordinator of type {key_type}")
+            node_id, endpoint = await self._groups.find(key, ctx.connection.listener)
+        except KafkaError as error:
+            return {
+                "error_code": error.code,
+                "error_message": error.message or "The coordinator is not available.",
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+            }
+        return {
+            "error_code": ErrorCode.none,
+            "error_message": none_text,
+            "node_id": node_id,
+            "host": endpoint.host,
+            "port": endpoint.port,
+        }
 
-async def sync_group(ctx: Context, request: Any) -> Fields:
-    protocol_type, protocol_name = get(request, "protocol_type"), get(request, "protocol_name")
-    try:
-        if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
-            raise KafkaError(ErrorCode.inconsistent_group_protocol)
-        _check_group_id(request.group_id)
-        reply: Fields = await ctx.broker.groups.ask(
-            request.group_id,
-            Sync(
-                group_id=request.group_id,
-                member_id=request.member_id,
-                generation=request.generation_id,
-                instance_id=get(request, "group_instance_id"),
-                protocol_type=protocol_type,
-                protocol_name=protocol_name,
-                assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
-            ),
-        )
-    except KafkaError as error:
-        reply = sync_error(error.code)
-    return {"throttle_time": 0, **reply}
+    # --- membership ---
 
-
-async def heartbeat(ctx: Context, request: Any) -> Fields:
-    try:
-        _check_group_id(request.group_id)
-        code = await ctx.broker.groups.ask(
-            request.group_id,
-            Heartbeat(
-                group_id=request.group_id,
-                member_id=request.member_id,
-                generation=request.generation_id,
-                instance_id=get(request, "group_instance_id"),
-            ),
-        )
-    except KafkaError as error:
-        # While the coordinator loads nobody can lose a session, so members need not worry.
-        is_loading = error.code is ErrorCode.coordinator_load_in_progress
-        code = ErrorCode.none if is_loading else error.code
-    return {"throttle_time": 0, "error_code": code}
-
-
-async def leave_group(ctx: Context, request: Any) -> Fields:
-    if ctx.api_version < 3:
-        leavers: tuple[Leaver, ...] = (Leaver(request.member_id),)
-    else:
-        leavers = tuple(Leaver(one.member_id, get(one, "group_instance_id")) for one in request.members)
-    top = ErrorCode.none
-    errors: tuple[ErrorCode, ...] = ()
-    try:
-        _check_group_id(request.group_id)
-        errors = await ctx.broker.groups.ask(
-            request.group_id, Leave(group_id=request.group_id, leavers=leavers)
-        )
-    except KafkaError as error:
-        if error.code is ErrorCode.unknown_member_id:
-            errors = (error.code,) * len(leavers)
-        else:
-            top = error.code
-    if ctx.api_version < 3:
-        return {"throttle_time": 0, "error_code": errors[0] if errors else top}
-    members = [
-        {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
-        for leaver, code in zip(leavers, errors, strict=False)
-    ]
-    return {"throttle_time": 0, "error_code": top, "members": members}
-
-
-# Offsets
-
-
-async def offset_commit(ctx: Context, request: Any) -> Fields:
-    image = ctx.broker.cluster.image
-    offsets: list[OffsetToCommit] = []
-    rows: list[dict[str, Any]] = []
-    topics = []
-    for asked in request.topics:
-        topic, missing = _find_topic(image, asked)
-        answered: list[dict[str, Any]] = []
-        for one in asked.partitions:
-            row = {"partition_index": one.partition_index, "error_code": missing}
-            answered.append(row)
-            if topic is None or not 0 <= one.partition_index < len(topic.partitions):
-                continue
-            rows.append(row)
-            offsets.append(
-                OffsetToCommit(
-                    topic.name,
-                    one.partition_index,
-                    one.committed_offset,
-                    get(one, "committed_leader_epoch", -1),
-                    one.committed_metadata,
-                    topic.id,
-                )
+    async def join_group(self, ctx: Context, request: Any) -> Fields:
+        groups = self._groups
+        member_id = request.member_id
+        session_timeout_ms = request.session_timeout // _MILLISECOND
+        rebalance_timeout = get(request, "rebalance_timeout")
+        rebalance_timeout_ms = -1 if rebalance_timeout is None else rebalance_timeout // _MILLISECOND
+        instance_id = get(request, "group_instance_id")
+        try:
+            _check_group_id(request.group_id)
+            groups.check_session_timeout(session_timeout_ms)
+            reply: dict[str, Any] = await groups.ask(
+                request.group_id,
+                Join(
+                    group_id=request.group_id,
+                    member_id=member_id,
+                    new_member_id=groups.new_member_id(instance_id or ctx.client_id or "")
+                    if not member_id
+                    else "",
+                    instance_id=instance_id,
+                    client_id=ctx.client_id or "",
+                    client_host=f"/{ctx.connection.peer_host}",
+                    session_timeout_ms=session_timeout_ms,
+                    rebalance_timeout_ms=session_timeout_ms
+                    if rebalance_timeout_ms == -1
+                    else rebalance_timeout_ms,
+                    protocol_type=request.protocol_type,
+                    protocols=tuple((p.name, bytes(p.metadata)) for p in request.protocols),
+                    requires_known_member=ctx.api_version >= 4,
+                    can_skip_assignment=ctx.api_version >= 9,
+                ),
             )
-        if answered or topic is None:
-            topics.append({**_topic_names(asked), "partitions": answered})
-    if offsets:
-        errors = await _commit(ctx, request, tuple(offsets))
+        except KafkaError as error:
+            reply = join_error(error.code, member_id)
+        if ctx.api_version < 7 and reply["protocol_name"] is None:
+            reply = {**reply, "protocol_name": ""}
+        return {"throttle_time": 0, **reply}
+
+    async def sync_group(self, ctx: Context, request: Any) -> Fields:
+        protocol_type, protocol_name = get(request, "protocol_type"), get(request, "protocol_name")
+        try:
+            if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
+                raise KafkaError(ErrorCode.inconsistent_group_protocol)
+            _check_group_id(request.group_id)
+            reply: Fields = await self._groups.ask(
+                request.group_id,
+                Sync(
+                    group_id=request.group_id,
+                    member_id=request.member_id,
+                    generation=request.generation_id,
+                    instance_id=get(request, "group_instance_id"),
+                    protocol_type=protocol_type,
+                    protocol_name=protocol_name,
+                    assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
+                ),
+            )
+        except KafkaError as error:
+            reply = sync_error(error.code)
+        return {"throttle_time": 0, **reply}
+
+    async def heartbeat(self, ctx: Context, request: Any) -> Fields:
+        try:
+            _check_group_id(request.group_id)
+            code = await self._groups.ask(
+                request.group_id,
+                Heartbeat(
+                    group_id=request.group_id,
+                    member_id=request.member_id,
+                    generation=request.generation_id,
+                    instance_id=get(request, "group_instance_id"),
+                ),
+            )
+        except KafkaError as error:
+            # While the coordinator loads nobody can lose a session, so members need not worry.
+            is_loading = error.code is ErrorCode.coordinator_load_in_progress
+            code = ErrorCode.none if is_loading else error.code
+        return {"throttle_time": 0, "error_code": code}
+
+    async def leave_group(self, ctx: Context, request: Any) -> Fields:
+        if ctx.api_version < 3:
+            leavers: tuple[Leaver, ...] = (Leaver(request.member_id),)
+        else:
+            leavers = tuple(Leaver(one.member_id, get(one, "group_instance_id")) for one in request.members)
+        top = ErrorCode.none
+        errors: tuple[ErrorCode, ...] = ()
+        try:
+            _check_group_id(request.group_id)
+            errors = await self._groups.ask(
+                request.group_id, Leave(group_id=request.group_id, leavers=leavers)
+            )
+        except KafkaError as error:
+            if error.code is ErrorCode.unknown_member_id:
+                errors = (error.code,) * len(leavers)
+            else:
+                top = error.code
+        if ctx.api_version < 3:
+            return {"throttle_time": 0, "error_code": errors[0] if errors else top}
+        members = [
+            {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
+            for leaver, code in zip(leavers, errors, strict=False)
+        ]
+        return {"throttle_time": 0, "error_code": top, "members": members}
+
+    # --- offsets ---
+
+    async def offset_commit(self, ctx: Context, request: Any) -> Fields:
+        image = self._cluster.image
+        offsets: list[OffsetToCommit] = []
+        rows: list[dict[str, Any]] = []
+        topics = []
+        for asked in request.topics:
+            topic, missing = _find_topic(image, asked)
+            answered: list[dict[str, Any]] = []
+            for one in asked.partitions:
+                row = {"partition_index": one.partition_index, "error_code": missing}
+                answered.append(row)
+                if topic is None or not 0 <= one.partition_index < len(topic.partitions):
+                    continue
+                rows.append(row)
+                offsets.append(
+                    OffsetToCommit(
+                        topic.name,
+                        one.partition_index,
+                        one.committed_offset,
+                        get(one, "committed_leader_epoch", -1),
+                        one.committed_metadata,
+                        topic.id,
+                    )
+                )
+            if answered or topic is None:
+                topics.append({**_topic_names(asked), "partitions": answered})
+        if offsets:
+            errors = await self._commit(ctx, request, tuple(offsets))
+            for row, code in zip(rows, errors, strict=True):
+                row["error_code"] = code
+        return {"throttle_time": 0, "topics": topics}
+
+    async def _commit(
+        self, ctx: Context, request: Any, offsets: tuple[OffsetToCommit, ...]
+    ) -> Iterable[ErrorCode]:
+        retention = get(request, "retention_time")
+        command = Commit(
+            group_id=request.group_id,
+            member_id=request.member_id,
+            generation=request.generation_id_or_member_epoch,
+            instance_id=get(request, "group_instance_id"),
+            retention_ms=-1 if retention is None else retention // _MILLISECOND,
+            offsets=offsets,
+            knows_missing_group=ctx.api_version >= 9,
+        )
+        try:
+            errors: tuple[ErrorCode, ...] = await self._groups.ask(request.group_id, command)
+        except KafkaError as error:
+            return (error.code,) * len(offsets)
+        return errors
+
+    def offset_fetch(self, ctx: Context, request: Any) -> Fields:
+        is_stable_only = bool(get(request, "require_stable", False))
+        if ctx.api_version >= 8:
+            found = [
+                self._fetch_group(ctx, one.group_id, one.topics, is_stable_only) for one in request.groups
+            ]
+            return {"throttle_time": 0, "groups": found}
+        return {
+            "throttle_time": 0,
+            **self._fetch_group(ctx, request.group_id, request.topics, is_stable_only),
+        }
+
+    def _fetch_group(self, ctx: Context, group_id: str, topics: Any, is_stable_only: bool) -> Fields:
+        image = self._cluster.image
+        try:
+            machine = self._groups.machine(group_id)
+        except KafkaError as error:
+            if ctx.api_version >= 2:
+                return {"group_id": group_id, "topics": [], "error_code": error.code}
+            failed = [
+                {
+                    "name": asked.name,
+                    "partitions": [_no_offset(p, error.code) for p in asked.partition_indexes],
+                }
+                for asked in topics
+            ]
+            return {"topics": failed}
+        if topics is None:
+            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=ctx.api_version >= 10)
+        else:
+            rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
+        return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
+
+    async def offset_delete(self, ctx: Context, request: Any) -> Fields:
+        image = self._cluster.image
+        wanted: list[tuple[str, int]] = []
+        rows: list[dict[str, Any]] = []
+        topics = []
+        for asked in request.topics:
+            topic = image.topics.get(asked.name)
+            answered: list[dict[str, Any]] = []
+            for one in asked.partitions:
+                row = {
+                    "partition_index": one.partition_index,
+                    "error_code": ErrorCode.unknown_topic_or_partition,
+                }
+                answered.append(row)
+                if topic is not None and 0 <= one.partition_index < len(topic.partitions):
+                    rows.append(row)
+                    wanted.append((asked.name, one.partition_index))
+            if answered or topic is None:
+                topics.append({"name": asked.name, "partitions": answered})
+        try:
+            _check_group_id(request.group_id)
+            command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))
+            errors = await self._groups.ask(request.group_id, command)
+        except KafkaError as error:
+            return {"throttle_time": 0, "error_code": error.code, "topics": ()}
         for row, code in zip(rows, errors, strict=True):
             row["error_code"] = code
-    return {"throttle_time": 0, "topics": topics}
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
 
+    # --- administration ---
 
-async def _commit(ctx: Context, request: Any, offsets: tuple[OffsetToCommit, ...]) -> Iterable[ErrorCode]:
-    retention = get(request, "retention_time")
-    command = Commit(
-        group_id=request.group_id,
-        member_id=request.member_id,
-        generation=request.generation_id_or_member_epoch,
-        instance_id=get(request, "group_instance_id"),
-        retention_ms=-1 if retention is None else retention // _MILLISECOND,
-        offsets=offsets,
-        knows_missing_group=ctx.api_version >= 9,
-    )
-    try:
-        errors: tuple[ErrorCode, ...] = await ctx.broker.groups.ask(request.group_id, command)
-    except KafkaError as error:
-        return (error.code,) * len(offsets)
-    return errors
+    def list_groups(self, ctx: Context, request: Any) -> Fields:
+        states, types = get(request, "states_filter", ()), get(request, "types_filter", ())
+        try:
+            found = [row for machine in self._groups.machines() for row in machine.listed(states, types)]
+        except KafkaError as error:
+            return {"throttle_time": 0, "error_code": error.code, "groups": ()}
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "groups": found}
 
+    def describe_groups(self, ctx: Context, request: Any) -> Fields:
+        wants_operations = get(request, "include_authorized_operations", False)
+        return {
+            "throttle_time": 0,
+            # Once each: whoever asks for a large group a thousand times must not get it as often.
+            "groups": [
+                self._describe(ctx, group_id, wants_operations) for group_id in dict.fromkeys(request.groups)
+            ],
+        }
 
-def offset_fetch(ctx: Context, request: Any) -> Fields:
-    is_stable_only = bool(get(request, "require_stable", False))
-    if ctx.api_version >= 8:
-        found = [_fetch_group(ctx, one.group_id, one.topics, is_stable_only) for one in request.groups]
-        return {"throttle_time": 0, "groups": found}
-    return {"throttle_time": 0, **_fetch_group(ctx, request.group_id, request.topics, is_stable_only)}
+    def _describe(self, ctx: Context, group_id: str, wants_operations: bool) -> Fields:
+        try:
+            found = self._groups.machine(group_id).describe(group_id)
+        except KafkaError as error:
+            return _undescribed(group_id, error.code, "")
+        operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
+        if found is None:
+            if ctx.api_version < 6:
+                # To these clients a dead group is a group like any other.
+                return {**_undescribed(group_id, ErrorCode.none, "Dead"), "authorized_operations": operations}
+            missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
+            return {**missing, "error_message": f"Group {group_id} not found."}
+        return {
+            **found,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "authorized_operations": operations,
+        }
 
+    async def delete_groups(self, ctx: Context, request: Any) -> Fields:
+        groups = self._groups
+        by_partition: dict[int, list[str]] = {}
+        for group_id in dict.fromkeys(request.groups_names):
+            by_partition.setdefault(groups.partition_for(group_id), []).append(group_id)
+        answers = await asyncio.gather(
+            *(self._delete_some(ctx, group_ids) for group_ids in by_partition.values())
+        )
+        return {"throttle_time": 0, "results": [row for rows in answers for row in rows]}
 
-def _fetch_group(ctx: Context, group_id: str, topics: Any, is_stable_only: bool) -> Fields:
-    image = ctx.broker.cluster.image
-    try:
-        machine = ctx.broker.groups.machine(group_id)
-    except KafkaError as error:
-        if ctx.api_version >= 2:
-            return {"group_id": group_id, "topics": [], "error_code": error.code}
-        failed = [
-            {"name": asked.name, "partitions": [_no_offset(p, error.code) for p in asked.partition_indexes]}
-            for asked in topics
-        ]
-        return {"topics": failed}
-    if topics is None:
-        rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=ctx.api_version >= 10)
-    else:
-        rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
-    return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
+    async def _delete_some(self, ctx: Context, group_ids: list[str]) -> list[Fields]:
+        """Groups of one partition of the coordinator."""
+        try:
+            errors = await self._groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
+        except KafkaError as error:
+            errors = (error.code,) * len(group_ids)
+        pairs = zip(group_ids, errors, strict=True)
+        return [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
 
 
 def _topic_offsets(
@@ -356,69 +467,6 @@ def _no_offset(index: int, code: ErrorCode = ErrorCode.none) -> Fields:
     }
 
 
-async def offset_delete(ctx: Context, request: Any) -> Fields:
-    image = ctx.broker.cluster.image
-    wanted: list[tuple[str, int]] = []
-    rows: list[dict[str, Any]] = []
-    topics = []
-    for asked in request.topics:
-        topic = image.topics.get(asked.name)
-        answered: list[dict[str, Any]] = []
-        for one in asked.partitions:
-            row = {"partition_index": one.partition_index, "error_code": ErrorCode.unknown_topic_or_partition}
-            answered.append(row)
-            if topic is not None and 0 <= one.partition_index < len(topic.partitions):
-                rows.append(row)
-                wanted.append((asked.name, one.partition_index))
-        if answered or topic is None:
-            topics.append({"name": asked.name, "partitions": answered})
-    try:
-        _check_group_id(request.group_id)
-        command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))
-        errors = await ctx.broker.groups.ask(request.group_id, command)
-    except KafkaError as error:
-        return {"throttle_time": 0, "error_code": error.code, "topics": ()}
-    for row, code in zip(rows, errors, strict=True):
-        row["error_code"] = code
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
-
-
-# Administration
-
-
-def list_groups(ctx: Context, request: Any) -> Fields:
-    states, types = get(request, "states_filter", ()), get(request, "types_filter", ())
-    try:
-        found = [row for machine in ctx.broker.groups.machines() for row in machine.listed(states, types)]
-    except KafkaError as error:
-        return {"throttle_time": 0, "error_code": error.code, "groups": ()}
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "groups": found}
-
-
-def describe_groups(ctx: Context, request: Any) -> Fields:
-    wants_operations = get(request, "include_authorized_operations", False)
-    return {
-        "throttle_time": 0,
-        # Once each: whoever asks for a large group a thousand times must not get it as often.
-        "groups": [_describe(ctx, group_id, wants_operations) for group_id in dict.fromkeys(request.groups)],
-    }
-
-
-def _describe(ctx: Context, group_id: str, wants_operations: bool) -> Fields:
-    try:
-        found = ctx.broker.groups.machine(group_id).describe(group_id)
-    except KafkaError as error:
-        return _undescribed(group_id, error.code, "")
-    operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
-    if found is None:
-        if ctx.api_version < 6:
-            # To these clients a dead group is a group like any other.
-            return {**_undescribed(group_id, ErrorCode.none, "Dead"), "authorized_operations": operations}
-        missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
-        return {**missing, "error_message": f"Group {group_id} not found."}
-    return {**found, "error_code": ErrorCode.none, "error_message": None, "authorized_operations": operations}
-
-
 def _undescribed(group_id: str, code: ErrorCode, state: str) -> dict[str, Any]:
     return {
         "group_id": group_id,
@@ -430,28 +478,6 @@ def _undescribed(group_id: str, code: ErrorCode, state: str) -> dict[str, Any]:
         "members": (),
         "authorized_operations": _NOT_ASKED,
     }
-
-
-async def delete_groups(ctx: Context, request: Any) -> Fields:
-    groups = ctx.broker.groups
-    by_partition: dict[int, list[str]] = {}
-    for group_id in dict.fromkeys(request.groups_names):
-        by_partition.setdefault(groups.partition_for(group_id), []).append(group_id)
-    answers = await asyncio.gather(*(_delete_some(ctx, group_ids) for group_ids in by_partition.values()))
-    return {"throttle_time": 0, "results": [row for rows in answers for row in rows]}
-
-
-async def _delete_some(ctx: Context, group_ids: list[str]) -> list[Fields]:
-    """Groups of one partition of the coordinator."""
-    try:
-        errors = await ctx.broker.groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
-    except KafkaError as error:
-        errors = (error.code,) * len(group_ids)
-    pairs = zip(group_ids, errors, strict=True)
-    return [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
-
-
-# Small things
 
 
 def _check_group_id(group_id: str) -> None:
@@ -482,18 +508,3 @@ def _topic_names(asked: Any) -> dict[str, Any]:
 def _is_of_another(committed: UUID | None, asked: UUID | None) -> bool:
     """An offset of a topic that was deleted is not the new topic's, though they share the name."""
     return committed is not None and asked is not None and committed != asked
-
-
-HANDLERS: dict[int, Handler] = {
-    Api.FIND_COORDINATOR: find_coordinator,
-    Api.JOIN_GROUP: join_group,
-    Api.SYNC_GROUP: sync_group,
-    Api.HEARTBEAT: heartbeat,
-    Api.LEAVE_GROUP: leave_group,
-    Api.OFFSET_COMMIT: offset_commit,
-    Api.OFFSET_FETCH: offset_fetch,
-    Api.OFFSET_DELETE: offset_delete,
-    Api.LIST_GROUPS: list_groups,
-    Api.DESCRIBE_GROUPS: describe_groups,
-    Api.DELETE_GROUPS: delete_groups,
-}

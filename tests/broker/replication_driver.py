@@ -31,13 +31,13 @@ from broker.control.image import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import groups as group_handlers
 from broker.handlers import offsets as data_handlers
 from broker.handlers import replicas as replica_handlers
 from broker.handlers import topics as cluster_handlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.groups import GroupHandlers
 from broker.handlers.produce import Produce
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.net.server import Limits, NetworkServer
@@ -214,7 +214,7 @@ class Node:
             handlers={
                 **data_handlers.HANDLERS,
                 **cluster_handlers.HANDLERS,
-                **group_handlers.HANDLERS,
+                **GroupHandlers(groups=self.groups, cluster=cluster).routes(),
                 **replica_handlers.HANDLERS,
             },
             produce=Produce(

@@ -23,7 +23,7 @@ from broker.control.image import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator, partition_of
-from broker.handlers.groups import HANDLERS
+from broker.handlers.groups import GroupHandlers
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset, OffsetRecord
@@ -121,6 +121,7 @@ class Client:
         self.groups = GroupCoordinator(
             config=config, world=world, cluster=self.cluster, replicas=self.replicas
         )
+        self.routes = GroupHandlers(groups=self.groups, cluster=self.cluster).routes()
 
     async def call(self, api: Api, version: int, /, **fields: Any) -> Any:
         """The newest version when it is negative."""
@@ -133,10 +134,9 @@ class Client:
             correlation_id=5,
             client_id=head.client_id,
             connection=SimpleNamespace(listener=LISTENER, peer_host="10.0.0.1"),
-            broker=SimpleNamespace(groups=self.groups, cluster=self.cluster),
         )
         request = decode_request(api, version, frame[head.body_at :])
-        answer = HANDLERS[api](context, request)
+        answer = self.routes[api](context, request)
         answered = answer if isinstance(answer, Mapping) else await answer
         correlation_id, response = decode_response(
             api, version, encode_response(api, version, 5, answered)[4:]
