@@ -31,7 +31,6 @@ from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.control.image import Delta
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import offsets as data_handlers
 from broker.handlers import peers as peer_handlers
 from broker.handlers import replicas as replica_handlers
 from broker.handlers import topics as cluster_handlers
@@ -39,7 +38,10 @@ from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
 from broker.handlers.groups import GroupHandlers
+from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.produce import Produce
+from broker.handlers.producers import ProducerHandlers
 from broker.net.server import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
 from broker.replicas.fetch_sessions import FetchSessions
@@ -250,7 +252,14 @@ class Broker:
         dispatcher = Dispatcher(
             components=components,
             handlers={
-                **data_handlers.HANDLERS,
+                **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
+                **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
+                **LogDirHandlers(
+                    logs=logs,
+                    files=world.files,
+                    log_dirs=config.log_dirs,
+                    absolute_path=components.absolute_path,
+                ).routes(),
                 **cluster_handlers.HANDLERS,
                 **GroupHandlers(groups=components.groups, cluster=cluster).routes(),
                 **replica_handlers.HANDLERS,

@@ -1,5 +1,4 @@
-"""The small requests about a partition's data: offsets by time and epoch, deleting records, producer ids and
-states.
+"""The small requests about a partition's offsets: ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
 
 Owns: their per-partition errors. Does not own: Produce and Fetch (their own modules), the look-ups themselves
 (the log). Invariant: an error of one partition is answered in its place and stops no other.
@@ -9,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from broker.control.controller import invalid_topic_name
 from broker.control.image import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
 from broker.replicas.partition import Partition
-from broker.replicas.replica_manager import CommitFuture
+from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_manager import CommitFuture, ReplicaManager
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields, get
@@ -45,48 +44,153 @@ _UNKNOWN: Final = (-1, -1, -1)
 """(timestamp, offset, leader epoch) of nothing."""
 
 
-# ------------------------------------------------------------------------------------------------ ListOffsets
+class OffsetHandlers:
+    def __init__(self, *, replicas: ReplicaManager, purgatory: Purgatory) -> None:
+        self._replicas = replicas
+        self._purgatory = purgatory
 
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.LIST_OFFSETS: self.list_offsets,
+            Api.OFFSET_FOR_LEADER_EPOCH: self.offset_for_leader_epoch,
+            Api.DELETE_RECORDS: self.delete_records,
+        }
 
-def list_offsets(ctx: Context, request: Any) -> Fields:
-    asked = Counter(
-        (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
-    )
-    isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
-    from_leader = request.replica_id != _DEBUGGER
-    topics: dict[str, dict[int, Fields]] = {}
-    for topic in request.topics:
-        for each in topic.partitions:
-            if asked[topic.name, each.partition_index] > 1:
-                answer: Fields = {"error_code": ErrorCode.invalid_request}
-            else:
-                answer = _list_offset(ctx, topic.name, each, isolation, from_leader)
-            topics.setdefault(topic.name, {})[each.partition_index] = {
-                "partition_index": each.partition_index,
-                "timestamp": -1,
-                "offset": -1,
-                "leader_epoch": -1,
-                **answer,
-            }
-    rows = [{"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()]
-    return {"throttle_time": 0, "topics": rows}
+    # --- looking up ---
 
+    def list_offsets(self, ctx: Context, request: Any) -> Fields:
+        asked = Counter(
+            (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
+        )
+        isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
+        from_leader = request.replica_id != _DEBUGGER
+        topics: dict[str, dict[int, Fields]] = {}
+        for topic in request.topics:
+            for each in topic.partitions:
+                if asked[topic.name, each.partition_index] > 1:
+                    answer: Fields = {"error_code": ErrorCode.invalid_request}
+                else:
+                    answer = self._list_offset(ctx, topic.name, each, isolation, from_leader)
+                topics.setdefault(topic.name, {})[each.partition_index] = {
+                    "partition_index": each.partition_index,
+                    "timestamp": -1,
+                    "offset": -1,
+                    "leader_epoch": -1,
+                    **answer,
+                }
+        rows = [
+            {"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()
+        ]
+        return {"throttle_time": 0, "topics": rows}
 
-def _list_offset(ctx: Context, topic: str, asked: Any, isolation: int | None, from_leader: bool) -> Fields:
-    try:
-        if asked.timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
-            raise KafkaError(ErrorCode.unsupported_version)
-        look_up = ctx.broker.replicas.find if from_leader else ctx.broker.replicas.replica
-        partition = look_up(topic, asked.partition_index, get(asked, "current_leader_epoch", -1))
-        if isinstance(partition, ErrorCode):
-            raise KafkaError(partition)
-        timestamp, offset, epoch = _offset_at(partition, asked.timestamp, isolation)
-    except KafkaError as failure:
-        code = failure.code
-        if code is ErrorCode.offset_not_available and ctx.api_version < _OFFSET_NOT_AVAILABLE_FROM:
-            code = ErrorCode.leader_not_available
-        return {"error_code": code}
-    return {"error_code": ErrorCode.none, "timestamp": timestamp, "offset": offset, "leader_epoch": epoch}
+    def _list_offset(
+        self, ctx: Context, topic: str, asked: Any, isolation: int | None, from_leader: bool
+    ) -> Fields:
+        try:
+            if asked.timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
+                raise KafkaError(ErrorCode.unsupported_version)
+            look_up = self._replicas.find if from_leader else self._replicas.replica
+            partition = look_up(topic, asked.partition_index, get(asked, "current_leader_epoch", -1))
+            if isinstance(partition, ErrorCode):
+                raise KafkaError(partition)
+            timestamp, offset, epoch = _offset_at(partition, asked.timestamp, isolation)
+        except KafkaError as failure:
+            code = failure.code
+            if code is ErrorCode.offset_not_available and ctx.api_version < _OFFSET_NOT_AVAILABLE_FROM:
+                code = ErrorCode.leader_not_available
+            return {"error_code": code}
+        return {"error_code": ErrorCode.none, "timestamp": timestamp, "offset": offset, "leader_epoch": epoch}
+
+    def offset_for_leader_epoch(self, ctx: Context, request: Any) -> Fields:
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for asked in topic.partitions:
+                answer: dict[str, Any] = {"partition": asked.partition, "leader_epoch": -1, "end_offset": -1}
+                found = self._replicas.find(topic.topic, asked.partition, asked.current_leader_epoch)
+                if isinstance(found, ErrorCode):
+                    answer["error_code"] = found
+                else:
+                    answer["error_code"] = ErrorCode.none
+                    epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
+                    answer["leader_epoch"], answer["end_offset"] = epoch, end
+                partitions.append(answer)
+            topics.append({"topic": topic.topic, "partitions": partitions})
+        return {"throttle_time": 0, "topics": topics}
+
+    # --- DeleteRecords ---
+
+    def delete_records(self, ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
+        """Answered when every live replica has deleted as much, or it was not so in time."""
+        asked: dict[
+            str, dict[int, int]
+        ] = {}  # of a partition named twice the last offset counts, as in Kafka
+        for topic in request.topics:
+            for partition in topic.partitions:
+                asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
+        waits: list[tuple[dict[str, Any], Partition, int]] = []
+        topics = []
+        for name, offsets in asked.items():
+            partitions = []
+            for index, offset in offsets.items():
+                answer: dict[str, Any] = {
+                    "partition_index": index,
+                    "low_watermark": -1,
+                    "error_code": ErrorCode.none,
+                }
+                partitions.append(answer)
+                try:
+                    partition, target = self._delete_before(name, index, offset)
+                except KafkaError as error:
+                    answer["error_code"] = error.code
+                    continue
+                answer["low_watermark"] = partition.low_watermark
+                if partition.low_watermark < target:
+                    waits.append((answer, partition, target))
+            topics.append({"name": name, "partitions": partitions})
+        response: Fields = {"throttle_time": 0, "topics": topics}
+        wait_s = request.timeout.total_seconds()
+        return self._deleted_everywhere(waits, wait_s, response) if waits else response
+
+    async def _deleted_everywhere(
+        self, waits: list[tuple[dict[str, Any], Partition, int]], wait_s: float, response: Fields
+    ) -> Fields:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        for answer, partition, target in waits:
+            waiter = CommitFuture(partition, target, loop)
+            partition.wait_deleted(waiter)
+            self._purgatory.watch(waiter, max(deadline - loop.time(), 0))
+            try:
+                if partition.low_watermark < target:
+                    await waiter.future
+            except KafkaError as error:
+                answer["error_code"] = error.code
+            finally:
+                waiter.finish()
+                partition.wait_deleted_no_more(waiter)
+            answer["low_watermark"] = partition.low_watermark
+        return response
+
+    def _delete_before(self, topic: str, index: int, offset: int) -> tuple[Partition, int]:
+        """The partition and up to where its leader deleted."""
+        replicas = self._replicas
+        found = replicas.find(topic, index)
+        if found is ErrorCode.unknown_topic_or_partition:
+            raise KafkaError(found)
+        if topic in INTERNAL_TOPICS:
+            raise KafkaError(
+                ErrorCode.invalid_topic_exception, f"records of {topic} are not deleted by clients"
+            )
+        partition = replicas.partition(topic, index)
+        if not partition.log.config.is_deleted:
+            raise KafkaError(ErrorCode.policy_violation, "cleanup.policy keeps the records")
+        target = partition.log.high_watermark if offset == _HIGH_WATERMARK else offset
+        if target < 0:
+            raise KafkaError(ErrorCode.offset_out_of_range)
+        partition.log.advance_log_start(target)
+        self._purgatory.wake_followers(partition)
+        return partition, target
 
 
 def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:
@@ -121,199 +225,3 @@ def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> t
 def _at_offset(partition: Partition, offset: int) -> tuple[int, int, int]:
     epoch = partition.log.epoch_for_offset(offset)
     return -1, offset, -1 if epoch is None else epoch
-
-
-def offset_for_leader_epoch(ctx: Context, request: Any) -> Fields:
-    topics = []
-    for topic in request.topics:
-        partitions = []
-        for asked in topic.partitions:
-            answer: dict[str, Any] = {"partition": asked.partition, "leader_epoch": -1, "end_offset": -1}
-            found = ctx.broker.replicas.find(topic.topic, asked.partition, asked.current_leader_epoch)
-            if isinstance(found, ErrorCode):
-                answer["error_code"] = found
-            else:
-                answer["error_code"] = ErrorCode.none
-                epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
-                answer["leader_epoch"], answer["end_offset"] = epoch, end
-            partitions.append(answer)
-        topics.append({"topic": topic.topic, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
-
-
-# ---------------------------------------------------------------------------------------------- DeleteRecords
-
-
-def delete_records(ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
-    """Answered when every live replica has deleted as much, or it was not so in time."""
-    asked: dict[str, dict[int, int]] = {}  # of a partition named twice the last offset counts, as in Kafka
-    for topic in request.topics:
-        for partition in topic.partitions:
-            asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
-    waits: list[tuple[dict[str, Any], Partition, int]] = []
-    topics = []
-    for name, offsets in asked.items():
-        partitions = []
-        for index, offset in offsets.items():
-            answer: dict[str, Any] = {
-                "partition_index": index,
-                "low_watermark": -1,
-                "error_code": ErrorCode.none,
-            }
-            partitions.append(answer)
-            try:
-                partition, target = _delete_before(ctx, name, index, offset)
-            except KafkaError as error:
-                answer["error_code"] = error.code
-                continue
-            answer["low_watermark"] = partition.low_watermark
-            if partition.low_watermark < target:
-                waits.append((answer, partition, target))
-        topics.append({"name": name, "partitions": partitions})
-    response: Fields = {"throttle_time": 0, "topics": topics}
-    wait_s = request.timeout.total_seconds()
-    return _deleted_everywhere(ctx, waits, wait_s, response) if waits else response
-
-
-async def _deleted_everywhere(
-    ctx: Context, waits: list[tuple[dict[str, Any], Partition, int]], wait_s: float, response: Fields
-) -> Fields:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    for answer, partition, target in waits:
-        waiter = CommitFuture(partition, target, loop)
-        partition.wait_deleted(waiter)
-        ctx.broker.purgatory.watch(waiter, max(deadline - loop.time(), 0))
-        try:
-            if partition.low_watermark < target:
-                await waiter.future
-        except KafkaError as error:
-            answer["error_code"] = error.code
-        finally:
-            waiter.finish()
-            partition.wait_deleted_no_more(waiter)
-        answer["low_watermark"] = partition.low_watermark
-    return response
-
-
-def _delete_before(ctx: Context, topic: str, index: int, offset: int) -> tuple[Partition, int]:
-    """The partition and up to where its leader deleted."""
-    replicas = ctx.broker.replicas
-    found = replicas.find(topic, index)
-    if found is ErrorCode.unknown_topic_or_partition:
-        raise KafkaError(found)
-    if topic in INTERNAL_TOPICS:
-        raise KafkaError(ErrorCode.invalid_topic_exception, f"records of {topic} are not deleted by clients")
-    partition = replicas.partition(topic, index)
-    if not partition.log.config.is_deleted:
-        raise KafkaError(ErrorCode.policy_violation, "cleanup.policy keeps the records")
-    target = partition.log.high_watermark if offset == _HIGH_WATERMARK else offset
-    if target < 0:
-        raise KafkaError(ErrorCode.offset_out_of_range)
-    partition.log.advance_log_start(target)
-    ctx.broker.purgatory.wake_followers(partition)
-    return partition, target
-
-
-# -------------------------------------------------------------------------------------------------- producers
-
-
-async def init_producer_id(ctx: Context, request: Any) -> Fields:
-    transactional_id = request.transactional_id
-    producer_id, epoch = get(request, "producer_id", -1), get(request, "producer_epoch", -1)
-    if (producer_id == -1) != (epoch == -1) or transactional_id == "":
-        raise KafkaError(ErrorCode.invalid_request)
-    if transactional_id is not None:
-        # final for the client: 15 or 16 would have it try until its own time is up
-        raise KafkaError(ErrorCode.unsupported_version, "this broker coordinates no transactions")
-    new_id = await ctx.broker.cluster.producer_ids.next()
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
-
-
-def describe_producers(ctx: Context, request: Any) -> Fields:
-    topics = []
-    for topic in request.topics:
-        partitions = []
-        for index in topic.partition_indexes:
-            answer: dict[str, Any] = {
-                "partition_index": index,
-                "error_code": ErrorCode.none,
-                "error_message": None,
-                "active_producers": [],
-            }
-            found = ctx.broker.replicas.replica(topic.name, index)
-            if isinstance(found, ErrorCode):
-                is_a_name = invalid_topic_name(topic.name) is None
-                answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
-            else:
-                answer["active_producers"] = [
-                    {
-                        "producer_id": producer.producer_id,
-                        "producer_epoch": producer.producer_epoch,
-                        "last_sequence": producer.last_sequence,
-                        "last_timestamp": producer.last_timestamp,
-                        "coordinator_epoch": producer.coordinator_epoch,
-                        "current_txn_start_offset": producer.current_txn_start_offset,
-                    }
-                    for producer in found.log.producers()
-                ]
-            partitions.append(answer)
-        topics.append({"name": topic.name, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
-
-
-# -------------------------------------------------------------------------------------------- DescribeLogDirs
-
-
-def describe_log_dirs(ctx: Context, request: Any) -> Fields:
-    wanted: set[tuple[str, int]] | None = None
-    if request.topics is not None:
-        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-    results = [_describe_dir(ctx, path, wanted) for path in ctx.broker.config.log_dirs]
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "results": results}
-
-
-def _describe_dir(ctx: Context, path: str, wanted: set[tuple[str, int]] | None) -> Fields:
-    logs = ctx.broker.logs
-    absolute = ctx.broker.absolute_path(path)
-    failed: Fields = {"log_dir": absolute, "error_code": ErrorCode.kafka_storage_error, "topics": []}
-    if path in logs.offline_dirs:
-        return failed
-    try:
-        total, usable = ctx.broker.world.files.free_bytes(path)
-    except OSError:
-        return failed
-    topics: dict[str, list[Fields]] = {}
-    for (topic, index), held in sorted(logs.logs.items()):
-        if held.log_dir != path or (wanted is not None and (topic, index) not in wanted):
-            continue
-        topics.setdefault(topic, []).append(
-            {
-                "partition_index": index,
-                "partition_size": held.size,
-                "offset_lag": max(held.high_watermark - held.log_end_offset, 0),
-                "is_future_key": False,
-            }
-        )
-    return {
-        "log_dir": absolute,
-        "error_code": ErrorCode.none,
-        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
-        "total_bytes": total,
-        "usable_bytes": usable,
-    }
-
-
-def _handlers() -> dict[int, Handler]:
-    plain: dict[int, Callable[[Context, Any], Any]] = {
-        Api.LIST_OFFSETS: list_offsets,
-        Api.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
-        Api.DELETE_RECORDS: delete_records,
-        Api.INIT_PRODUCER_ID: init_producer_id,
-        Api.DESCRIBE_PRODUCERS: describe_producers,
-        Api.DESCRIBE_LOG_DIRS: describe_log_dirs,
-    }
-    return plain
-
-
-HANDLERS: Final[Mapping[int, Handler]] = _handlers()

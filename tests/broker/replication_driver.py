@@ -31,14 +31,16 @@ from broker.control.image import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import offsets as data_handlers
 from broker.handlers import replicas as replica_handlers
 from broker.handlers import topics as cluster_handlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
 from broker.handlers.groups import GroupHandlers
+from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.produce import Produce
+from broker.handlers.producers import ProducerHandlers
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.net.server import Limits, NetworkServer
 from broker.ports import World
@@ -212,7 +214,14 @@ class Node:
         dispatcher = Dispatcher(
             components=components,
             handlers={
-                **data_handlers.HANDLERS,
+                **OffsetHandlers(replicas=self.replicas, purgatory=purgatory).routes(),
+                **ProducerHandlers(replicas=self.replicas, cluster=cluster).routes(),
+                **LogDirHandlers(
+                    logs=self.logs,
+                    files=files,
+                    log_dirs=config.log_dirs,
+                    absolute_path=components.absolute_path,
+                ).routes(),
                 **cluster_handlers.HANDLERS,
                 **GroupHandlers(groups=self.groups, cluster=cluster).routes(),
                 **replica_handlers.HANDLERS,

@@ -1,0 +1,72 @@
+"""The small requests about producers: InitProducerId and DescribeProducers.
+
+Owns: what they refuse. Does not own: handing out ids (producer_ids), what a log knows of its producers (the
+log). Invariant: an error of one partition is answered in its place and stops no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.control.cluster import Cluster
+from broker.control.controller import invalid_topic_name
+from broker.handlers.dispatch import Context, Handler
+from broker.replicas.replica_manager import ReplicaManager
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import Fields, get
+
+
+class ProducerHandlers:
+    def __init__(self, *, replicas: ReplicaManager, cluster: Cluster) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.INIT_PRODUCER_ID: self.init_producer_id,
+            Api.DESCRIBE_PRODUCERS: self.describe_producers,
+        }
+
+    async def init_producer_id(self, ctx: Context, request: Any) -> Fields:
+        transactional_id = request.transactional_id
+        producer_id, epoch = get(request, "producer_id", -1), get(request, "producer_epoch", -1)
+        if (producer_id == -1) != (epoch == -1) or transactional_id == "":
+            raise KafkaError(ErrorCode.invalid_request)
+        if transactional_id is not None:
+            # final for the client: 15 or 16 would have it try until its own time is up
+            raise KafkaError(ErrorCode.unsupported_version, "this broker coordinates no transactions")
+        new_id = await self._cluster.producer_ids.next()
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
+
+    def describe_producers(self, ctx: Context, request: Any) -> Fields:
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for index in topic.partition_indexes:
+                answer: dict[str, Any] = {
+                    "partition_index": index,
+                    "error_code": ErrorCode.none,
+                    "error_message": None,
+                    "active_producers": [],
+                }
+                found = self._replicas.replica(topic.name, index)
+                if isinstance(found, ErrorCode):
+                    is_a_name = invalid_topic_name(topic.name) is None
+                    answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
+                else:
+                    answer["active_producers"] = [
+                        {
+                            "producer_id": producer.producer_id,
+                            "producer_epoch": producer.producer_epoch,
+                            "last_sequence": producer.last_sequence,
+                            "last_timestamp": producer.last_timestamp,
+                            "coordinator_epoch": producer.coordinator_epoch,
+                            "current_txn_start_offset": producer.current_txn_start_offset,
+                        }
+                        for producer in found.log.producers()
+                    ]
+                partitions.append(answer)
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"throttle_time": 0, "topics": topics}
