@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from tests.sim.custody import Custody
-from tests.sim.history import Fetch, FinalLog, History, ReplicaLog, Send, TopicPartition
+from tests.sim.history import Fetch, History, ReplicaLog, Send, TopicPartition
 
 ALL = -1
 OFFSETS_TOPIC = ("__consumer_offsets", 0)
@@ -102,7 +102,7 @@ def no_holes(case: Case) -> Iterator[str]:
     """1 (suffix) Whatever a crash takes, it takes from the end: the final offsets follow each other."""
     history = case.history
     for tp, log in history.logs.items():
-        for before, after in pairwise(log.batches):
+        for before, after in pairwise(log.counted):
             if after.base_offset != before.next_offset:
                 first, last = before.next_offset, after.base_offset - 1
                 yield f"{tp} offsets {first} to {last} are missing in the middle"
@@ -179,8 +179,7 @@ def order_is_kept(case: Case) -> Iterator[str]:
     final = {
         (tp, value): offset
         for tp, log in history.logs.items()
-        for batch in log.batches
-        for offset, value in batch.pairs()
+        for offset, value in log.pairs
     }
     placed = [
         (send, final[send.tp, send.values[0]]) for send in history.sends if (send.tp, send.values[0]) in final
@@ -296,7 +295,7 @@ def _marks(fetch: Fetch) -> tuple[int, int, int]:
 def bytes_are_equal(case: Case) -> Iterator[str]:
     """11 A batch has the same bytes wherever it is seen."""
     history = case.history
-    stored = {(tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.batches}
+    stored = {(tp, batch.base_offset): batch for tp, log in history.logs.items() for batch in log.counted}
     for fetch in history.fetches:
         for batch in fetch.batches:
             final = stored.get((fetch.tp, batch.base_offset))
@@ -312,11 +311,8 @@ def served_is_stored(case: Case) -> Iterator[str]:
     """11 (serving) What the healed broker serves is what its files hold."""
     history = case.history
     for tp, log in history.logs.items():
-        stored = tuple(
-            pair for batch in log.batches for pair in batch.pairs() if pair[0] >= log.log_start_offset
-        )
-        if stored != log.served:
-            odd = sorted(set(stored) ^ set(log.served))[:4]
+        if log.pairs != log.served:
+            odd = sorted(set(log.pairs) ^ set(log.served))[:4]
             yield f"{tp} files and answers differ, first at {odd}"
 
 
@@ -329,7 +325,7 @@ def epochs_only_grow(case: Case) -> Iterator[str]:
     history = case.history
     for tp, log in history.logs.items():
         epoch = -1
-        for batch in log.batches:
+        for batch in log.counted:
             if batch.leader_epoch < epoch:
                 yield f"{tp} epoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}"
             epoch = max(epoch, batch.leader_epoch)
@@ -337,15 +333,13 @@ def epochs_only_grow(case: Case) -> Iterator[str]:
     yield from _one_leader_per_epoch(history)
 
 
-def wrong_epoch_starts(log: FinalLog | ReplicaLog, where: str) -> Iterator[str]:
+def wrong_epoch_starts(log: ReplicaLog, where: str) -> Iterator[str]:
     """Where the epoch cache and the batches differ."""
     cache = dict(log.epochs)
     if list(log.epochs) != sorted(log.epochs) or len({start for _, start in log.epochs}) != len(log.epochs):
         yield f"{where}: the epoch cache is not strictly increasing: {log.epochs}"
     starts: dict[int, int] = {}
-    for batch in log.batches:
-        if batch.next_offset <= log.log_start_offset:
-            continue  # below the start, only the segment's end has not gone yet
+    for batch in log.counted:
         starts.setdefault(batch.leader_epoch, max(batch.base_offset, log.log_start_offset))
     for epoch, start in starts.items():
         if cache.get(epoch) != start and not (
@@ -360,7 +354,7 @@ def _one_leader_per_epoch(history: History) -> Iterator[str]:
     epoch_of = {
         (tp, value): batch.leader_epoch
         for tp, log in history.logs.items()
-        for batch in log.batches
+        for batch in log.counted
         for value in batch.values
     }
     lives: dict[tuple[TopicPartition, int], set[tuple[int, int]]] = defaultdict(set)
@@ -486,17 +480,14 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
 
 def _values_at(history: History, tp: TopicPartition) -> dict[int, int]:
     log = history.logs.get(tp)
-    return (
-        {offset: value for batch in log.batches for offset, value in batch.pairs()} if log is not None else {}
-    )
+    return dict(log.pairs) if log is not None else {}
 
 
 def _read(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
     """(partition, offset, value) of everything read, by consumers and at the end."""
     for tp, log in history.logs.items():
-        for batch in log.batches:
-            for offset, value in batch.pairs():
-                yield tp, offset, value
+        for offset, value in log.pairs:
+            yield tp, offset, value
     for fetch in history.fetches:
         for batch in fetch.batches:
             for offset, value in batch.pairs():
@@ -507,9 +498,8 @@ def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
     """Everything that claims a value for an offset and that could not be taken back."""
     history = case.history
     for tp, log in history.logs.items():
-        for batch in log.batches:
-            for offset, value in batch.pairs():
-                yield tp, offset, value
+        for offset, value in log.pairs:
+            yield tp, offset, value
         for offset, value in log.served:
             yield tp, offset, value
     lost: set[tuple[TopicPartition, int, int]] = set()

@@ -258,29 +258,39 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalLog:
-    """One partition after healing: read from its leader's files, and as the leader served it."""
+class ReplicaLog:
+    """One replica's log: from its files, but for the high watermark, which is what the broker knows.
 
+    `batches` is everything that its files hold; what of it counts is told by `counted` and `pairs`. Files
+    lose whole segments only, so a replica may hold batches below its log start, from before it adopted
+    that start: they were deleted, nobody is served them, and they may never have been committed.
+    """
+
+    node: int = 1
     log_start_offset: int
-    last_stable_offset: int
     high_watermark: int
     log_end_offset: int
     batches: tuple[Batch, ...]
-    served: tuple[tuple[int, int], ...]
     epochs: tuple[tuple[int, int], ...] = ()
-    node: int = 1
+
+    @property
+    def counted(self) -> tuple[Batch, ...]:
+        """The batches with a record at or above the log start."""
+        return tuple(batch for batch in self.batches if batch.next_offset > self.log_start_offset)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(offset, value) of every record at or above the log start."""
+        start = self.log_start_offset
+        return tuple(pair for batch in self.counted for pair in batch.pairs() if pair[0] >= start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaLog:
-    """One replica's log: from its files, but for the high watermark, which is what the broker knows."""
+class FinalLog(ReplicaLog):
+    """One partition after healing: its leader's log, and what the leader served of it."""
 
-    node: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    batches: tuple[Batch, ...]
-    epochs: tuple[tuple[int, int], ...] = ()
+    last_stable_offset: int
+    served: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,8 @@ def _check_log(log: UnifiedLog, expired_ms: int) -> list[str]:
         wrong += _check_indexes(segment, rows)
         for _, header, _ in rows:
             end = header.next_offset
-            if header.producer_id >= 0 and not header.is_control:
+            is_counted = header.next_offset > log.log_start_offset  # see ReplicaLog
+            if is_counted and header.producer_id >= 0 and not header.is_control:
                 _remember(producers, header)
     end = max(end, log.segments[-1].base_offset)
     if log.log_end_offset != end:

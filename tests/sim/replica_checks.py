@@ -71,7 +71,7 @@ def replicas_agree(case: Case) -> Iterator[str]:
 def _digests(log: ReplicaLog, start: int, end: int) -> dict[int, str]:
     return {
         batch.base_offset: batch.digest
-        for batch in log.batches
+        for batch in log.counted
         if batch.base_offset >= start and batch.next_offset <= end
     }
 
@@ -81,7 +81,7 @@ def replicas_are_whole(case: Case) -> Iterator[str]:
     for sample in case.history.samples:
         for log in sample.logs:
             where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
-            for before, after in pairwise(log.batches):
+            for before, after in pairwise(log.counted):
                 if after.base_offset != before.next_offset:
                     yield f"{where}: {after.base_offset} follows {before.next_offset - 1}"
                 if after.leader_epoch < before.leader_epoch:
@@ -116,7 +116,7 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
 def appends_are_by_the_leader(case: Case) -> Iterator[str]:
     """12 Whoever acknowledged an append of an epoch was that epoch's committed leader."""
     for tp, log in case.history.logs.items():
-        epoch_of = {value: batch.leader_epoch for batch in log.batches for value in batch.values}
+        epoch_of = {value: batch.leader_epoch for batch in log.counted for value in batch.values}
         for send in case.history.sends:
             epoch = epoch_of.get(send.values[0])
             if send.tp != tp or send.result != "ok" or send.attempts != 1 or epoch is None:

@@ -44,7 +44,8 @@ def final(*batches: Batch, log_start: int = 0, end: int | None = None) -> FinalL
     end = batches[-1].next_offset if end is None else end
     epochs: dict[int, int] = {}
     for one in batches:
-        epochs.setdefault(one.leader_epoch, max(one.base_offset, log_start))
+        if one.next_offset > log_start:
+            epochs.setdefault(one.leader_epoch, max(one.base_offset, log_start))
     return FinalLog(
         log_start_offset=log_start,
         last_stable_offset=end,
@@ -407,6 +408,42 @@ def test_each_fault_is_caught_by_the_rule_that_names_it(mutate: Mutation) -> Non
 def test_every_rule_has_a_mutation_that_only_it_catches() -> None:
     alone = {next(iter(rules)) for rules in MUTATIONS.values() if len(rules) == 1}
     assert alone | {"4 no duplicates", "3 one value per offset"} == set(RULES)
+
+
+# --- what lies below a log start ----------------------------------------------------------------------------
+
+
+def hold_what_was_deleted(history: History, *batches: Batch) -> None:
+    """The files of U begin with a batch that nobody sent there, below the log start."""
+    history.logs[U] = final(batch(0, 77, epoch=5), *batches, log_start=1)
+
+
+def test_what_files_still_hold_below_the_log_start_is_not_judged() -> None:
+    history = clean()
+    hold_what_was_deleted(history, batch(1, 21), batch(2, 22))
+    assert not judge(history).violations
+
+
+@pytest.mark.parametrize(
+    ("held", "rules"),
+    [
+        ([batch(1, 21)], {"1 acked is kept"}),
+        ([batch(1, 21), batch(2, 23)], {"1 acked is kept", "3 one value per offset", "5 no phantoms"}),
+        ([batch(2, 22)], {"1 acked is kept"}),
+        ([batch(1, 21), batch(2, 22), batch(3, 21)], {"4 no duplicates", "6 order"}),
+    ],
+    ids=["the last is lost", "the last is another", "the first is lost", "one is there twice"],
+)
+def test_beside_it_every_fault_above_the_log_start_is_caught(held: list[Batch], rules: set[str]) -> None:
+    history = clean()
+    hold_what_was_deleted(history, *held)
+    assert judge(history).rules() == rules
+
+
+def test_a_log_that_begins_inside_a_batch_counts_the_rest_of_it() -> None:
+    log = final(batch(0, 77), batch(1, 21, 22), log_start=2)
+    assert log.pairs == ((2, 22),)
+    assert log.counted == (batch(1, 21, 22),)
 
 
 def test_a_power_cut_may_take_what_was_not_synced_and_it_is_counted() -> None:

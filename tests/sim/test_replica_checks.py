@@ -12,6 +12,7 @@ from tests.sim.checks import ALL
 from tests.sim.history import (
     BrokerState,
     Crash,
+    DeleteRecords,
     History,
     ImageSeen,
     MetaSlot,
@@ -521,3 +522,41 @@ def test_a_watermark_outlives_what_the_last_member_lost_until_its_replica_hears_
     assert not judge(history).violations
     history.crashes.pop()
     assert {"9 replica watermarks", "10 replicas agree"} <= judge(history).rules()
+
+
+# --- what lies below a log start ----------------------------------------------------------------------------
+
+NOBODYS = batch(0, 77, epoch=3)
+"""Of a later epoch, and what comes next does not follow it."""
+
+
+def start_at_two(history: History, *, of_one: tuple[object, ...]) -> None:
+    """In the end all logs start at 2; replica 1 still holds something of its own below that."""
+    history.deletes.append(DeleteRecords(tp=T, before=2, invoked=15, done=15.1, result="ok", low_watermark=2))
+    history.logs[T] = replace(final(B1, B2, B3, log_start=2), node=3)
+    logs = [replica(number, B1, B2, B3, start=2) for number in ISR]
+    odd = replace(replica(1, B1, B2, B3, start=2), batches=(NOBODYS, *of_one))
+    history.samples[1] = replace(history.samples[1], logs=(odd, *logs[1:]))
+
+
+def test_what_a_replica_holds_below_its_log_start_is_not_compared() -> None:
+    history = clean()
+    start_at_two(history, of_one=(B1, B2, B3))
+    assert not judge(history).violations
+
+
+@pytest.mark.parametrize(
+    ("held", "rules"),
+    [
+        ((B1, B2, replace(B3, digest="other")), {"10 replicas agree"}),
+        ((B1, B3), {"10 replicas agree", "10 replicas are whole"}),
+        ((B2, B3), {"10 replicas agree"}),
+    ],
+    ids=["other bytes", "the middle is lost", "the first is lost"],
+)
+def test_beside_it_every_difference_above_the_log_start_is_caught(
+    held: tuple[object, ...], rules: set[str]
+) -> None:
+    history = clean()
+    start_at_two(history, of_one=held)
+    assert judge(history).rules() == rules
