@@ -31,17 +31,20 @@ from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.control.image import Delta
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import peers as peer_handlers
-from broker.handlers import replicas as replica_handlers
-from broker.handlers import topics as cluster_handlers
+from broker.handlers.api_versions import ApiVersionsHandler
+from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
 from broker.handlers.groups import GroupHandlers
 from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.peers import PeerHandlers
 from broker.handlers.produce import Produce
 from broker.handlers.producers import ProducerHandlers
+from broker.handlers.replicas import ReplicaHandlers
+from broker.handlers.topics import TopicHandlers
 from broker.net.server import Limits, NetworkServer, TcpNetwork
 from broker.ports import Listening, World
 from broker.replicas.fetch_sessions import FetchSessions
@@ -260,10 +263,18 @@ class Broker:
                     log_dirs=config.log_dirs,
                     absolute_path=components.absolute_path,
                 ).routes(),
-                **cluster_handlers.HANDLERS,
                 **GroupHandlers(groups=components.groups, cluster=cluster).routes(),
-                **replica_handlers.HANDLERS,
-                **peer_handlers.HANDLERS,
+                **ApiVersionsHandler(cluster=cluster).routes(),
+                **MetadataHandlers(cluster=cluster).routes(),
+                **TopicHandlers(cluster=cluster).routes(),
+                **ConfigHandlers(cluster=cluster).routes(),
+                **ReplicaHandlers(
+                    cluster=cluster,
+                    logs=logs,
+                    now_ms=world.now_ms,
+                    absolute_path=components.absolute_path,
+                ).routes(),
+                **PeerHandlers(cluster=cluster).routes(),
             },
             produce=Produce(
                 replicas=replicas,

@@ -26,6 +26,7 @@ from broker.config.broker import (
     describe_group,
     describe_topic,
 )
+from broker.control.cluster import Cluster
 from broker.control.controller import (
     AlterConfigs,
     Command,
@@ -36,18 +37,18 @@ from broker.control.controller import (
     apply_ops,
     check_topic_name,
 )
+from broker.control.image import Image
+from broker.handlers.results import message_of
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import decode_response, encode_request, get
 
 if TYPE_CHECKING:
-    from broker.control.cluster import Cluster
     from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
-MESSAGE_MAX_CHARS: Final = 1_000
 DESCRIBED_ROWS_MAX: Final = 300_000
 """Of some 8,000 topics; each takes 5 µs of the loop, and a request may name one broker 200,000 times."""
 RESOURCE_ROWS: Final = 10
@@ -77,29 +78,163 @@ _LISTED: Final = (
 )
 
 
+class ConfigHandlers:
+    def __init__(self, *, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.DESCRIBE_CONFIGS: self.describe_configs,
+            Api.ALTER_CONFIGS: self.alter_configs,
+            Api.INCREMENTAL_ALTER_CONFIGS: self.incremental_alter_configs,
+            Api.LIST_CONFIG_RESOURCES: self.list_config_resources,
+        }
+
+    def describe_configs(self, ctx: Context, request: Any) -> Fields:
+        synonyms = get(request, "include_synonyms", False)
+        documented = get(request, "include_documentation", False)
+        results = []
+        room = DESCRIBED_ROWS_MAX
+        for resource in request.resources:
+            result = _described(self._cluster, resource, synonyms, documented, has_room=room > 0)
+            room -= max(RESOURCE_ROWS, len(result["configs"]))
+            results.append(result)
+        return {"throttle_time": 0, "results": results}
+
+    async def incremental_alter_configs(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        _check_size(request.resources)
+        outcomes: Outcomes = {}
+        changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
+        repeated = _repeated(request.resources)
+        for resource in request.resources:
+            key = (resource.resource_type, resource.resource_name)
+            ops = tuple(
+                ConfigOp(name=config.name, operation=config.config_operation, value=config.value)
+                for config in resource.configs
+            )
+            try:
+                _check_change(
+                    key, repeated, [(op.name, op.value) for op in ops if op.operation != Operation.DELETE]
+                )
+                if len({op.name for op in ops}) != len(ops):
+                    raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
+                if key[0] == ResourceType.BROKER_LOGGER:
+                    _alter_loggers(cluster, key[1], ops, validate_only=request.validate_only)
+                    outcomes[key] = None
+                    continue
+                if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
+                    _check_broker_id(cluster, key[1])
+                    current = cluster.image.config(ResourceType.BROKER, key[1])
+                    _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
+            except KafkaError as error:
+                outcomes[key] = error
+                continue
+            changes.append((key, ops))
+        command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
+        return await self._altered(ctx, request, command if changes else None, outcomes)
+
+    async def alter_configs(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        _check_size(request.resources)
+        outcomes: Outcomes = {}
+        resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
+        repeated = _repeated(request.resources)
+        for resource in request.resources:
+            key = (resource.resource_type, resource.resource_name)
+            values = tuple((config.name, config.value) for config in resource.configs)
+            try:
+                _check_change(key, repeated, values)
+                if len(dict(values)) != len(values):
+                    raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
+                if key[0] == ResourceType.BROKER_LOGGER:
+                    raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
+                if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
+                    _check_broker_id(cluster, key[1])
+                    _check_broker_change(cluster, key[1], dict(values))
+            except KafkaError as error:
+                outcomes[key] = error
+                continue
+            resources.append((key, values))
+        command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
+        return await self._altered(ctx, request, command if resources else None, outcomes)
+
+    async def _altered(
+        self, ctx: Context, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
+    ) -> Fields:
+        """`outcomes` are those decided here; the controller decides the others."""
+        cluster = self._cluster
+        if command is None:
+            decided: Outcomes = {}
+        elif cluster.is_controller or ctx.is_passed_on:
+            decided = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+        else:
+            decided = await self._decided_elsewhere(ctx, request, outcomes)
+        outcomes.update(decided)
+        responses = []
+        for resource in request.resources:
+            error = outcomes[resource.resource_type, resource.resource_name]
+            responses.append(
+                {
+                    "error_code": ErrorCode.none if error is None else error.code,
+                    "error_message": None if error is None else message_of(error),
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                }
+            )
+        return {"throttle_time": 0, "responses": responses}
+
+    async def _decided_elsewhere(self, ctx: Context, request: Any, outcomes: Outcomes) -> Outcomes:
+        """By the controller, without what was decided here."""
+        is_incremental = ctx.api_key == Api.INCREMENTAL_ALTER_CONFIGS
+        fields: Fields = {
+            "validate_only": request.validate_only,
+            "resources": [
+                {
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                    "configs": [_config_fields(config, is_incremental) for config in resource.configs],
+                }
+                for resource in request.resources
+                if (resource.resource_type, resource.resource_name) not in outcomes
+            ],
+        }
+        frame = encode_request(ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields)
+        answer = await self._cluster.forwarding.ask(frame[FRAME_SIZE_BYTES:])
+        _, response = decode_response(ctx.api_key, ctx.api_version, answer)
+        return {
+            (row.resource_type, row.resource_name): (
+                None
+                if row.error_code == ErrorCode.none
+                else KafkaError(error_code(row.error_code), row.error_message)
+            )
+            for row in response.responses
+        }
+
+    def list_config_resources(self, ctx: Context, request: Any) -> Fields:
+        asked = get(request, "resource_types", (ResourceType.CLIENT_METRICS,)) or _LISTED
+        unknown = [kind for kind in asked if kind not in _LISTED]
+        if unknown:
+            return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
+        resources = [
+            {"resource_name": name, "resource_type": int(kind)}
+            for kind in dict.fromkeys(asked)
+            for name in _names(self._cluster.image, ctx.connection.listener, kind)
+        ]
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
+
+
 # --- DescribeConfigs ---------------------------------------------------------------------------------------
 
 
-def describe_configs(ctx: Context, request: Any) -> Fields:
-    synonyms = get(request, "include_synonyms", False)
-    documented = get(request, "include_documentation", False)
-    results = []
-    room = DESCRIBED_ROWS_MAX
-    for resource in request.resources:
-        result = _described(ctx, resource, synonyms, documented, has_room=room > 0)
-        room -= max(RESOURCE_ROWS, len(result["configs"]))
-        results.append(result)
-    return {"throttle_time": 0, "results": results}
-
-
 def _described(
-    ctx: Context, resource: Any, synonyms: bool, documented: bool, *, has_room: bool
+    cluster: Cluster, resource: Any, synonyms: bool, documented: bool, *, has_room: bool
 ) -> dict[str, Any]:
     named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     try:
         if not has_room:
             raise KafkaError(ErrorCode.policy_violation, "Too many configurations in one request.")
-        rows = _rows(ctx.broker.cluster, resource.resource_type, resource.resource_name)
+        rows = _rows(cluster, resource.resource_type, resource.resource_name)
     except KafkaError as error:
         return {**named, "error_code": error.code, "error_message": message_of(error), "configs": []}
     wanted = frozenset(resource.configuration_keys or ())
@@ -109,14 +244,6 @@ def _described(
         "error_message": "",
         "configs": [_row(row, synonyms, documented) for row in rows if not wanted or row.name in wanted],
     }
-
-
-def message_of(error: KafkaError) -> str | None:
-    """What goes into a response: a message may quote as much as a string holds, and must fit one itself."""
-    message = error.message
-    if message is None or len(message) <= MESSAGE_MAX_CHARS:
-        return message
-    return f"{message[:MESSAGE_MAX_CHARS]}…"
 
 
 @lru_cache(maxsize=ROWS_ALIKE_MAX)
@@ -184,66 +311,6 @@ def _check_node(name: str, node_id: int, wording: str) -> None:
 # --- AlterConfigs ------------------------------------------------------------------------------------------
 
 
-async def incremental_alter_configs(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    _check_size(request.resources)
-    outcomes: Outcomes = {}
-    changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
-    repeated = _repeated(request.resources)
-    for resource in request.resources:
-        key = (resource.resource_type, resource.resource_name)
-        ops = tuple(
-            ConfigOp(name=config.name, operation=config.config_operation, value=config.value)
-            for config in resource.configs
-        )
-        try:
-            _check_change(
-                key, repeated, [(op.name, op.value) for op in ops if op.operation != Operation.DELETE]
-            )
-            if len({op.name for op in ops}) != len(ops):
-                raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
-            if key[0] == ResourceType.BROKER_LOGGER:
-                _alter_loggers(cluster, key[1], ops, validate_only=request.validate_only)
-                outcomes[key] = None
-                continue
-            if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
-                _check_broker_id(cluster, key[1])
-                current = cluster.image.config(ResourceType.BROKER, key[1])
-                _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
-        except KafkaError as error:
-            outcomes[key] = error
-            continue
-        changes.append((key, ops))
-    command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
-    return await _altered(ctx, request, command if changes else None, outcomes)
-
-
-async def alter_configs(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    _check_size(request.resources)
-    outcomes: Outcomes = {}
-    resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
-    repeated = _repeated(request.resources)
-    for resource in request.resources:
-        key = (resource.resource_type, resource.resource_name)
-        values = tuple((config.name, config.value) for config in resource.configs)
-        try:
-            _check_change(key, repeated, values)
-            if len(dict(values)) != len(values):
-                raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
-            if key[0] == ResourceType.BROKER_LOGGER:
-                raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
-            if key[0] == ResourceType.BROKER and not ctx.is_passed_on:
-                _check_broker_id(cluster, key[1])
-                _check_broker_change(cluster, key[1], dict(values))
-        except KafkaError as error:
-            outcomes[key] = error
-            continue
-        resources.append((key, values))
-    command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
-    return await _altered(ctx, request, command if resources else None, outcomes)
-
-
 def _check_size(resources: Iterable[Any]) -> None:
     if sum(max(1, len(resource.configs)) for resource in resources) > CHANGES_MAX:
         raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
@@ -292,60 +359,6 @@ def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str])
         check_broker_configs(cluster.broker_config, wanted, per_broker=bool(name))
     except ConfigError as error:
         raise KafkaError(ErrorCode.invalid_request, str(error)) from None
-
-
-async def _altered(
-    ctx: Context, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
-) -> Fields:
-    """`outcomes` are those decided here; the controller decides the others."""
-    cluster = ctx.broker.cluster
-    if command is None:
-        decided: Outcomes = {}
-    elif cluster.is_controller or ctx.is_passed_on:
-        decided = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-    else:
-        decided = await _decided_elsewhere(ctx, request, outcomes)
-    outcomes.update(decided)
-    responses = []
-    for resource in request.resources:
-        error = outcomes[resource.resource_type, resource.resource_name]
-        responses.append(
-            {
-                "error_code": ErrorCode.none if error is None else error.code,
-                "error_message": None if error is None else message_of(error),
-                "resource_type": resource.resource_type,
-                "resource_name": resource.resource_name,
-            }
-        )
-    return {"throttle_time": 0, "responses": responses}
-
-
-async def _decided_elsewhere(ctx: Context, request: Any, outcomes: Outcomes) -> Outcomes:
-    """By the controller, without what was decided here."""
-    is_incremental = ctx.api_key == Api.INCREMENTAL_ALTER_CONFIGS
-    fields: Fields = {
-        "validate_only": request.validate_only,
-        "resources": [
-            {
-                "resource_type": resource.resource_type,
-                "resource_name": resource.resource_name,
-                "configs": [_config_fields(config, is_incremental) for config in resource.configs],
-            }
-            for resource in request.resources
-            if (resource.resource_type, resource.resource_name) not in outcomes
-        ],
-    }
-    frame = encode_request(ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields)
-    answer = await ctx.broker.cluster.forwarding.ask(frame[FRAME_SIZE_BYTES:])
-    _, response = decode_response(ctx.api_key, ctx.api_version, answer)
-    return {
-        (row.resource_type, row.resource_name): (
-            None
-            if row.error_code == ErrorCode.none
-            else KafkaError(error_code(row.error_code), row.error_message)
-        )
-        for row in response.responses
-    }
 
 
 def _config_fields(config: Any, is_incremental: bool) -> Fields:
@@ -430,36 +443,13 @@ def _check_logger(op: ConfigOp, known: Iterable[str]) -> None:
 # --- ListConfigResources -----------------------------------------------------------------------------------
 
 
-def list_config_resources(ctx: Context, request: Any) -> Fields:
-    asked = get(request, "resource_types", (ResourceType.CLIENT_METRICS,)) or _LISTED
-    unknown = [kind for kind in asked if kind not in _LISTED]
-    if unknown:
-        return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
-    resources = [
-        {"resource_name": name, "resource_type": int(kind)}
-        for kind in dict.fromkeys(asked)
-        for name in _names(ctx, kind)
-    ]
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
-
-
-def _names(ctx: Context, kind: int) -> list[str]:
-    image = ctx.broker.cluster.image
+def _names(image: Image, listener: str, kind: int) -> list[str]:
     match kind:
         case ResourceType.TOPIC:
             return sorted(image.topics)
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
-            listener = ctx.connection.listener
             return [str(id_) for id_, broker in sorted(image.brokers.items()) if broker.endpoint(listener)]
         case ResourceType.GROUP:
             return sorted(name for resource, name in image.configs if resource is ResourceType.GROUP)
         case _:
             return []
-
-
-HANDLERS: dict[int, Handler] = {
-    Api.DESCRIBE_CONFIGS: describe_configs,
-    Api.ALTER_CONFIGS: alter_configs,
-    Api.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
-    Api.LIST_CONFIG_RESOURCES: list_config_resources,
-}

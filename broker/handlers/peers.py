@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from broker.control.brokers import AllocateProducerIds
+from broker.control.cluster import Cluster
 from broker.control.leaders import AlterPartition, IsrChange, IsrResult
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
@@ -24,46 +25,67 @@ Fields: TypeAlias = Mapping[str, Any]
 _NO_ID: Final = UUID(int=0)
 
 
-async def broker_heartbeat(ctx: Context, request: Any) -> Fields:
-    return await ctx.broker.cluster.roll_call.heartbeat(request, ctx.connection)
+class PeerHandlers:
+    def __init__(self, *, cluster: Cluster) -> None:
+        self._cluster = cluster
 
-
-async def broker_registration(ctx: Context, request: Any) -> Fields:
-    try:
-        return await ctx.broker.cluster.roll_call.register(request)
-    except KafkaError as error:
-        return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
-
-
-async def alter_partition(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    command = AlterPartition(
-        broker_id=request.broker_id,
-        broker_epoch=request.broker_epoch,
-        changes=tuple(
-            IsrChange(
-                topic_id=topic.topic_id or _NO_ID,
-                partition=partition.partition_index,
-                leader_epoch=partition.leader_epoch,
-                partition_epoch=partition.partition_epoch,
-                isr=tuple(
-                    (member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
-                ),
-            )
-            for topic in request.topics
-            for partition in topic.partitions
-        ),
-    )
-    results = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-    following = iter(results)
-    topics = [
-        {
-            "topic_id": topic.topic_id,
-            "partitions": [_altered(next(following)) for _ in topic.partitions],
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            PeerApi.ALTER_PARTITION: self.alter_partition,
+            PeerApi.BROKER_HEARTBEAT: self.broker_heartbeat,
+            PeerApi.BROKER_REGISTRATION: self.broker_registration,
+            PeerApi.ALLOCATE_PRODUCER_IDS: self.allocate_producer_ids,
         }
-        for topic in request.topics
-    ]
-    return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
+
+    async def broker_heartbeat(self, ctx: Context, request: Any) -> Fields:
+        return await self._cluster.roll_call.heartbeat(request, ctx.connection)
+
+    async def broker_registration(self, ctx: Context, request: Any) -> Fields:
+        try:
+            return await self._cluster.roll_call.register(request)
+        except KafkaError as error:
+            return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
+
+    async def alter_partition(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        command = AlterPartition(
+            broker_id=request.broker_id,
+            broker_epoch=request.broker_epoch,
+            changes=tuple(
+                IsrChange(
+                    topic_id=topic.topic_id or _NO_ID,
+                    partition=partition.partition_index,
+                    leader_epoch=partition.leader_epoch,
+                    partition_epoch=partition.partition_epoch,
+                    isr=tuple(
+                        (member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
+                    ),
+                )
+                for topic in request.topics
+                for partition in topic.partitions
+            ),
+        )
+        results = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+        following = iter(results)
+        topics = [
+            {
+                "topic_id": topic.topic_id,
+                "partitions": [_altered(next(following)) for _ in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
+
+    async def allocate_producer_ids(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
+        block = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+        return {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "producer_id_start": block.start,
+            "producer_id_len": len(block),
+        }
 
 
 def _altered(result: IsrResult) -> Fields:
@@ -86,23 +108,3 @@ def _altered(result: IsrResult) -> Fields:
         "isr": partition.isr,
         "partition_epoch": partition.partition_epoch,
     }
-
-
-async def allocate_producer_ids(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
-    block = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-    return {
-        "throttle_time": 0,
-        "error_code": ErrorCode.none,
-        "producer_id_start": block.start,
-        "producer_id_len": len(block),
-    }
-
-
-HANDLERS: dict[int, Handler] = {
-    PeerApi.ALTER_PARTITION: alter_partition,
-    PeerApi.BROKER_HEARTBEAT: broker_heartbeat,
-    PeerApi.BROKER_REGISTRATION: broker_registration,
-    PeerApi.ALLOCATE_PRODUCER_IDS: allocate_producer_ids,
-}

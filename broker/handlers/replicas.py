@@ -8,10 +8,11 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from broker.control.brokers import UnregisterBroker
+from broker.control.cluster import Cluster
 from broker.control.controller import METADATA_TOPIC
 from broker.control.image import BrokerImage, TopicImage
 from broker.control.leaders import (
@@ -21,14 +22,13 @@ from broker.control.leaders import (
     ElectLeaders,
     Reassignment,
 )
-from broker.handlers.configs import message_of
-from broker.handlers.topics import timeout_ms_of
+from broker.handlers.results import decision_timeout_ms, error_fields
 from protocol.apis import Api
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import ErrorCode
 from protocol.messages import get
+from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
-    from broker.control.cluster import Cluster
     from broker.handlers.dispatch import Context, Handler
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -39,97 +39,197 @@ _FINE: Final[Fields] = {"error_code": ErrorCode.none, "error_message": ""}
 """DescribeQuorum and UnregisterBroker say nothing where others say null."""
 
 
-def _error(error: KafkaError | None) -> Fields:
-    if error is None:
-        return {"error_code": ErrorCode.none, "error_message": None}
-    return {"error_code": error.code, "error_message": message_of(error)}
+class ReplicaHandlers:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        logs: LogManager,
+        now_ms: Callable[[], int],
+        absolute_path: Callable[[str], str],
+    ) -> None:
+        self._cluster = cluster
+        self._logs = logs
+        self._now_ms = now_ms
+        self._absolute_path = absolute_path
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.ELECT_LEADERS: self.elect_leaders,
+            Api.ALTER_PARTITION_REASSIGNMENTS: self.alter_partition_reassignments,
+            Api.LIST_PARTITION_REASSIGNMENTS: self.list_partition_reassignments,
+            Api.ALTER_REPLICA_LOG_DIRS: self.alter_replica_log_dirs,
+            Api.DESCRIBE_QUORUM: self.describe_quorum,
+            Api.UNREGISTER_BROKER: self.unregister_broker,
+        }
+
+    def _timeout_ms(self, request: Any) -> int:
+        return decision_timeout_ms(request.timeout, self._cluster.broker_config)
+
+    async def elect_leaders(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        asked = request.topic_partitions
+        partitions = None
+        if asked is not None:
+            partitions = tuple((topic.topic, index) for topic in asked for index in topic.partitions)
+        command = ElectLeaders(
+            election_type=get(request, "election_type", ElectionType.PREFERRED), partitions=partitions
+        )
+        results = await cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        if asked is None:
+            # Kafka names every topic, also where no partition was in need of an election.
+            rows: dict[str, list[Fields]] = {name: [] for name in cluster.image.topics}
+            for result in results:
+                rows.setdefault(result.topic, []).append(_elected(result))
+            topics = list(rows.items())
+        else:
+            following = iter(results)
+            topics = [(topic.topic, [_elected(next(following)) for _ in topic.partitions]) for topic in asked]
+        return {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "replica_election_results": [
+                {"topic": name, "partition_result": partitions} for name, partitions in topics
+            ],
+        }
+
+    async def alter_partition_reassignments(self, ctx: Context, request: Any) -> Fields:
+        if not request.topics:
+            return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "responses": []}
+        allows = get(request, "allow_replication_factor_change", True)
+        command = AlterPartitionReassignments(
+            reassignments=tuple(
+                Reassignment(
+                    topic=topic.name,
+                    partition=partition.partition_index,
+                    replicas=None if partition.replicas is None else tuple(partition.replicas),
+                )
+                for topic in request.topics
+                for partition in topic.partitions
+            ),
+            allow_replication_factor_change=allows,
+        )
+        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        following = iter(results)
+        responses = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": partition.partition_index, **error_fields(next(following).error)}
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+        return {
+            "throttle_time": 0,
+            "allow_replication_factor_change": allows,
+            **error_fields(None),
+            "responses": responses,
+        }
+
+    def list_partition_reassignments(self, ctx: Context, request: Any) -> Fields:
+        image = self._cluster.image
+        if request.topics is None:
+            rows = (_moving(topic, range(len(topic.partitions))) for topic in image.topics.values())
+        else:
+            rows = (
+                _moving(image.topics[topic.name], topic.partition_indexes)
+                for topic in request.topics
+                if topic.name in image.topics
+            )
+        return {
+            "throttle_time": 0,
+            **error_fields(None),
+            "topics": [row for row in rows if row["partitions"]],
+        }
+
+    def alter_replica_log_dirs(self, ctx: Context, request: Any) -> Fields:
+        """Answer that a replica stays in the directory it was made in: every other one is refused as full."""
+        wanted = {
+            (topic.name, index): chosen.path
+            for chosen in request.dirs
+            for topic in chosen.topics
+            for index in topic.partitions
+        }
+        by_topic: dict[str, list[Fields]] = {}
+        for (topic, index), path in wanted.items():
+            row = {"partition_index": index, "error_code": self._moved(topic, index, path)}
+            by_topic.setdefault(topic, []).append(row)
+        return {
+            "throttle_time": 0,
+            "results": [{"topic_name": name, "partitions": rows} for name, rows in by_topic.items()],
+        }
+
+    def _moved(self, topic: str, index: int, path: str) -> ErrorCode:
+        ours = {self._absolute_path(log_dir): log_dir for log_dir in self._logs.dirs}
+        if path not in ours:
+            return ErrorCode.log_dir_not_found
+        if ours[path] in self._logs.offline_dirs:
+            return ErrorCode.kafka_storage_error
+        partition = self._cluster.image.partition(topic, index)
+        if partition is None:
+            return ErrorCode.unknown_topic_or_partition
+        held = self._logs.logs.get((topic, index))
+        if held is None:
+            here = self._cluster.node_id in partition.replicas
+            return ErrorCode.kafka_storage_error if here else ErrorCode.replica_not_available
+        if held.log_dir in self._logs.offline_dirs:
+            return ErrorCode.kafka_storage_error
+        return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
+
+    def describe_quorum(self, ctx: Context, request: Any) -> Fields:
+        """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
+        are voters, and what is in the image is committed.
+        """
+        cluster = self._cluster
+        image = cluster.image
+        asked = [
+            (topic.topic_name, each.partition_index) for topic in request.topics for each in topic.partitions
+        ]
+        if asked != [(METADATA_TOPIC, _METADATA_PARTITION)]:
+            return _no_such_quorum(request)
+        voters = image.live_brokers()
+        clock = Clock(now_s=cluster.now_s(), now_ms=self._now_ms())
+        quorum = {
+            "partition_index": _METADATA_PARTITION,
+            **_FINE,
+            "leader_id": image.controller_id,
+            "leader_epoch": image.controller_epoch,
+            "high_watermark": image.seq,
+            "current_voters": [_voter(cluster, broker, clock) for broker in voters],
+            "observers": [],
+        }
+        return {
+            **_FINE,
+            "topics": [{"topic_name": METADATA_TOPIC, "partitions": [quorum]}],
+            "nodes": [
+                {
+                    "node_id": broker.id,
+                    "listeners": [
+                        {"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}
+                        for endpoint in broker.endpoints
+                    ],
+                }
+                for broker in voters
+            ],
+        }
+
+    async def unregister_broker(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        command = UnregisterBroker(broker_id=request.broker_id)
+        await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
+        return {"throttle_time": 0, **_FINE}
 
 
 # --- elections ---------------------------------------------------------------------------------------------
 
 
-async def elect_leaders(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    asked = request.topic_partitions
-    partitions = None
-    if asked is not None:
-        partitions = tuple((topic.topic, index) for topic in asked for index in topic.partitions)
-    command = ElectLeaders(
-        election_type=get(request, "election_type", ElectionType.PREFERRED), partitions=partitions
-    )
-    results = await cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
-    if asked is None:
-        # Kafka names every topic, also where no partition was in need of an election.
-        rows: dict[str, list[Fields]] = {name: [] for name in cluster.image.topics}
-        for result in results:
-            rows.setdefault(result.topic, []).append(_elected(result))
-        topics = list(rows.items())
-    else:
-        following = iter(results)
-        topics = [(topic.topic, [_elected(next(following)) for _ in topic.partitions]) for topic in asked]
-    return {
-        "throttle_time": 0,
-        "error_code": ErrorCode.none,
-        "replica_election_results": [
-            {"topic": name, "partition_result": partitions} for name, partitions in topics
-        ],
-    }
-
-
 def _elected(result: ElectionResult) -> Fields:
-    return {"partition_id": result.partition, **_error(result.error)}
+    return {"partition_id": result.partition, **error_fields(result.error)}
 
 
 # --- reassignments -----------------------------------------------------------------------------------------
-
-
-async def alter_partition_reassignments(ctx: Context, request: Any) -> Fields:
-    if not request.topics:
-        return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "responses": []}
-    allows = get(request, "allow_replication_factor_change", True)
-    command = AlterPartitionReassignments(
-        reassignments=tuple(
-            Reassignment(
-                topic=topic.name,
-                partition=partition.partition_index,
-                replicas=None if partition.replicas is None else tuple(partition.replicas),
-            )
-            for topic in request.topics
-            for partition in topic.partitions
-        ),
-        allow_replication_factor_change=allows,
-    )
-    results = await ctx.broker.cluster.submit(command, timeout_ms=timeout_ms_of(ctx, request))
-    following = iter(results)
-    responses = [
-        {
-            "name": topic.name,
-            "partitions": [
-                {"partition_index": partition.partition_index, **_error(next(following).error)}
-                for partition in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
-    return {
-        "throttle_time": 0,
-        "allow_replication_factor_change": allows,
-        **_error(None),
-        "responses": responses,
-    }
-
-
-def list_partition_reassignments(ctx: Context, request: Any) -> Fields:
-    image = ctx.broker.cluster.image
-    if request.topics is None:
-        rows = (_moving(topic, range(len(topic.partitions))) for topic in image.topics.values())
-    else:
-        rows = (
-            _moving(image.topics[topic.name], topic.partition_indexes)
-            for topic in request.topics
-            if topic.name in image.topics
-        )
-    return {"throttle_time": 0, **_error(None), "topics": [row for row in rows if row["partitions"]]}
 
 
 def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
@@ -149,85 +249,7 @@ def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
     }
 
 
-# --- directories -------------------------------------------------------------------------------------------
-
-
-def alter_replica_log_dirs(ctx: Context, request: Any) -> Fields:
-    """A replica stays in the directory it was made in: any other is one that this broker has no room in."""
-    wanted = {
-        (topic.name, index): chosen.path
-        for chosen in request.dirs
-        for topic in chosen.topics
-        for index in topic.partitions
-    }
-    by_topic: dict[str, list[Fields]] = {}
-    for (topic, index), path in wanted.items():
-        row = {"partition_index": index, "error_code": _moved(ctx, topic, index, path)}
-        by_topic.setdefault(topic, []).append(row)
-    return {
-        "throttle_time": 0,
-        "results": [{"topic_name": name, "partitions": rows} for name, rows in by_topic.items()],
-    }
-
-
-def _moved(ctx: Context, topic: str, index: int, path: str) -> ErrorCode:
-    broker = ctx.broker
-    ours = {broker.absolute_path(log_dir): log_dir for log_dir in broker.config.log_dirs}
-    if path not in ours:
-        return ErrorCode.log_dir_not_found
-    if ours[path] in broker.logs.offline_dirs:
-        return ErrorCode.kafka_storage_error
-    partition = broker.cluster.image.partition(topic, index)
-    if partition is None:
-        return ErrorCode.unknown_topic_or_partition
-    held = broker.logs.logs.get((topic, index))
-    if held is None:
-        here = broker.cluster.node_id in partition.replicas
-        return ErrorCode.kafka_storage_error if here else ErrorCode.replica_not_available
-    if held.log_dir in broker.logs.offline_dirs:
-        return ErrorCode.kafka_storage_error
-    return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
-
-
 # --- the quorum --------------------------------------------------------------------------------------------
-
-
-def describe_quorum(ctx: Context, request: Any) -> Fields:
-    """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
-    are voters, and what is in the image is committed.
-    """
-    cluster = ctx.broker.cluster
-    image = cluster.image
-    asked = [
-        (topic.topic_name, each.partition_index) for topic in request.topics for each in topic.partitions
-    ]
-    if asked != [(METADATA_TOPIC, _METADATA_PARTITION)]:
-        return _no_such_quorum(request)
-    voters = image.live_brokers()
-    clock = Clock(now_s=cluster.now_s(), now_ms=ctx.broker.world.now_ms())
-    quorum = {
-        "partition_index": _METADATA_PARTITION,
-        **_FINE,
-        "leader_id": image.controller_id,
-        "leader_epoch": image.controller_epoch,
-        "high_watermark": image.seq,
-        "current_voters": [_voter(cluster, broker, clock) for broker in voters],
-        "observers": [],
-    }
-    return {
-        **_FINE,
-        "topics": [{"topic_name": METADATA_TOPIC, "partitions": [quorum]}],
-        "nodes": [
-            {
-                "node_id": broker.id,
-                "listeners": [
-                    {"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}
-                    for endpoint in broker.endpoints
-                ],
-            }
-            for broker in voters
-        ],
-    }
 
 
 def _voter(cluster: Cluster, broker: BrokerImage, clock: Clock) -> Fields:
@@ -270,23 +292,3 @@ def _no_such_quorum(request: Any) -> Fields:
         for topic in request.topics
     ]
     return {**_FINE, "topics": topics, "nodes": []}
-
-
-# --- brokers that leave ------------------------------------------------------------------------------------
-
-
-async def unregister_broker(ctx: Context, request: Any) -> Fields:
-    cluster = ctx.broker.cluster
-    command = UnregisterBroker(broker_id=request.broker_id)
-    await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-    return {"throttle_time": 0, **_FINE}
-
-
-HANDLERS: dict[int, Handler] = {
-    Api.ELECT_LEADERS: elect_leaders,
-    Api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
-    Api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
-    Api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
-    Api.DESCRIBE_QUORUM: describe_quorum,
-    Api.UNREGISTER_BROKER: unregister_broker,
-}

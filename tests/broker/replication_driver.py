@@ -31,16 +31,19 @@ from broker.control.image import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers import replicas as replica_handlers
-from broker.handlers import topics as cluster_handlers
+from broker.handlers.api_versions import ApiVersionsHandler
+from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import ReplicaFetch
 from broker.handlers.groups import GroupHandlers
 from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.produce import Produce
 from broker.handlers.producers import ProducerHandlers
+from broker.handlers.replicas import ReplicaHandlers
+from broker.handlers.topics import TopicHandlers
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.net.server import Limits, NetworkServer
 from broker.ports import World
@@ -222,9 +225,17 @@ class Node:
                     log_dirs=config.log_dirs,
                     absolute_path=components.absolute_path,
                 ).routes(),
-                **cluster_handlers.HANDLERS,
                 **GroupHandlers(groups=self.groups, cluster=cluster).routes(),
-                **replica_handlers.HANDLERS,
+                **ApiVersionsHandler(cluster=cluster).routes(),
+                **MetadataHandlers(cluster=cluster).routes(),
+                **TopicHandlers(cluster=cluster).routes(),
+                **ConfigHandlers(cluster=cluster).routes(),
+                **ReplicaHandlers(
+                    cluster=cluster,
+                    logs=self.logs,
+                    now_ms=world.now_ms,
+                    absolute_path=components.absolute_path,
+                ).routes(),
             },
             produce=Produce(
                 replicas=self.replicas,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.control.cluster import Cluster
 from broker.handlers.dispatch import Context, Handler, error_reply
 from protocol.apis import KNOWN, Api, PeerApi
 from protocol.errors import KafkaError
@@ -27,18 +26,10 @@ def versions(api: Api | PeerApi) -> list[int]:
 
 
 class Client:
-    """What a client of one listener sees of a member."""
+    """What a client of one listener sees of these handlers."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        handlers: Mapping[int, Handler],
-        *,
-        listener: str = "PLAINTEXT",
-        **components: Any,
-    ) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], *, listener: str = "PLAINTEXT") -> None:
         self._handlers = handlers
-        self._broker = SimpleNamespace(cluster=cluster, **components)
         self._connection = SimpleNamespace(listener=listener)
 
     async def ask(self, api: Api | PeerApi, version: int, **fields: Any) -> Any:
@@ -50,7 +41,7 @@ class Client:
             correlation_id=1,
             client_id="test",
             connection=cast(Any, self._connection),
-            broker=cast(Any, self._broker),
+            broker=cast(Any, None),
         )
         answer = await self._answer(self._handlers[api], context, request)
         data = encode_response(api, version, context.correlation_id, answer)

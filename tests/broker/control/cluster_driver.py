@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from broker.config.broker import from_properties
 from broker.control.cluster import Cluster
 from broker.control.image import Delta
-from broker.handlers import peers as peer_handlers
-from broker.handlers import topics as cluster_handlers
 from broker.handlers.dispatch import Context
+from broker.handlers.peers import PeerHandlers
+from broker.handlers.topics import TopicHandlers
 from broker.net.channel import PeerLost
 from broker.ports import Network, World
 from protocol.apis import Api
@@ -253,14 +253,14 @@ class Call:
         member = self._site.alive[self.target]
         if api == Api.API_VERSIONS:
             return {"error_code": 0, "api_keys": []}
-        handlers = {**cluster_handlers.HANDLERS, **peer_handlers.HANDLERS}
+        handlers = {**TopicHandlers(cluster=member).routes(), **PeerHandlers(cluster=member).routes()}
         context = Context(
             api_key=api,
             api_version=version,
             correlation_id=0,
             client_id=None,
             connection=cast(Any, self._connection),
-            broker=cast(Any, SimpleNamespace(cluster=member)),
+            broker=cast(Any, None),
         )
         found = handlers[api](context, request)
         return await found if asyncio.iscoroutine(found) else cast(Fields, found)

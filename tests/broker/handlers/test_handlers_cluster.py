@@ -15,7 +15,11 @@ from broker.config.broker import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.controller import NewTopic
 from broker.control.image import BrokerFenced, BrokerRegistered, Endpoint, TopicCreated, new_partition
-from broker.handlers.topics import HANDLERS
+from broker.handlers.api_versions import ApiVersionsHandler
+from broker.handlers.configs import ConfigHandlers
+from broker.handlers.dispatch import Handler
+from broker.handlers.metadata import MetadataHandlers
+from broker.handlers.topics import TopicHandlers
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site
@@ -35,10 +39,19 @@ def run(story: Story, *, listener: str = "PLAINTEXT", down: bool = False, **prop
     async def whole() -> None:
         member = await site.started(ports={"PLAINTEXT": 9092}, **properties)
         site.profile.down = down
-        await story(Client(member, HANDLERS, listener=listener), member)
+        await story(Client(handlers(member), listener=listener), member)
         site.profile.heal()
 
     site.run(whole())
+
+
+def handlers(member: Cluster) -> dict[int, Handler]:
+    return {
+        **ApiVersionsHandler(cluster=member).routes(),
+        **MetadataHandlers(cluster=member).routes(),
+        **TopicHandlers(cluster=member).routes(),
+        **ConfigHandlers(cluster=member).routes(),
+    }
 
 
 def add_brokers(member: Cluster) -> None:

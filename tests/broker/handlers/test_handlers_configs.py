@@ -13,7 +13,7 @@ import broker
 from broker.config.broker import ConfigType, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.controller import NewTopic
-from broker.handlers.configs import HANDLERS
+from broker.handlers.configs import ConfigHandlers
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from storage import cleaner
@@ -31,7 +31,7 @@ def run(story: Story, **properties: str) -> None:
     async def whole() -> None:
         member = await site.started(ports={"PLAINTEXT": 9092}, **properties)
         await member.create_topics([NewTopic(name="t", configs=(("retention.ms", "5"),))])
-        await story(Client(member, HANDLERS), member)
+        await story(Client(ConfigHandlers(cluster=member).routes()), member)
 
     site.run(whole())
 

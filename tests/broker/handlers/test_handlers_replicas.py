@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from os.path import abspath
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -24,8 +24,10 @@ from broker.control.image import (
     TopicCreated,
     new_partition,
 )
-from broker.handlers import peers, replicas
-from broker.handlers import topics as cluster_handlers
+from broker.handlers.dispatch import Handler
+from broker.handlers.metadata import MetadataHandlers
+from broker.handlers.peers import PeerHandlers
+from broker.handlers.replicas import ReplicaHandlers
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site
@@ -33,7 +35,6 @@ from tests.broker.raw_client import RawClient, create_topic
 from tests.broker.requests import Client, versions
 from tests.conftest import MakeBroker
 
-HANDLERS = {**replicas.HANDLERS, **peers.HANDLERS, **cluster_handlers.HANDLERS}
 NOW_MS = 1_234_567
 TOPIC = UUID(int=9)
 GONE = UUID(int=77)
@@ -54,11 +55,21 @@ def run(story: Story, *, brokers: int = 3, down: bool = False, listener: str = "
         if brokers >= 3:
             apply(member, TopicCreated(name="t", topic_id=TOPIC, partitions=partitions))
         site.profile.down = down
-        world = SimpleNamespace(now_ms=lambda: NOW_MS)
-        await story(Client(member, HANDLERS, listener=listener, world=world), member)
+        await story(Client(handlers(member), listener=listener), member)
         site.profile.heal()
 
     site.run(whole())
+
+
+def handlers(member: Cluster) -> dict[int, Handler]:
+    operators = ReplicaHandlers(
+        cluster=member, logs=cast(Any, None), now_ms=lambda: NOW_MS, absolute_path=abspath
+    )
+    return {
+        **operators.routes(),
+        **PeerHandlers(cluster=member).routes(),
+        **MetadataHandlers(cluster=member).routes(),
+    }
 
 
 def add_broker(member: Cluster, broker_id: int, *, listener: str = "PLAINTEXT") -> None:

@@ -1,0 +1,47 @@
+"""ApiVersions: what this broker speaks.
+
+Owns: the answer to a client's first question. Does not own: which versions are served (protocol/apis.py), the
+answer to a version that is not (dispatch.py). Invariant: a name that could not be a client's is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from broker.control.cluster import Cluster
+from protocol.apis import SERVED, Api
+from protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from broker.handlers.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_NAMES_SOFTWARE_FROM: Final = 3
+
+
+class ApiVersionsHandler:
+    def __init__(self, *, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {Api.API_VERSIONS: self.api_versions}
+
+    def api_versions(self, ctx: Context, request: Any) -> Fields:
+        if ctx.api_version >= _NAMES_SOFTWARE_FROM and not (
+            _SOFTWARE.fullmatch(request.client_software_name)
+            and _SOFTWARE.fullmatch(request.client_software_version)
+        ):
+            return {"error_code": ErrorCode.invalid_request, "api_keys": [], "throttle_time": 0}
+        return {
+            "error_code": ErrorCode.none,
+            "api_keys": [
+                {"api_key": key, "min_version": row.min_version, "max_version": row.max_version}
+                for key, row in sorted(SERVED.items())
+            ],
+            "throttle_time": 0,
+            "finalized_features_epoch": self._cluster.image.seq,
+        }

@@ -1,0 +1,363 @@
+"""What clients learn of brokers and topics, in every version: Metadata, DescribeTopicPartitions,
+DescribeCluster.
+
+Owns: the shapes of these responses, where each error goes in them, making a topic because a client asked
+for it. Does not own: the image (control/image.py), the rules of a new topic (control/topics.py). Invariant:
+everything a client is told about brokers and topics comes from one image, read without a wait between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+from broker.config.broker import BrokerConfig
+from broker.control.cluster import Cluster
+from broker.control.controller import NewTopic, invalid_topic_name
+from broker.control.image import INTERNAL_TOPICS, Image, PartitionImage, TopicImage
+from broker.control.internal_topics import MADE_BY_THE_BROKER, internal_topic
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import get
+
+if TYPE_CHECKING:
+    from broker.handlers.dispatch import Context, Handler
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_NO_ID: Final = UUID(int=0)
+_NOT_ASKED: Final = -(2**31)
+# Bits by Kafka's numbers of the operations: READ 3, WRITE 4, CREATE 5, DELETE 6, ALTER 7, DESCRIBE 8,
+# CLUSTER_ACTION 9, DESCRIBE_CONFIGS 10, ALTER_CONFIGS 11, IDEMPOTENT_WRITE 12.
+_TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+_CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+_BROKER_ENDPOINT: Final = 1
+_CONTROLLER_ENDPOINT: Final = 2
+AUTO_CREATE_WAIT_S: Final = 1.0
+"""How long a client that asks for a topic it may create waits for it before it is told to ask again."""
+
+
+class MetadataHandlers:
+    def __init__(self, *, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.METADATA: self.metadata,
+            Api.DESCRIBE_TOPIC_PARTITIONS: self.describe_topic_partitions,
+            Api.DESCRIBE_CLUSTER: self.describe_cluster,
+        }
+
+    def metadata(self, ctx: Context, request: Any) -> Any:
+        """Answer at once, unless a missing topic is created first or a broker seems to have just ended."""
+        if _misses_topic_ids(ctx.api_version, request):
+            return _metadata_refused(request)
+        image = self._cluster.image
+        if (
+            get(request, "allow_auto_topic_creation", True)
+            and self._cluster.broker_config.auto_create_topics_enable
+            and not _wants_all(ctx.api_version, request)
+            and not _ids(request)
+        ):
+            names = dict.fromkeys(topic.name for topic in request.topics)
+            missing = [
+                name for name in names if name not in image.topics and invalid_topic_name(name) is None
+            ]
+            if missing:
+                return self._metadata_later(ctx, request, missing)
+        if self._cluster.is_in_doubt():
+            return self._metadata_after_doubt(ctx, request)
+        return self._metadata(ctx, request)
+
+    async def _metadata_later(self, ctx: Context, request: Any, missing: Sequence[str]) -> Fields:
+        await self._auto_create(missing)
+        return self._metadata(ctx, request)
+
+    async def _metadata_after_doubt(self, ctx: Context, request: Any) -> Fields:
+        await self._cluster.doubt_over()
+        return self._metadata(ctx, request)
+
+    async def _auto_create(self, names: Sequence[str]) -> None:
+        topics = [_auto_created(self._cluster.broker_config, name) for name in names]
+        try:
+            async with asyncio.timeout(AUTO_CREATE_WAIT_S):
+                await self._cluster.create_topics(topics)
+        except (KafkaError, TimeoutError):
+            # The answer says which topics are there; the client asks again for the others.
+            return
+
+    def _metadata(self, ctx: Context, request: Any) -> Fields:
+        view = _View(ctx, self._cluster.image)
+        topics = _metadata_topics(view, request)
+        if get(request, "include_topic_authorized_operations", False):
+            # Of an id that is nobody's there is nothing to be allowed.
+            topics = (
+                fields
+                if fields["name"] is None
+                else {**fields, "topic_authorized_operations": _TOPIC_OPERATIONS}
+                for fields in topics
+            )
+        return _metadata_of(view, request, list(topics))
+
+    def describe_topic_partitions(self, ctx: Context, request: Any) -> Fields:
+        cluster = self._cluster
+        cursor = request.cursor
+        after = "" if cursor is None else cursor.topic_name
+        asked = {topic.name for topic in request.topics}
+        wrong = _wrong_cursor(cursor, asked)
+        if wrong:
+            errors = [_topic_error(name, ErrorCode.invalid_request) for name in sorted(asked)]
+            return {"throttle_time": 0, "topics": errors, "next_cursor": None}
+        limit = max(
+            1, min(cluster.broker_config.max_request_partition_size_limit, request.response_partition_limit)
+        )
+        names = sorted(name for name in asked or cluster.image.topics if name >= after)
+        start = 0 if cursor is None else cursor.partition_index
+        view = _View(ctx, cluster.image)
+        topics: list[dict[str, Any]] = []
+        next_cursor: Fields | None = None
+        for name in names:
+            first = start if name == after else 0
+            if limit <= 0:
+                next_cursor = {"topic_name": name, "partition_index": first}
+                break
+            topic = cluster.image.topics.get(name)
+            if topic is None:
+                if asked:
+                    topics.append({**_missing(name), "topic_authorized_operations": _TOPIC_OPERATIONS})
+                continue
+            end = min(len(topic.partitions), first + limit)
+            topics.append(_described(view, topic, first, end))
+            if end < len(topic.partitions):
+                next_cursor = {"topic_name": name, "partition_index": end}
+                break
+            limit -= max(0, end - first)
+        return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+
+    def describe_cluster(self, ctx: Context, request: Any) -> Fields:
+        image = self._cluster.image
+        endpoint_type = get(request, "endpoint_type", _BROKER_ENDPOINT)
+        if endpoint_type != _BROKER_ENDPOINT:
+            code, message = _wrong_endpoint(endpoint_type)
+            return {
+                "throttle_time": 0,
+                "error_code": code,
+                "error_message": message,
+                "endpoint_type": _BROKER_ENDPOINT,
+                "cluster_id": "",
+                "brokers": [],
+            }
+        view = _View(ctx, image)
+        brokers = view.brokers("broker_id", fenced_too=get(request, "include_fenced_brokers", False))
+        wants_operations = request.include_cluster_authorized_operations
+        return {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "endpoint_type": _BROKER_ENDPOINT,
+            "cluster_id": image.cluster_id,
+            "controller_id": view.controller_id(),
+            "brokers": [
+                {**fields, "is_fenced": image.brokers[broker_id].fenced}
+                for broker_id, fields in brokers.items()
+            ],
+            "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_operations else _NOT_ASKED,
+        }
+
+
+# --- Metadata ---
+
+
+def _misses_topic_ids(version: int, request: Any) -> bool:
+    """Ids may be asked for since version 12; the schema had them two versions earlier."""
+    return version < 12 and any(
+        topic.name is None or get(topic, "topic_id") not in (None, _NO_ID) for topic in request.topics or ()
+    )
+
+
+def _metadata_refused(request: Any) -> Fields:
+    topics = [
+        _topic_error(topic.name or "", ErrorCode.invalid_request, get(topic, "topic_id"))
+        for topic in request.topics
+    ]
+    return {"throttle_time": 0, "brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics}
+
+
+def _wants_all(version: int, request: Any) -> bool:
+    return request.topics is None or (version == 0 and not request.topics)
+
+
+def _ids(request: Any) -> list[UUID]:
+    found = (get(topic, "topic_id") for topic in request.topics or ())
+    return [topic_id for topic_id in dict.fromkeys(found) if topic_id not in (None, _NO_ID)]
+
+
+def _auto_created(config: BrokerConfig, name: str) -> NewTopic:
+    if name in MADE_BY_THE_BROKER:
+        return internal_topic(config, name)
+    return NewTopic(name=name)
+
+
+def _metadata_of(view: _View, request: Any, topics: list[dict[str, Any]]) -> Fields:
+    wants_cluster = get(request, "include_cluster_authorized_operations", False)
+    return {
+        "throttle_time": 0,
+        "brokers": list(view.brokers().values()),
+        "cluster_id": view.image.cluster_id,
+        "controller_id": view.controller_id(),
+        "topics": topics,
+        "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _metadata_topics(view: _View, request: Any) -> Iterable[dict[str, Any]]:
+    image = view.image
+    if _wants_all(view.version, request):
+        return map(view.topic, image.topics.values())
+    ids = _ids(request)
+    if ids:
+        return (
+            _topic_error(None, ErrorCode.unknown_topic_id, topic_id)
+            if (topic := image.topic_by_id(topic_id)) is None
+            else view.topic(topic)
+            for topic_id in ids
+        )
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    return (
+        _missing(name) if (topic := image.topics.get(name)) is None else view.topic(topic) for name in names
+    )
+
+
+def _missing(name: str) -> dict[str, Any]:
+    if invalid_topic_name(name) is not None:
+        return _topic_error(name, ErrorCode.invalid_topic_exception)
+    return _topic_error(name, ErrorCode.unknown_topic_or_partition)
+
+
+def _topic_error(name: str | None, code: ErrorCode, topic_id: UUID | None = None) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": name in INTERNAL_TOPICS,
+        "partitions": [],
+    }
+
+
+class _View:
+    """An image as clients of one listener and version see it."""
+
+    def __init__(self, ctx: Context, image: Image) -> None:
+        self.image = image
+        self.version = ctx.api_version
+        self._listener = ctx.connection.listener
+        self._reachable = {
+            broker.id for broker in image.live_brokers() if broker.endpoint(self._listener) is not None
+        }
+        self._no_listener = (
+            ErrorCode.listener_not_found if ctx.api_version >= 6 else ErrorCode.leader_not_available
+        )
+
+    def controller_id(self) -> int:
+        """Commands go to the controller, so that is what clients are told; else any broker that is there."""
+        if self.image.controller_id in self._reachable:
+            return self.image.controller_id
+        return min(self._reachable, default=-1)
+
+    def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> dict[int, dict[str, Any]]:
+        """Those a client of this listener can be told of, by id."""
+        brokers = self.image.brokers.values() if fenced_too else self.image.live_brokers()
+        return {
+            broker.id: {
+                id_name: broker.id,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "rack": broker.rack,
+            }
+            for broker in brokers
+            if (endpoint := broker.endpoint(self._listener)) is not None
+        }
+
+    def topic(self, topic: TopicImage) -> dict[str, Any]:
+        return {
+            "error_code": ErrorCode.none,
+            "name": topic.name,
+            "topic_id": topic.id,
+            "is_internal": topic.internal,
+            "partitions": [
+                self._first_version(partition) if self.version == 0 else self.partition(partition)
+                for partition in topic.partitions
+            ],
+        }
+
+    def partition(self, partition: PartitionImage) -> dict[str, Any]:
+        return {
+            "error_code": self._leader_error(partition),
+            "partition_index": partition.index,
+            "leader_id": partition.leader if partition.leader in self._reachable else -1,
+            "leader_epoch": partition.leader_epoch,
+            "replica_nodes": partition.replicas,
+            "isr_nodes": partition.isr,
+            "offline_replicas": [id_ for id_ in partition.replicas if id_ not in self._reachable],
+        }
+
+    def _first_version(self, partition: PartitionImage) -> dict[str, Any]:
+        """Metadata began with naming only those that are there."""
+        told = self.partition(partition)
+        replicas = tuple(filter(self._reachable.__contains__, partition.replicas))
+        isr = tuple(filter(self._reachable.__contains__, partition.isr))
+        if told["error_code"] is ErrorCode.none and (replicas, isr) != (partition.replicas, partition.isr):
+            told["error_code"] = ErrorCode.replica_not_available
+        return {**told, "replica_nodes": replicas, "isr_nodes": isr}
+
+    def _leader_error(self, partition: PartitionImage) -> ErrorCode:
+        if partition.leader in self._reachable:
+            return ErrorCode.none
+        if partition.leader not in self.image.brokers:
+            return ErrorCode.leader_not_available
+        return self._no_listener
+
+
+# --- DescribeTopicPartitions ---
+
+
+def _wrong_cursor(cursor: Any, asked: set[str]) -> bool:
+    if cursor is None:
+        return False
+    return cursor.partition_index < 0 or (bool(asked) and cursor.topic_name not in asked)
+
+
+def _described(view: _View, topic: TopicImage, first: int, end: int) -> dict[str, Any]:
+    partitions = [
+        {
+            **view.partition(partition),
+            "error_code": ErrorCode.none,
+            "eligible_leader_replicas": [],
+            "last_known_elr": [],
+        }
+        for partition in topic.partitions[first:end]
+    ]
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.internal,
+        "partitions": partitions,
+        "topic_authorized_operations": _TOPIC_OPERATIONS,
+    }
+
+
+# --- DescribeCluster ---
+
+
+def _wrong_endpoint(endpoint_type: int) -> tuple[ErrorCode, str]:
+    if endpoint_type == _CONTROLLER_ENDPOINT:
+        return (
+            ErrorCode.mismatched_endpoint_type,
+            "The request was sent to an endpoint of type BROKER, "
+            "but we wanted an endpoint of type CONTROLLER",
+        )
+    return ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"
