@@ -593,7 +593,10 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
     location = _store_location(config, store_url)
     return World(
         files=files,
-        network=TcpNetwork(),
+        network=TcpNetwork(
+            send_buffer_bytes=config.socket_send_buffer_bytes,
+            receive_buffer_bytes=config.socket_receive_buffer_bytes,
+        ),
         store=store_at(location, stats),
         rival_store=store_at(location, StoreStats()),
         now_ms=wall_clock_ms,

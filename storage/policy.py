@@ -17,7 +17,8 @@ LONG_MAX = 0x7FFFFFFFFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Every topic configuration of Kafka 4.3 with its default, and `record.validation`."""
+    """The topic configurations of Kafka 4.3 that mean something here, with their defaults, and
+    `record.validation`."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_gzip_level: int = -1
@@ -41,9 +42,7 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
-    preallocate: bool = False
     remote_log_copy_disable: bool = False
-    remote_log_delete_on_disable: bool = False
     remote_storage_enable: bool = False
     retention_bytes: int = -1
     retention_ms: int = 604_800_000

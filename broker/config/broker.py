@@ -524,7 +524,6 @@ class BrokerConfig:
     broker_heartbeat_interval_ms: int
     broker_rack: str | None
     broker_session_timeout_ms: int
-    connection_failed_authentication_delay_ms: int
     connections_max_idle_ms: int
     controlled_shutdown_enable: bool
     default_replication_factor: int
@@ -540,17 +539,12 @@ class BrokerConfig:
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
-    log_cleaner_io_buffer_load_factor: float
-    log_cleaner_io_buffer_size: int
     log_cleaner_io_max_bytes_per_second: float
-    log_dir_failure_timeout_ms: int
     log_dirs: tuple[str, ...]
     log_flush_offset_checkpoint_interval_ms: int
-    log_flush_scheduler_interval_ms: int
     log_flush_single_replica: bool
     log_flush_start_offset_checkpoint_interval_ms: int
     log_retention_check_interval_ms: int
-    log_segment_delete_delay_ms: int
     max_connection_creation_rate: int
     max_connections: int
     max_connections_per_ip: int
@@ -558,12 +552,10 @@ class BrokerConfig:
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
     message_max_bytes: int
-    min_insync_replicas: int
     node_id: int
     num_partitions: int
     offset_metadata_max_bytes: int
     offsets_commit_timeout_ms: int
-    offsets_load_buffer_size: int
     offsets_retention_check_interval_ms: int
     offsets_retention_minutes: int
     offsets_topic_compression_codec: int
@@ -572,8 +564,6 @@ class BrokerConfig:
     offsets_topic_segment_bytes: int
     producer_id_expiration_ms: int
     queued_max_request_bytes: int
-    queued_max_requests: int
-    record_validation: str
     replica_fetch_backoff_ms: int
     replica_fetch_max_bytes: int
     replica_fetch_min_bytes: int
@@ -589,14 +579,10 @@ class BrokerConfig:
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
-    transaction_abort_timed_out_transaction_cleanup_interval_ms: int
-    transaction_max_timeout_ms: int
-    transaction_remove_expired_transaction_cleanup_interval_ms: int
     transaction_state_log_min_isr: int
     transaction_state_log_num_partitions: int
     transaction_state_log_replication_factor: int
     transaction_state_log_segment_bytes: int
-    transactional_id_expiration_ms: int
     unclean_leader_election_enable: bool
 
     def __init__(self, **values: Any) -> None:
@@ -628,11 +614,6 @@ class BrokerConfig:
         """Whether consumers are sent to the nearest replica (KIP-392)."""
         return bool(self.get("replica.selector.class") == RACK_AWARE_SELECTOR)
 
-    def for_listener(self, listener: str, name: str) -> Any:
-        """The same, where `listener.name.<listener>.` in front of the name comes first."""
-        text = self.raw(f"listener.name.{listener.lower()}.{name}")
-        return self.get(name) if text is None else BROKER[name].parse(text)
-
     def with_dynamic(self, *, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
         """These settings under the image's cluster-wide and per-broker values."""
         return _build(
@@ -657,13 +638,19 @@ _DERIVED = frozenset(
         "node_id",
         "broker_rack",
         "max_connections_per_ip_overrides",
+        "socket_receive_buffer_bytes",
+        "socket_send_buffer_bytes",
     }
 )
 _FIELDS = {name: name.replace("_", ".") for name in BrokerConfig.__annotations__ if name not in _DERIVED}
+_LOG_FIELDS = {
+    name: field for name in TOPIC if (field := name.replace(".", "_")) in LogConfig.__annotations__
+}
+"""Field of a LogConfig by topic setting; the other topic settings are accepted without effect."""
 _MEANINGFUL = frozenset(
     {
         *_FIELDS.values(),
-        *(name for definition in TOPIC.values() for name in definition.synonyms),
+        *(name for topic_name in _LOG_FIELDS for name in TOPIC[topic_name].synonyms),
         *(name for chain in _CHAINS for name in chain),
         "advertised.listeners",
         "broker.id",
@@ -679,6 +666,8 @@ _MEANINGFUL = frozenset(
         "process.roles",
         "replica.selector.class",
         "security.inter.broker.protocol",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
     }
 )
 
@@ -781,6 +770,8 @@ def _build(
         broker_rack=raw["broker.rack"] or None,
         log_dirs=_list(raw, "log.dirs") or _list(raw, "log.dir"),
         max_connections_per_ip_overrides=_ip_overrides(raw["max.connections.per.ip.overrides"] or ""),
+        socket_receive_buffer_bytes=_buffer_bytes(static, "socket.receive.buffer.bytes"),
+        socket_send_buffer_bytes=_buffer_bytes(static, "socket.send.buffer.bytes"),
     )
     if not config.log_dirs or not all(config.log_dirs):
         raise ConfigError("At least one log directory must be defined via log.dirs or log.dir.")
@@ -794,6 +785,12 @@ def _node_id(raw: Mapping[str, str | None]) -> int:
     value: int = BROKER["node.id"].parse(raw["node.id"] or "")
     if value < 0:
         raise ConfigError("node.id must be greater than or equal to 0")
+    return value
+
+
+def _buffer_bytes(static: Mapping[str, str], name: str) -> int:
+    """Return what was asked for, else -1: Kafka's default of 100 KB would keep the kernel from choosing."""
+    value: int = BROKER[name].parse(static.get(name, "-1"))
     return value
 
 
@@ -953,7 +950,8 @@ def _scaled(name: str, value: Any) -> Any:
 
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     """What a log goes by: the settings of `config`, dynamic ones included, under the topic's own."""
-    values = {name.replace(".", "_"): value for name, value in topic_values(config, overrides).items()}
+    all_values = topic_values(config, overrides)
+    values = {field: all_values[name] for name, field in _LOG_FIELDS.items()}
     internal = overrides.get(INTERNAL_SEGMENT_BYTES)
     if internal is not None:
         values["segment_bytes"] = _HIDDEN_TOPIC[INTERNAL_SEGMENT_BYTES].parse(internal)

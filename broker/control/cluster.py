@@ -461,7 +461,10 @@ class Cluster:
     # --- leaving ---
 
     async def leave(self) -> None:
-        """Hand leadership over before a clean stop; with nobody to take it there is nothing to hand over."""
+        """Hand leadership over before a clean stop, unless `controlled.shutdown.enable` is false; with no
+        other broker to take it there is nothing to hand over."""
+        if not self._config.controlled_shutdown_enable:
+            return
         self._leaving = True
         give_up_s = self.now_s() + LEAVE_WITHIN_S
         while self.others() and not self._stopping and self.is_member():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,8 +33,10 @@ from broker.config.broker import (
     parse_properties,
     parse_value,
 )
+from storage.policy import LogConfig
 from tests.server_properties import STOCK_KRAFT
 
+ROOT = Path(broker.__file__).parent.parent
 DATA = Path(broker.__file__).parent / "config" / "data"
 SOURCES = {
     "default": ConfigSource.DEFAULT,
@@ -255,6 +258,84 @@ def test_a_stock_kraft_file_starts_unchanged() -> None:
     assert "log.retention.hours" not in config.ignored
 
 
+# --- settings without effect ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection.failed.authentication.delay.ms",
+        "log.cleaner.io.buffer.load.factor",
+        "log.cleaner.io.buffer.size",
+        "log.cleaner.threads",
+        "log.dir.failure.timeout.ms",
+        "log.preallocate",
+        "offsets.load.buffer.size",
+        "queued.max.requests",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        "transaction.max.timeout.ms",
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        "transactional.id.expiration.ms",
+    ],
+)
+def test_a_setting_that_nothing_reads_is_listed(name: str) -> None:
+    assert from_properties({name: BROKER[name].default or ""}).ignored == (name,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "controlled.shutdown.enable",
+        "log.flush.scheduler.interval.ms",
+        "log.segment.delete.delay.ms",
+        "min.insync.replicas",
+        "record.validation",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
+    ],
+)
+def test_a_setting_that_something_reads_is_not_listed(name: str) -> None:
+    assert from_properties({name: BROKER[name].default or ""}).ignored == ()
+
+
+CODE = [
+    path.read_text()
+    for package in ("broker", "storage")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path.parent != DATA.parent
+]
+
+
+def is_read(field: str) -> bool:
+    return any(re.search(rf"\.{field}\b", text) for text in CODE)
+
+
+LEVELS = {"static", "defaults", "dynamic_default", "dynamic_broker"}
+"""Read by `BrokerConfig.raw`."""
+
+
+@pytest.mark.parametrize("field", sorted(BrokerConfig.__annotations__.keys() - LEVELS))
+def test_each_field_of_a_brokers_settings_is_read_somewhere(field: str) -> None:
+    assert is_read(field)
+
+
+@pytest.mark.parametrize("field", sorted(LogConfig.__annotations__))
+def test_each_field_of_a_logs_settings_is_read_somewhere(field: str) -> None:
+    assert is_read(field)
+
+
+def test_no_field_of_a_broker_is_mistaken_for_one_of_its_logs() -> None:
+    """They would hide from the search above that nothing reads the broker's."""
+    shared = BrokerConfig.__annotations__.keys() & LogConfig.__annotations__.keys()
+    assert shared == {"unclean_leader_election_enable"}
+
+
+def test_buffers_are_left_to_the_kernel_unless_they_are_set() -> None:
+    assert (made().socket_send_buffer_bytes, made().socket_receive_buffer_bytes) == (-1, -1)
+    config = made(socket_send_buffer_bytes="5000", socket_receive_buffer_bytes="102400")
+    assert (config.socket_send_buffer_bytes, config.socket_receive_buffer_bytes) == (5000, 102400)
+
+
 # --- names ---
 
 
@@ -277,15 +358,12 @@ def test_nonsense_is_refused_without_a_guess() -> None:
 
 
 def test_names_for_one_listener_and_for_plugins_are_known() -> None:
-    config = from_properties(
-        {
-            "listener.name.plaintext.max.connections": "7",
-            "rsm.config.dir": "/x",
-            "listener.name.plaintext.plain.sasl.jaas.config": "secret",
-        }
-    )
-    assert config.for_listener("PLAINTEXT", "max.connections") == 7
-    assert config.for_listener("OTHER", "max.connections") == 2**31 - 1
+    properties = {
+        "listener.name.plaintext.max.connections": "7",
+        "rsm.config.dir": "/x",
+        "listener.name.plaintext.plain.sasl.jaas.config": "secret",
+    }
+    assert from_properties(properties).ignored == tuple(sorted(properties))
 
 
 @pytest.mark.parametrize(

@@ -478,6 +478,20 @@ def test_who_leaves_hands_over_first() -> None:
     run(story)
 
 
+def test_without_controlled_shutdown_nothing_is_handed_over() -> None:
+    async def story(site: Site) -> None:
+        members = await site.trio(controlled_shutdown_enable="false")
+        await create(members[0], "t", 3)
+        await asyncio.sleep(1)
+        before = members[0].image.topics["t"].partitions
+        assert 3 in [p.leader for p in before]
+        await members[2].leave()
+        assert members[0].image.topics["t"].partitions == before
+        assert not members[0].image.brokers[3].fenced
+
+    run(story)
+
+
 def test_a_controller_leaves_and_another_follows() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
