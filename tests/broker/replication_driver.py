@@ -215,7 +215,12 @@ class Node:
             **shared,
         )
         dispatcher = Dispatcher(
-            components=components,
+            broker=components,
+            cluster=cluster,
+            replicas=self.replicas,
+            inter_broker_listener=config.inter_broker_listener,
+            requests=components.metrics.requests,
+            errors=components.metrics.errors,
             handlers={
                 **OffsetHandlers(replicas=self.replicas, purgatory=purgatory).routes(),
                 **ProducerHandlers(replicas=self.replicas, cluster=cluster).routes(),
