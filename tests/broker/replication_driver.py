@@ -22,7 +22,6 @@ from broker.control.image import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Endpoint,
     Image,
     PartitionChanged,
     PartitionImage,
@@ -46,7 +45,7 @@ from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.net.server import Limits, NetworkServer
-from broker.ports import World
+from broker.ports import Endpoint, World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrManager
