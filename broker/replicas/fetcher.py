@@ -148,6 +148,7 @@ class _Position:
 
     __slots__ = (
         "is_stuck",
+        "is_verified",
         "key",
         "lag",
         "leader_epoch",
@@ -165,6 +166,8 @@ class _Position:
         self.wait_until = 0.0
         self.is_stuck = False
         """Nothing helps but news from the image."""
+        self.is_verified = False
+        """The leader has answered without seeing a divergence, or this log was begun anew for it."""
         self.needs_reset = False
         """The leader has nothing where this log ends: it is to be asked where its own begins and ends."""
         self.lag: int | None = None
@@ -406,9 +409,11 @@ class Fetcher:
     def _append(self, position: _Position, fetched: FetchedPartition) -> None:
         partition = position.partition
         held = partition.log
+        if not position.is_verified:
+            self._verify(position, fetched.log_start)
         size = len(fetched.records)
         if size:
-            append_fetched(held, fetched.records, leader_start=fetched.log_start)
+            append_fetched(held, fetched.records)
             partition.stats.replication_bytes_in += size
             listed = held.config.follower_replication_throttled_replicas
             self._owner.throttle.sent(listed, partition.index, partition.node_id, size)
@@ -420,6 +425,15 @@ class Fetcher:
         if fetched.log_start > held.log_start_offset:
             held.advance_log_start(min(fetched.log_start, held.high_watermark))
 
+    def _verify(self, position: _Position, leader_start: int) -> None:
+        """Drop a log that lies wholly below the leader's: nothing the leader still has tells whether these
+        batches are its own, or were never committed. What was compared once stays equal in this epoch."""
+        held = position.partition.log
+        if held.log_start_offset < held.log_end_offset <= leader_start:
+            logger.warning("%s: begins anew at %d: all it has was deleted", position, leader_start)
+            held.truncate_fully(leader_start)
+        position.is_verified = True
+
     def _truncate(self, position: _Position, leader_epoch: int, leader_end: int) -> None:
         """The leader knows no epoch above `leader_epoch` that we have, and that one ends at `leader_end`."""
         held = position.partition.log
@@ -428,6 +442,7 @@ class Fetcher:
             logger.warning("%s: cut to %d, below its high watermark", position, offset)
         elif offset < held.log_end_offset:
             logger.info("%s: cut to %d, where its epochs part from the leader's", position, offset)
+        position.is_verified = False
         held.truncate_to(offset)
 
     def _refused(self, position: _Position, code: ErrorCode) -> None:
@@ -483,6 +498,7 @@ class Fetcher:
 
     def _start_within(self, position: _Position, leader_start: int, leader_end: int) -> None:
         held = position.partition.log
+        position.is_verified = False
         if leader_end < held.log_end_offset:
             logger.warning("%s: cut to %d, where the leader's log ends", position, leader_end)
             held.truncate_to(leader_end)
@@ -523,14 +539,12 @@ class Fetcher:
         return found
 
 
-def append_fetched(held: AbstractLog, records: memoryview, *, leader_start: int) -> None:
-    """Appends what the leader sent. Its first batch may begin before our log ends, when that is empty, or has
-    only what the leader deleted, if it ever had it: then ours has to begin with the whole batch. After
-    NoDescriptor some of it is to be fetched again."""
+def append_fetched(held: AbstractLog, records: memoryview) -> None:
+    """Append what the leader sent. Its first batch may begin before our log ends if that is empty: then ours
+    has to begin with the whole batch. After NoDescriptor some of it is to be fetched again."""
     first = parse_header(records)
     end = held.log_end_offset
-    holds_nothing = end == held.log_start_offset or end <= leader_start
-    if holds_nothing and first.base_offset < end <= first.last_offset:
+    if end == held.log_start_offset and first.base_offset < end <= first.last_offset:
         held.truncate_fully(first.base_offset)
         held.append_as_follower(records)
         held.set_high_watermark(end)

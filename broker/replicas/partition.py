@@ -486,11 +486,14 @@ class Partition:
         self.proposal = None
 
     def _consider(self, follower: Follower) -> None:
-        """It may join when it has everything committed, and something of this epoch: before that, offsets
-        that were committed in an earlier one could be missing from its log."""
+        """Propose that it joins once it has everything committed, and something of this epoch: before that,
+        offsets that were committed in an earlier one could be missing from its log. Its log start must have
+        come as far as ours: it would bring back what was deleted, and below our start no comparison of epochs
+        tells whether its batches are ours."""
         if (
             follower.end_offset >= self.log.high_watermark
             and follower.end_offset >= self.epoch_start
+            and follower.log_start >= self.log.log_start_offset
             and self._peers.is_eligible(follower.node_id, follower.broker_epoch)
         ):
             self._propose((*self.isr, follower.node_id))

@@ -665,6 +665,54 @@ def test_a_replica_that_parted_from_what_the_leader_has_deleted_since_begins_ane
     Replicas(2).run(main)
 
 
+def test_a_replica_whose_batches_were_all_deleted_begins_anew_without_their_producers() -> None:
+    """The leader's log begins where the other one ends, so that no epoch tells that they parted."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        lost = batch_of(b"lost", producer_id=7, producer_epoch=0, base_sequence=0)
+        await append_batch(world, 1, lost)
+        world.change(leader=2, isr=(2,))
+        await world.append(2, b"b")
+        log_of(world, 2).advance_log_start(2)
+        world.fabric.heal()
+        await world.until(lambda: 1 in world.isr())
+        log = log_of(world, 1)
+        assert (log.log_start_offset, log.log_end_offset) == (2, 2)
+        assert [segment.base_offset for segment in log.segments] == [2]
+        assert not log.producer_table.entries
+        world.change(leader=1)
+        await append_batch(world, 1, lost)
+        await world.append(1, b"c")
+        await world.agree(1, 2)
+        assert world.nodes[2].values() == [b"lost", b"c"], "it is no duplicate"
+
+    Replicas(2).run(main)
+
+
+def test_a_replica_that_agrees_with_its_leader_keeps_its_producers_when_all_is_deleted() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        batch = batch_of(b"a", producer_id=7, producer_epoch=0, base_sequence=0)
+        await append_batch(world, 1, batch)
+        await world.agree(1, 2)
+        topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}]
+        await world.ask(1, Api.DELETE_RECORDS, 2, topics=topics, timeout=30_000)
+        for log in (log_of(world, 1), log_of(world, 2)):
+            assert (log.log_start_offset, log.log_end_offset) == (1, 1)
+            assert log.producer_table.entries.keys() == {7}
+
+    Replicas(2).run(main)
+
+
+async def append_batch(world: Replicas, node_id: int, batch: bytearray) -> None:
+    node = world.nodes[node_id]
+    await node.run(node.replicas.append("t", 0, batch, timeout_ms=30_000, required_acks=1, origin="client"))
+
+
 def test_an_unclean_leader_takes_what_was_committed_with_it() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2)

@@ -293,6 +293,16 @@ def test_a_follower_behind_the_start_of_the_epoch_does_not_join() -> None:
     assert (partition.epoch_start, partition.proposal) == (10, None)
 
 
+def test_a_follower_that_would_bring_back_what_was_deleted_does_not_join() -> None:
+    log = FakeLog()
+    log.log_start_offset = log.log_end_offset = 9
+    partition = partition_of(log, (1, 2), (1,))
+    heard_from(partition, {2: 9}, log_start=8)
+    assert partition.proposal is None
+    heard_from(partition, {2: 9}, log_start=9)
+    assert proposed(partition) == (1, 2)
+
+
 def test_another_incarnation_or_a_fenced_broker_does_not_join() -> None:
     log, peers = FakeLog(), FakePeers()
     partition = partition_of(log, (1, 2), (1,), peers=peers)
