@@ -20,7 +20,7 @@ ROUNDS ?= 5
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features bench-cluster soak chaos kafka minio conformance clean
+.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features bench-cluster soak chaos kafka minio conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ chaos: setup ## rounds of faults on real clusters, and long outages of the store
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
+
+requests: setup ## write protocol/requests anew from the message schemas
+	@$(BIN)/python -m tools.generate_requests
 
 kafka: $(PEERS)/kafka/.stamp ## Apache Kafka as a peer for the tests, in .peers/kafka (Java 17, Maven)
 

@@ -253,12 +253,7 @@ class Broker:
             max_bytes=config.fetch_max_bytes,
         )
         dispatcher = Dispatcher(
-            broker=components,
-            cluster=cluster,
-            replicas=replicas,
-            inter_broker_listener=config.inter_broker_listener,
-            requests=components.metrics.requests,
-            errors=components.metrics.errors,
+            components=components,
             handlers={
                 **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
                 **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),

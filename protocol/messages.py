@@ -28,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from struct import Struct, unpack_from
 from struct import error as StructError
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
 from uuid import UUID
 
@@ -53,6 +54,8 @@ __all__ = [
     "entity",
     "get",
     "load",
+    "message_class",
+    "struct_schema",
     "unknown_fields",
 ]
 
@@ -137,26 +140,44 @@ def unknown_fields(api_key: int, kind: Kind, fields: Fields) -> list[str]:
 
 @cache
 def codec(api_key: int, version: int, kind: Kind) -> EntityCodec:
+    """Return what decodes and encodes this message; requests decode to the classes of protocol.requests."""
+    cls = message_class(api_key, version, kind)
+    classes = None
+    if kind == "request":
+        classes = importlib.import_module(f"protocol.requests.{KNOWN[api_key].kio_name}")
+    return EntityCodec(cls, _ELEMENTS_MAX[kind], classes)
+
+
+def message_class(api_key: int, version: int, kind: Kind) -> type[Entity]:
+    """Return kio's dataclass of a message, the schema, or ours where the message has fields of our own."""
     if not is_supported(api_key, version):
         raise MalformedRequest(f"API {api_key} version {version} is not served")
     extended = EXTENDED.get((api_key, version, kind))
     if extended is not None:
-        return EntityCodec(extended, _ELEMENTS_MAX[kind])
+        return extended
     module = importlib.import_module(f"kio.schema.{KNOWN[api_key].kio_name}.v{version}.{kind}")
     wanted = EntityType[kind]
-    cls = next(c for c in vars(module).values() if getattr(c, "__type__", None) is wanted)
-    return EntityCodec(cls, _ELEMENTS_MAX[kind])
+    found: type[Entity] = next(c for c in vars(module).values() if getattr(c, "__type__", None) is wanted)
+    return found
 
 
 class EntityCodec:
-    """Reader and writer of one kio dataclass, or of any with the same metadata (see formats.py)."""
+    """Reader and writer of one kio dataclass, or of any with the same metadata (see formats.py).
+
+    Decoding gives the class itself, or the one of its name in `classes`, and so for the structs inside.
+    """
 
     __slots__ = ("_elements_max", "_read", "schema", "write")
 
-    def __init__(self, cls: type[Entity], elements_max: int = _ELEMENTS_MAX["request"]) -> None:
-        self.schema = _schema(cls)
+    def __init__(
+        self,
+        cls: type[Entity],
+        elements_max: int = _ELEMENTS_MAX["request"],
+        classes: ModuleType | None = None,
+    ) -> None:
+        self.schema = struct_schema(cls)
         self._elements_max = elements_max
-        self._read = _entity_reader(cls)
+        self._read = _entity_reader(cls, classes)
         self.write = _entity_writer(cls)
 
     def __repr__(self) -> str:
@@ -200,7 +221,7 @@ class _Schema:
 
 
 @cache
-def _schema(cls: type[Entity]) -> _Schema:
+def struct_schema(cls: type[Entity]) -> _Schema:
     described = [_describe(field) for field in fields(cls)]
     plain = tuple(field for field in described if field.tag is None)
     tagged = tuple(sorted((f for f in described if f.tag is not None), key=lambda f: f.tag or 0))
@@ -260,7 +281,7 @@ def _size_min(field: _Field, is_flexible: bool) -> int:
 
 def _item_size_min(field: _Field, is_flexible: bool) -> int:
     if field.struct is not None:
-        return 1 if field.is_nullable and not field.is_array else _schema(field.struct).size_min
+        return 1 if field.is_nullable and not field.is_array else struct_schema(field.struct).size_min
     assert field.kafka_type is not None
     if field.kafka_type in _SIZES:
         return _SIZES[field.kafka_type]
@@ -276,7 +297,7 @@ def _unknown(schemas: Sequence[_Schema], values: Fields, path: str) -> list[str]
         if not found:
             bad.append(path + key)
             continue
-        nested = [_schema(field.struct) for field in found if field.struct is not None]
+        nested = [struct_schema(field.struct) for field in found if field.struct is not None]
         if nested:
             items = value if isinstance(value, (list, tuple)) else [value]
             for item in items:
@@ -468,10 +489,10 @@ def _array_reader(read_item: _Reader, field: _Field, is_flexible: bool) -> _Read
     return read
 
 
-def _field_reader(field: _Field, is_flexible: bool) -> _Reader:
+def _field_reader(field: _Field, is_flexible: bool, classes: ModuleType | None) -> _Reader:
     read: _Reader
     if field.struct is not None:
-        read = _entity_reader(field.struct)
+        read = _entity_reader(field.struct, classes)
         if field.is_nullable and not field.is_array:
             read = _nullable_struct_reader(read)
     else:
@@ -493,12 +514,12 @@ def _nullable_struct_reader(read_struct: _Reader) -> _Reader:
 
 
 @cache
-def _entity_reader(cls: type[Entity]) -> _Reader:
-    schema = _schema(cls)
-    steps = _steps(schema)
+def _entity_reader(cls: type[Entity], classes: ModuleType | None) -> _Reader:
+    schema = struct_schema(cls)
+    steps = _steps(schema, classes)
     is_flexible = schema.is_flexible
-    tagged = {f.tag: (f.name, _field_reader(f, is_flexible)) for f in schema.tagged}
-    defaults = {f.name: f.default for f in schema.tagged}
+    tagged = {f.tag: (f.name, _field_reader(f, is_flexible, classes)) for f in schema.tagged}
+    make = cls if classes is None else getattr(classes, cls.__name__)
 
     def read(cursor: _Cursor) -> Any:
         values: dict[str, Any] = {}
@@ -508,18 +529,16 @@ def _entity_reader(cls: type[Entity]) -> _Reader:
             else:
                 values.update(zip(names, read_step(cursor), strict=True))
         if is_flexible:
-            if defaults:
-                values.update(defaults)
             if cursor.at < len(cursor.buffer) and not cursor.buffer[cursor.at]:
                 cursor.at += 1  # no tagged fields, as nearly always
             else:
                 _read_tags(cursor, tagged, values)
-        return cls(**values)
+        return make(**values)
 
     return read
 
 
-def _steps(schema: _Schema) -> list[tuple[Any, _Reader]]:
+def _steps(schema: _Schema, classes: ModuleType | None) -> list[tuple[Any, _Reader]]:
     """(name, reader), or (names, reader) for fields of fixed size that follow each other and are read as
     one.
     """
@@ -528,7 +547,7 @@ def _steps(schema: _Schema) -> list[tuple[Any, _Reader]]:
 
     def end_run() -> None:
         if len(run) == 1:
-            steps.append((run[0].name, _field_reader(run[0], schema.is_flexible)))
+            steps.append((run[0].name, _field_reader(run[0], schema.is_flexible, classes)))
         elif run:
             layout = Struct(">" + "".join(_LAYOUTS[field.kafka_type or ""] for field in run))
             steps.append((tuple(field.name for field in run), _run_reader(layout)))
@@ -539,7 +558,7 @@ def _steps(schema: _Schema) -> list[tuple[Any, _Reader]]:
             run.append(field)
             continue
         end_run()
-        steps.append((field.name, _field_reader(field, schema.is_flexible)))
+        steps.append((field.name, _field_reader(field, schema.is_flexible, classes)))
     end_run()
     return steps
 
@@ -726,7 +745,7 @@ def _field_writer(field: _Field, is_flexible: bool) -> _Writer:
 
 @cache
 def _entity_writer(cls: type[Entity]) -> _Writer:
-    schema = _schema(cls)
+    schema = struct_schema(cls)
     rows = [(f.name, f.default, _field_writer(f, schema.is_flexible)) for f in schema.fields]
     write_tags = _tags_writer(schema) if schema.tagged else None
     is_flexible = schema.is_flexible

@@ -40,7 +40,7 @@ class EnvelopeResponse:
     metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": OUR_TAGS_FROM}, default=-1)
 
 
-EXTENDED: Mapping[tuple[int, int, str], Any] = {
+EXTENDED: Mapping[tuple[int, int, str], type[Any]] = {
     (int(PeerApi.BROKER_HEARTBEAT), 1, "response"): BrokerHeartbeatResponse,
     (int(PeerApi.ENVELOPE), 0, "response"): EnvelopeResponse,
 }

@@ -18,8 +18,7 @@ from random import Random
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig, Listener, parse_properties
-from broker.control.image import BrokerImage
-from broker.ports import Endpoint
+from broker.control.image import BrokerImage, Endpoint
 from storage.files import Files, write_whole
 
 META_PROPERTIES = "meta.properties"

@@ -212,7 +212,8 @@ class ConfigHandlers:
         }
 
     def list_config_resources(self, ctx: Context, request: Any) -> Fields:
-        asked = get(request, "resource_types", (ResourceType.CLIENT_METRICS,)) or _LISTED
+        # version 0 was ListClientMetricsResources
+        asked = (request.resource_types or _LISTED) if ctx.api_version else (ResourceType.CLIENT_METRICS,)
         unknown = [kind for kind in asked if kind not in _LISTED]
         if unknown:
             return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}

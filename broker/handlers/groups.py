@@ -48,7 +48,8 @@ _TRANSACTION_COORDINATOR: Final = 1
 _NOT_ASKED: Final = -(2**31)
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
-_NO_TOPIC_ID: Final = UUID(int=0)
+_TOPIC_IDS_FROM: Final = 10
+"""Version of OffsetCommit and of OffsetFetch; it has ids in place of names."""
 
 
 class GroupHandlers:
@@ -231,7 +232,7 @@ class GroupHandlers:
         rows: list[dict[str, Any]] = []
         topics = []
         for asked in request.topics:
-            topic, missing = _find_topic(image, asked)
+            topic, missing = _find_topic(image, asked, ctx.api_version)
             answered: list[dict[str, Any]] = []
             for one in asked.partitions:
                 row = {"partition_index": one.partition_index, "error_code": missing}
@@ -303,10 +304,13 @@ class GroupHandlers:
                 for asked in topics
             ]
             return {"topics": failed}
+        by_id = ctx.api_version >= _TOPIC_IDS_FROM
         if topics is None:
-            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=ctx.api_version >= 10)
+            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=by_id)
         else:
-            rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
+            rows = [
+                _topic_offsets(machine, image, group_id, asked, is_stable_only, by_id) for asked in topics
+            ]
         return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
 
     async def offset_delete(self, ctx: Context, request: Any) -> Fields:
@@ -398,11 +402,11 @@ class GroupHandlers:
 
 
 def _topic_offsets(
-    machine: GroupMachine, image: Image, group_id: str, asked: Any, is_stable_only: bool
+    machine: GroupMachine, image: Image, group_id: str, asked: Any, is_stable_only: bool, by_id: bool
 ) -> Fields:
     names = _topic_names(asked)
-    name = get(asked, "name")
-    topic_id = get(asked, "topic_id")
+    name = None if by_id else asked.name
+    topic_id = get(asked, "topic_id")  # those of OffsetFetch 1 to 7 are a struct of their own, without
     if name is None:
         name = image.topic_names.get(topic_id)
         if name is None:
@@ -488,13 +492,12 @@ def _check_group_id(group_id: str) -> None:
         raise KafkaError(ErrorCode.invalid_group_id)
 
 
-def _find_topic(image: Image, asked: Any) -> tuple[TopicImage | None, ErrorCode]:
+def _find_topic(image: Image, asked: Any, version: int) -> tuple[TopicImage | None, ErrorCode]:
     """The topic, by id where the version has ids, and the error for each of its partitions that is not
     there.
     """
-    name = get(asked, "name")
-    if name is not None:
-        return image.topics.get(name), ErrorCode.unknown_topic_or_partition
+    if version < _TOPIC_IDS_FROM:
+        return image.topics.get(asked.name), ErrorCode.unknown_topic_or_partition
     topic = image.topic_by_id(asked.topic_id) if asked.topic_id is not None else None
     missing = ErrorCode.unknown_topic_id if topic is None else ErrorCode.unknown_topic_or_partition
     return topic, missing
@@ -502,7 +505,7 @@ def _find_topic(image: Image, asked: Any) -> tuple[TopicImage | None, ErrorCode]
 
 def _topic_names(asked: Any) -> dict[str, Any]:
     """What the client called the topic, to be echoed."""
-    return {"name": get(asked, "name"), "topic_id": get(asked, "topic_id", _NO_TOPIC_ID)}
+    return {"name": asked.name, "topic_id": get(asked, "topic_id")}
 
 
 def _is_of_another(committed: UUID | None, asked: UUID | None) -> bool:

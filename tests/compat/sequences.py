@@ -735,7 +735,7 @@ Spot = tuple[tuple[Any, ...], Any, Any]
 
 
 def spots(api: Api, schema: Any, fields: Mapping[str, Any], path: tuple[Any, ...] = ()) -> list[Spot]:
-    from protocol.messages import _schema
+    from protocol.messages import struct_schema
 
     found: list[Spot] = []
     for field in (*schema.fields, *schema.tagged):
@@ -746,10 +746,10 @@ def spots(api: Api, schema: Any, fields: Mapping[str, Any], path: tuple[Any, ...
         if field.struct is None or value is None:
             continue
         if isinstance(value, Mapping):
-            found += spots(api, _schema(field.struct), value, here)
+            found += spots(api, struct_schema(field.struct), value, here)
         elif isinstance(value, list):
             for at, item in enumerate(value):
-                found += spots(api, _schema(field.struct), item, (*here, at))
+                found += spots(api, struct_schema(field.struct), item, (*here, at))
     return found
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from protocol.apis import SERVED
 from protocol.errors import ErrorCode
-from protocol.messages import Kind, _schema, codec
+from protocol.messages import Kind, codec, struct_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KINDS: tuple[Kind, Kind] = ("request", "response")
@@ -58,10 +60,11 @@ def fields_of(schema: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 @cache
 def _fields_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
-    schema = _schema(cls)
+    schema = struct_schema(cls)
 
     def one(field: Any) -> st.SearchStrategy[Any]:
-        item = fields_of(_schema(field.struct)) if field.struct is not None else PRIMITIVES[field.kafka_type]
+        nested = field.struct is not None
+        item = fields_of(struct_schema(field.struct)) if nested else PRIMITIVES[field.kafka_type]
         if field.is_array:
             item = st.lists(item, max_size=2)
         return st.none() | item if field.is_nullable and field.tag is None else item
@@ -72,8 +75,13 @@ def _fields_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def decoded(schema: Any, fields: dict[str, Any]) -> Any:
-    """kio's dataclass with these fields."""
+def classes_of(key: int, kind: Kind) -> ModuleType | None:
+    """Return where the classes are that messages of an API decode to; None: kio's."""
+    return import_module(f"protocol.requests.{SERVED[key].kio_name}") if kind == "request" else None
+
+
+def decoded(schema: Any, fields: dict[str, Any], classes: ModuleType | None = None) -> Any:
+    """Return the message with these fields: kio's dataclass, or the class of its name in `classes`."""
 
     def one(field: Any, value: Any) -> Any:
         if value is None:
@@ -84,7 +92,7 @@ def decoded(schema: Any, fields: dict[str, Any]) -> Any:
 
     def item(field: Any, value: Any) -> Any:
         if field.struct is not None:
-            return decoded(_schema(field.struct), value)
+            return decoded(struct_schema(field.struct), value, classes)
         match field.kafka_type:
             case "timedelta_i32" | "timedelta_i64":
                 return timedelta(milliseconds=value)
@@ -101,7 +109,7 @@ def decoded(schema: Any, fields: dict[str, Any]) -> Any:
         for field in (*schema.fields, *schema.tagged)
         if field.name in fields
     }
-    return schema.cls(**values)
+    return (getattr(classes, schema.cls.__name__) if classes else schema.cls)(**values)
 
 
 def smallest(schema: Any) -> dict[str, Any]:
@@ -112,7 +120,7 @@ def smallest(schema: Any) -> dict[str, Any]:
         if field.is_array:
             return []
         if field.struct is not None:
-            return None if field.is_nullable else smallest(_schema(field.struct))
+            return None if field.is_nullable else smallest(struct_schema(field.struct))
         return zero.get(field.kafka_type, 0)
 
     return {field.name: one(field) for field in schema.fields}

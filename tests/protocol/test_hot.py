@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol import hot
 from protocol.apis import Api
 from protocol.errors import ErrorCode, MalformedRequest
-from protocol.messages import decode_request, decode_response, encode_request, encode_response, get
+from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.records import HEADER_SIZE, OVERHEAD, parse_header
 from protocol.wire import parse_head
 
@@ -247,28 +247,27 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
 
     assert (found.max_wait_ms, found.min_bytes, found.max_bytes) == (max_wait, min_bytes, max_bytes)
     assert found.isolation == expected.isolation_level
-    assert found.session_id == get(expected, "session_id", 0)
-    assert found.session_epoch == get(expected, "session_epoch", -1)
-    assert found.rack == get(expected, "rack_id", "")
-    state = get(expected, "replica_state")
-    assert found.replica_id == (expected.replica_id if state is None else state.replica_id)
-    assert found.replica_epoch == (-1 if state is None else state.replica_epoch)
+    assert found.session_id == expected.session_id
+    assert found.session_epoch == expected.session_epoch
+    assert found.rack == expected.rack_id
+    assert found.replica_id == (expected.replica_id if version < 15 else expected.replica_state.replica_id)
+    assert found.replica_epoch == expected.replica_state.replica_epoch
     assert found.items == [
         hot.FetchItem(
             topic=key(topic),
             partition=each.partition,
-            leader_epoch=get(each, "current_leader_epoch", -1),
+            leader_epoch=each.current_leader_epoch,
             offset=each.fetch_offset,
-            last_epoch=get(each, "last_fetched_epoch", -1),
+            last_epoch=each.last_fetched_epoch,
             max_bytes=each.partition_max_bytes,
-            log_start=get(each, "log_start_offset", -1),
+            log_start=each.log_start_offset,
         )
         for topic in expected.topics
         for each in topic.partitions
     ]
     assert found.forgotten == [
         (key(topic), index)
-        for topic in get(expected, "forgotten_topics_data", ())
+        for topic in expected.forgotten_topics_data
         for index in topic.partitions
     ]
 

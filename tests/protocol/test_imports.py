@@ -38,5 +38,11 @@ def test_a_version_loads_its_own_schema_only() -> None:
     }
 
 
+def test_a_broker_imports_no_request_class() -> None:
+    """They come with the codecs; a handler imports them for annotations only."""
+    loaded = loaded_by("import broker.server")
+    assert not {name for name in loaded if name.startswith("protocol.requests")}
+
+
 def test_hypothesis_stays_importable() -> None:
     assert "hypothesis" in loaded_by("import protocol, hypothesis")

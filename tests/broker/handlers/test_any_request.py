@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from protocol.apis import SERVED, Api
-from protocol.messages import _schema, encode_request
+from protocol.messages import encode_request, struct_schema
 from tests.broker.raw_client import RawClient, batch_of, create_topic
 from tests.conftest import MakeBroker
 from tests.protocol.generate import schema_of
@@ -73,7 +73,7 @@ class Maker:
 
     def item(self, field: Any) -> Any:
         if field.struct is not None:
-            return self.fields(_schema(field.struct))
+            return self.fields(struct_schema(field.struct))
         match field.kafka_type:
             case "string":
                 return self.random.choice(NAMES)
