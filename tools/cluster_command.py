@@ -1,35 +1,28 @@
 """`tidewal cluster`: several brokers of one cluster on this machine, each a process of its own.
 
-Owns: their node ids, ports, directories and the store they share, their lines on stdout, and that they live
-and end together. Does not own: a broker (tools.broker_command runs in each process).
-Invariant: when this process ends, for whatever reason it can act on, no broker of it is left; one broker that
-ends by itself ends the others, and the exit code says so.
+Owns: their node ids, ports, directories and the store they share, one such command per directory, and the
+exit code. Does not own: the processes (tools.supervisor) or a broker (tools.broker_command, in each process).
+Invariant: a mistake is named in one line before any broker is started; the exit code is 0 only when every
+broker ended cleanly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from remote.store.location import BadStoreUrl, parse_store_url
 from storage.files import DiskFiles
 from tools.broker_command import BrokerOptions, print_ready, read_config
-from tools.console import Failure, check_address, complain, read_pairs
+from tools.console import Failure, check_address, read_pairs
+from tools.supervisor import Supervisor, check_clean
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-STOP_WITHIN_S = 30.0
-READY_WITHIN_S = 120.0
-LOOK_EVERY_S = 0.2
 _FEW = {
     "offsets.topic.replication.factor": 3,
     "transaction.state.log.replication.factor": 3,
@@ -45,39 +38,32 @@ class ClusterOptions:
     listen: str = "127.0.0.1:9092"
     data: Path = Path(".tidewal-cluster")
     store: str | None = None
+    restart: bool = False
     settings: list[str] = field(default_factory=list)
 
 
 def run_cluster(options: ClusterOptions) -> None:
-    """Until a signal."""
+    """Run the brokers until a signal, or until none is left; Failure when not all of them ended cleanly."""
     brokers = [_broker_options(options, number) for number in range(options.brokers)]
     # a mistake is named once, not by each broker
     read_config(brokers[0])
     _check_store(brokers[0])
-    stopping = [False]
+    supervisor = Supervisor(brokers, restarts=options.restart, print_line=print_ready)
 
     def stop(number: int, frame: object) -> None:
-        stopping[0] = True
+        supervisor.request_stop()
 
     for signal_number in STOP_SIGNALS:
         signal.signal(signal_number, stop)
     with _locked(options.data):
         _check_ports(brokers)
-        with _processes(map(_command, brokers)) as processes:
-            _watch(processes, stopping)
+        with supervisor:
+            if supervisor.wait_ready():
+                print_ready("ready cluster")
+                supervisor.watch()
     # The handlers are gone before the interpreter is, and one more signal would end a clean stop otherwise.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
-def _watch(processes: Sequence[subprocess.Popen[bytes]], stopping: list[bool]) -> None:
-    for line in _ready_lines(processes, stopping, time.monotonic() + READY_WITHIN_S):
-        print_ready(line)
-    if not stopping[0]:
-        print_ready("ready cluster")
-    while not stopping[0]:
-        _fail_if_one_ended(processes)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            processes[0].wait(LOOK_EVERY_S)
+    check_clean(supervisor.unclean)
 
 
 def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
@@ -99,16 +85,6 @@ def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
         store=options.store or f"file://{data}/store",
         settings=[f"{name}={value}" for name, value in settings.items()],
     )
-
-
-def _command(broker: BrokerOptions) -> list[str]:
-    command = [sys.executable, "-m", "tools.cli", "broker"]
-    named = {"node-id": broker.node_id, "listen": broker.listen, "data": broker.data, "store": broker.store}
-    for name, value in named.items():
-        command += [f"--{name}", str(value)]
-    for setting in broker.settings:
-        command += ["--set", setting]
-    return command
 
 
 def _check_store(broker: BrokerOptions) -> None:
@@ -151,79 +127,3 @@ def _locked(data: Path) -> Iterator[None]:
         yield
     finally:
         lock.close()
-
-
-@contextlib.contextmanager
-def _processes(commands: Iterable[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            # A signal from the terminal comes to this process alone, which passes it on.
-            started = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-            )
-            processes.append(started)
-        yield processes
-    finally:
-        _stop(processes)
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """All at once; who has others left hands over to them."""
-    deadline_s = time.monotonic() + STOP_WITHIN_S
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            complain(f"tidewal: broker process {process.pid} did not stop and is killed")
-            process.kill()
-            process.wait()
-
-
-def _ready_lines(
-    processes: Sequence[subprocess.Popen[bytes]], stopping: list[bool], deadline_s: float
-) -> Iterator[str]:
-    """Each broker's line as it comes."""
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            assert process.stdout is not None
-            selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.get_map() and not stopping[0]:
-            if time.monotonic() > deadline_s:
-                raise Failure(f"no ready cluster within {READY_WITHIN_S:.0f} s")
-            for key, _ in selector.select(LOOK_EVERY_S):
-                pipe = key.fileobj
-                assert not isinstance(pipe, int)
-                line = _line_of(pipe)  # type: ignore[arg-type]
-                selector.unregister(pipe)
-                if line:
-                    yield line
-                else:
-                    _await_end_of(processes, pipe)
-            _fail_if_one_ended(processes)
-
-
-def _line_of(pipe: IO[bytes]) -> str:
-    """A broker writes one line and nothing else; at the end of the pipe there is none."""
-    return pipe.readline().decode(errors="replace").rstrip("\n")
-
-
-def _await_end_of(processes: Sequence[subprocess.Popen[bytes]], pipe: object) -> None:
-    """Of the one that has closed its stdout without a word."""
-    for process in processes:
-        if process.stdout is pipe:
-            try:
-                process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _fail_if_one_ended(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for number, process in enumerate(processes, 1):
-        code = process.poll()
-        if code is not None:
-            raise Failure(f"broker {number} ended with exit code {code}; the others are stopped")

@@ -157,15 +157,28 @@ def cluster(
             show_default=False,
         ),
     ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start a broker again that was killed or ended with an error.")
+    ] = False,
 ) -> None:
     """Run several brokers of one cluster on this machine until SIGTERM or SIGINT.
 
     Each is a process of its own. Prints the ready line of each broker, then: ready cluster
+
+    When a broker ends, one line on stderr says how, and the others go on. The exit code is 0 only if every
+    broker ended cleanly.
     """
     from tools.cluster_command import ClusterOptions, run_cluster
 
     run_cluster(
-        ClusterOptions(brokers=brokers, listen=listen, data=data, store=store, settings=settings or [])
+        ClusterOptions(
+            brokers=brokers,
+            listen=listen,
+            data=data,
+            store=store,
+            restart=restart,
+            settings=settings or [],
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""`tidewal cluster`: its lines, its exit codes, and that its brokers live and end together."""
+"""`tidewal cluster`: its lines and its exit codes, and what it does when one of its brokers ends."""
 
 from __future__ import annotations
 
@@ -43,12 +43,19 @@ class ClusterCommand:
         )
 
     def wait_ready(self) -> Self:
-        until(self._is_ready, "ready cluster", timeout_s=READY_S_MAX, pause_s=0.0)
+        self.wait_line("ready cluster")
         self.ready_s = time.monotonic() - self._started_s
         self.children = [int(child) for child in children_of(self.process.pid)]
         return self
 
-    def _is_ready(self) -> bool:
+    def wait_line(self, line: str, *, times: int = 1) -> None:
+        def has_come() -> bool:
+            self._read()
+            return self.lines.count(line) >= times
+
+        until(has_come, line, timeout_s=READY_S_MAX, pause_s=0.0)
+
+    def _read(self) -> None:
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -57,13 +64,22 @@ class ClusterCommand:
                 assert chunk, f"ended with {self.process.wait(timeout=10)}: {self.stderr}"
                 *whole, self._rest = (self._rest + chunk).split(b"\n")
                 self.lines += [line.decode() for line in whole]
-        return self.lines[-1:] == ["ready cluster"]
+
+    def child(self, number: int) -> int:
+        """The process of the broker with this node id."""
+        self.children = [int(child) for child in children_of(self.process.pid)]
+        for child in self.children:
+            if f"--node-id\0{number}\0" in Path(f"/proc/{child}/cmdline").read_text():
+                return child
+        raise AssertionError(f"broker {number} has no process")
 
     @property
     def addresses(self) -> list[str]:
         """By node id."""
-        rows = [dict(word.split("=", 1) for word in line.split()[1:]) for line in self.lines[:-1]]
-        return [row["listen"] for row in sorted(rows, key=lambda row: int(row["node"]))]
+        told = (line.split()[1:] for line in self.lines if line != "ready cluster")
+        rows = [dict(word.split("=", 1) for word in words) for words in told]
+        by_node = {int(row["node"]): row["listen"] for row in rows}
+        return [by_node[node] for node in sorted(by_node)]
 
     @property
     def stderr(self) -> list[str]:
@@ -126,10 +142,12 @@ def make_topic(command: ClusterCommand, replicas: int) -> str:
     return topic
 
 
-def read_in_a_group(command: ClusterCommand, topic: str, count: int) -> list[int]:
+def read_in_a_group(
+    command: ClusterCommand, topic: str, count: int, bootstrap: str | None = None
+) -> list[int]:
     reader = Consumer(
         {
-            "bootstrap.servers": command.addresses[0],
+            "bootstrap.servers": bootstrap or command.addresses[0],
             "group.id": unique("group"),
             "auto.offset.reset": "earliest",
         }
@@ -194,13 +212,92 @@ def test_however_many_signals_come_a_clean_stop_is_one(start: Start, kind: signa
     assert not any("Traceback" in line for line in command.stderr), "\n".join(command.stderr)
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_one_that_ends_ends_the_others(start: Start, kill: signal.Signals) -> None:
-    command = start().wait_ready()
-    os.kill(command.children[1], kill)
+def wait_stderr(command: ClusterCommand, line: str, *, times: int = 1) -> None:
+    until(lambda: command.stderr.count(line) >= times, line, timeout_s=READY_S_MAX)
+
+
+def write_and_read(command: ClusterCommand, topic: str, offset: int, count: int) -> None:
+    """All that was acknowledged is there, whoever was killed before."""
+    produce(",".join(command.addresses), topic, range(offset, offset + count))
+    bootstrap = ",".join(command.addresses)
+    assert read_in_a_group(command, topic, offset + count, bootstrap) == list(range(offset + count))
+
+
+def test_the_others_go_on_without_one_that_is_killed(start: Start) -> None:
+    command = start("--set", "group.initial.rebalance.delay.ms=0").wait_ready()
+    topic = make_topic(command, 3)
+    write_and_read(command, topic, 0, 50)
+    os.kill(command.child(2), signal.SIGKILL)
+    wait_stderr(command, "tidewal: broker 2 ended with SIGKILL; 2 of 3 go on")
+    write_and_read(command, topic, 50, 50)
+    command.process.terminate()
     assert command.ended() == 1
-    code = {signal.SIGKILL: -9, signal.SIGTERM: 0}[kill]
-    assert command.stderr[-1] == f"tidewal: broker 2 ended with exit code {code}; the others are stopped"
+    assert command.stderr[-1] == "tidewal: not every broker ended cleanly: broker 2 (SIGKILL)"
+
+
+def test_one_that_is_stopped_alone_is_no_error(start: Start) -> None:
+    command = start("--restart").wait_ready()
+    os.kill(command.child(2), signal.SIGTERM)
+    wait_stderr(command, "tidewal: broker 2 ended with exit code 0; 2 of 3 go on")
+    command.process.terminate()
+    assert command.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("kill", "code", "how"),
+    [(signal.SIGKILL, 1, "SIGKILL"), (signal.SIGTERM, 0, "exit code 0")],
+    ids=["killed", "stopped"],
+)
+def test_it_ends_with_the_last_broker(start: Start, kill: signal.Signals, code: int, how: str) -> None:
+    command = start("--brokers", "2").wait_ready()
+    for number, follows in ((1, "1 of 2 go on"), (2, "none is running")):
+        os.kill(command.child(number), kill)
+        wait_stderr(command, f"tidewal: broker {number} ended with {how}; {follows}")
+    assert command.ended() == code
+
+
+def test_a_killed_broker_is_started_again_where_clients_look_for_it(start: Start) -> None:
+    command = start("--restart", "--set", "group.initial.rebalance.delay.ms=0").wait_ready()
+    topic = make_topic(command, 3)
+    write_and_read(command, topic, 0, 50)
+    lines, killed = command.lines[:], command.child(2)
+    (ready,) = [line for line in lines if " node=2 " in line]
+    os.kill(killed, signal.SIGKILL)
+    command.wait_line(ready, times=2)
+    assert command.lines == [*lines, ready]
+    assert command.child(2) != killed
+    with RawClient(ready.split()[2].removeprefix("listen=")) as client:
+        until(lambda: client.fetch(topic, 0, 0).error_code in (0, 6), "the replica that came back")
+    write_and_read(command, topic, 50, 50)
+    command.process.terminate()
+    assert command.ended() == 1
+    assert command.stderr[-1] == "tidewal: not every broker ended cleanly: broker 2 (SIGKILL)"
+
+
+def test_one_that_fails_at_its_start_is_tried_again_less_and_less_often(start: Start, tmp_path: Path) -> None:
+    command = start("--restart").wait_ready()
+    meta = tmp_path / "data" / "2" / "meta.properties"
+    right = meta.read_text()
+    meta.write_text(right.replace("cluster.id=", "cluster.id=another-"))
+    os.kill(command.child(2), signal.SIGKILL)
+    wait_stderr(command, "tidewal: broker 2 ended with SIGKILL; it is started again in 0.5 s")
+    for pause in ("1", "2"):
+        wait_stderr(command, f"tidewal: broker 2 ended with exit code 1; it is started again in {pause} s")
+    meta.write_text(right)
+    (ready,) = [line for line in command.lines if " node=2 " in line]
+    command.wait_line(ready, times=2)
+    command.process.terminate()
+    assert command.ended() == 1
+    says = "tidewal: not every broker ended cleanly: broker 2 (SIGKILL), broker 2 (exit code 1)"
+    assert command.stderr[-1] == says
+
+
+def test_one_that_fails_before_all_are_ready_ends_the_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "2").write_text("in the way")
+    command = start("--restart")
+    assert command.ended() == 1
+    assert command.stderr[-1] == "tidewal: broker 2 ended with exit code 1; the others are stopped"
 
 
 def test_a_second_one_on_the_same_data_is_refused_with_one_line(start: Start, tmp_path: Path) -> None:
