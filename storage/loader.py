@@ -109,6 +109,7 @@ def load(
         for base in bases
     ]
     if not segments:
+        _remove_snapshots(files, path)
         segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
     loaded = Loaded(
         topic_id=read_topic_id(files, path),
@@ -158,10 +159,11 @@ def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, no
     """Apply the checkpointed log start. Past the log's end it means the log lost its tail: begin anew
     there, so that no offset that was deleted is ever given out again."""
     if log_start_offset > loaded.log_end_offset:
+        _remove_snapshots(
+            files, path
+        )  # first, or one that is left would bring its producers into the new log
         for segment in loaded.segments:
             remove_segment_files(files, segment)
-        for offset in snapshot_offsets(files, path):
-            files.unlink(snapshot_path(path, offset))
         loaded.segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
         loaded.rewritten = [loaded.segments[0].path(LOG)]
         loaded.log_end_offset = loaded.log_start_offset = log_start_offset
@@ -479,6 +481,11 @@ def snapshot_path(path: str, offset: int) -> str:
 
 def snapshot_offsets(files: Files, path: str) -> list[int]:
     return [int(name[:NAME_DIGITS]) for name in files.listdir(path) if _is_segment_file(name, SNAPSHOT)]
+
+
+def _remove_snapshots(files: Files, path: str) -> None:
+    for offset in snapshot_offsets(files, path):
+        files.unlink(snapshot_path(path, offset))
 
 
 def write_snapshot(

@@ -51,6 +51,10 @@ INLINE_BYTES = 32 << 10
 
 T = TypeVar("T")
 
+StartDone = Callable[[KafkaError | None], None]
+"""Called on the loop once a log start is durable, or with the reason why it will not be. It only wakes or
+schedules others, because it may be called from within another change of the log."""
+
 _STAMP = Struct(">qii")  # base offset, length, leader epoch
 # a named tuple's own constructor costs a tenth of an append
 _new_tuple = tuple.__new__
@@ -62,6 +66,10 @@ _CODECS = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
+
+
+def ignore_start(_: KafkaError | None) -> None:
+    """The `done` of a caller that waits for nothing."""
 
 
 class ReadableFile(Protocol):
@@ -616,8 +624,10 @@ class AbstractLog(ABC):
         """(producer id, first offset) of the aborted transactions that overlap [start, end)."""
 
     @abstractmethod
-    def advance_log_start(self, offset: int) -> None:
-        """DeleteRecords. KafkaError 1 past the high watermark; a smaller offset changes nothing."""
+    def advance_log_start(self, offset: int, done: StartDone = ignore_start) -> None:
+        """Delete the records below `offset`. The log start moves once that is durable, never before; then
+        `done` is called, exactly once and perhaps before this returns. A smaller offset changes nothing.
+        OFFSET_OUT_OF_RANGE past the high watermark, LogOffline: then `done` is never called."""
 
     @abstractmethod
     def truncate_to(self, offset: int) -> None:
@@ -625,7 +635,8 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def truncate_fully(self, start_at: int) -> None:
-        """Drop everything and begin anew at `start_at`."""
+        """Drop everything, producers and epochs included, and begin anew at `start_at`. A later log start is
+        durable before anything is dropped."""
 
     @abstractmethod
     def statistics(self) -> LogStats: ...

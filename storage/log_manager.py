@@ -165,6 +165,7 @@ class LogManager:
         self._background = background
         self._failure_of = {path: partial(self._dir_failed, path) for path in dirs}
         self._cut_of = {path: partial(self._cut, path) for path in dirs}
+        self._start_of = {path: partial(self._save_starts, path) for path in dirs}
         self._locks: list[File] = []
         self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
         self._markers: dict[str, bytes] = {}  # of directories left by a clean stop, while they are loaded
@@ -183,6 +184,7 @@ class LogManager:
         self._write_again: set[tuple[str, str]] = set()
         self._turns: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
         self._marking = False  # the next round writes recovery points again
+        self._is_cutting = False
 
     def __repr__(self) -> str:
         return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
@@ -328,6 +330,7 @@ class LogManager:
             jitter=self._random.randrange,
             on_failure=self._failure_of[path],
             on_cut=self._cut_of[path],
+            on_start=self._start_of[path],
             is_clean=notes is not None,
             is_doubted=path in self._doubted,
             recovery_point=points[RECOVERY_POINTS].get(key, 0),
@@ -388,6 +391,7 @@ class LogManager:
                 jitter=self._random.randrange,
                 on_failure=self._failure_of[path],
                 on_cut=self._cut_of[path],
+                on_start=self._start_of[path],
                 producer_expiration_ms=self.producer_expiration_ms,
             )
             log = _in_one_go(opening)
@@ -573,7 +577,12 @@ class LogManager:
             self._dir_failed(log_dir, error)
 
     def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
-        starts_moved = any(log.log_start_unsaved for log in self.logs.values())
+        starts_moved = False
+        for at, log in enumerate(list(self.logs.values()), 1):
+            log.answer_starts()
+            starts_moved = starts_moved or log.start_to_save != log.saved_start
+            if at % LOGS_PER_SLICE == 0:
+                yield
         if self._is_due("recovery points", self.intervals.recovery_points_ms, now_ms):
             for key, log in list(self.logs.items()):
                 try:
@@ -640,9 +649,6 @@ class LogManager:
             return
         logs = [log for log in self.logs.values() if log.log_dir == path]
         points = self._points_of(name, logs)
-        if name == LOG_STARTS:
-            for log in logs:
-                log.log_start_unsaved = False
         if points == self._points[path][name] and (path, name) not in self._write_again:
             return
         self._write_again.discard((path, name))
@@ -684,19 +690,28 @@ class LogManager:
             self._write_again.add((path, name))
         elif error is not None:
             self._dir_failed(path, error)
-        elif (path, name) in self._write_again:
-            self._write_points(path, name, self._background)
+        else:
+            if name == LOG_STARTS:
+                self._starts_saved(path)
+            if (path, name) in self._write_again:
+                self._write_again.discard((path, name))  # what is on the disk is known
+                self._write_points(path, name, self._background)
+
+    def _starts_saved(self, path: str) -> None:
+        points = self._points[path][LOG_STARTS]
+        logs = [(key, log) for key, log in self.logs.items() if log.log_dir == path]
+        for key, log in logs:
+            log.start_saved(points.get(key, 0))
+        if not self._is_cutting:
+            for _, log in logs:
+                log.answer_starts()
 
     def _points_of(self, name: str, logs: Sequence[UnifiedLog]) -> dict[TopicPartition, int]:
         match name:
             case "recovery-point-offset-checkpoint":
                 return {(log.topic, log.partition): log.recovery_point for log in logs}
             case "log-start-offset-checkpoint":
-                return {
-                    (log.topic, log.partition): log.log_start_offset
-                    for log in logs
-                    if log.log_start_offset > log.segments[0].base_offset
-                }
+                return {(log.topic, log.partition): log.start_to_save for log in logs if log.start_to_save}
             case "replication-offset-checkpoint":
                 return {(log.topic, log.partition): log.high_watermark for log in logs}
             case _:
@@ -718,12 +733,20 @@ class LogManager:
 
     # ---- failure and stop ----------------------------------------------------------------------------------
 
-    def _cut(self, path: str) -> None:
+    def _save_starts(self, path: str) -> None:
+        """Whoever asks while a checkpoint is on its way shares the next one."""
+        self._write_points(path, LOG_STARTS, self._background)
+
+    def _cut(self, path: str, is_start: bool) -> None:
         """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
         drop them. OSError when the disk still says so."""
-        self._must_write_points(path, RECOVERY_POINTS)
-        if any(log.log_start_unsaved for log in self.logs.values()):
-            self._must_write_points(path, LOG_STARTS)
+        self._is_cutting = True  # nobody acts on a log start in the midst of it
+        try:
+            self._must_write_points(path, RECOVERY_POINTS)
+            if is_start:
+                self._must_write_points(path, LOG_STARTS)
+        finally:
+            self._is_cutting = False
 
     def _dir_failed(self, path: str, error: OSError) -> None:
         if path in self.offline_dirs:

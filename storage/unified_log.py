@@ -41,6 +41,8 @@ from storage.log import (
     LogSlice,
     LogStats,
     NoDescriptor,
+    StartDone,
+    ignore_start,
 )
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
 from storage.producers import CompletedTxn, ProducerTable
@@ -66,7 +68,7 @@ UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
 _stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
 
 
-def _ignore() -> None:
+def _ignore_cut(is_start: bool) -> None:
     pass
 
 
@@ -143,6 +145,7 @@ class UnifiedLog(AbstractLog):
         "_marks",
         "_on_cut",
         "_on_failure",
+        "_on_start",
         "_plain_size_max",
         "_roll_at",
         "_roll_by_clock",
@@ -150,6 +153,8 @@ class UnifiedLog(AbstractLog):
         "_segments",
         "_snapshot_at",
         "_staged",
+        "_start_asked",
+        "_start_waits",
         "_unsynced",
         "directory",
         "dropped_bytes",
@@ -157,7 +162,7 @@ class UnifiedLog(AbstractLog):
         "flushed_at_ms",
         "generation",
         "log_dir",
-        "log_start_unsaved",
+        "saved_start",
     )
 
     def __init__(
@@ -171,7 +176,9 @@ class UnifiedLog(AbstractLog):
         loaded: Loaded,
         jitter: Jitter,
         on_failure: Callable[[OSError], None],
-        on_cut: Callable[[], None] = _ignore,
+        on_cut: Callable[[bool], None] = _ignore_cut,
+        on_start: Callable[[], None] | None = None,
+        saved_start: int = 0,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self.files = files
@@ -180,6 +187,7 @@ class UnifiedLog(AbstractLog):
         self._jitter = jitter
         self._on_failure = on_failure
         self._on_cut = on_cut
+        self._on_start = on_start
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
         self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
@@ -191,7 +199,10 @@ class UnifiedLog(AbstractLog):
         self._epochs_dirty = False
         self._epochs_written: list[tuple[int, int]] | None = None
         self._is_anchored = False  # its directory's own name may still be lost with the power
-        self.log_start_unsaved = False
+        self.saved_start = saved_start
+        """The log start that a crash would leave, as far as is known."""
+        self._start_asked = 0
+        self._start_waits: list[tuple[int, StartDone]] = []
         self.flushed_at_ms = 0
         self._segments = loaded.segments
         self._bases = [segment.base_offset for segment in loaded.segments]
@@ -228,7 +239,8 @@ class UnifiedLog(AbstractLog):
         now_ms: int,
         jitter: Jitter,
         on_failure: Callable[[OSError], None],
-        on_cut: Callable[[], None] = _ignore,
+        on_cut: Callable[[bool], None] = _ignore_cut,
+        on_start: Callable[[], None] | None = None,
         is_clean: bool = False,
         is_doubted: bool = False,
         recovery_point: int = 0,
@@ -262,6 +274,8 @@ class UnifiedLog(AbstractLog):
             jitter=jitter,
             on_failure=on_failure,
             on_cut=on_cut,
+            on_start=on_start,
+            saved_start=log_start_offset,
             producer_expiration_ms=producer_expiration_ms,
         )
 
@@ -513,7 +527,7 @@ class UnifiedLog(AbstractLog):
 
     # ---- shortening ----------------------------------------------------------------------------------------
 
-    def advance_log_start(self, offset: int) -> None:
+    def advance_log_start(self, offset: int, done: StartDone = ignore_start) -> None:
         if self.offline is not None:
             raise LogOffline(self.offline)
         if offset > self.high_watermark:
@@ -521,9 +535,47 @@ class UnifiedLog(AbstractLog):
                 ErrorCode.offset_out_of_range,
                 f"offset {offset} is past the high watermark {self.high_watermark}",
             )
-        if offset > self.log_start_offset:
+        if offset <= min(self.log_start_offset, self.saved_start):
+            done(None)
+            return
+        if done is not ignore_start:
+            self._start_waits.append((offset, done))
+        if offset > self.start_to_save:
+            self._start_asked = offset
+        if self._on_start is None:
+            self.start_saved(self.start_to_save)
+            self.answer_starts()
+        else:
+            self._on_start()
+
+    @property
+    def start_to_save(self) -> int:
+        """The log start that the disk is to know: ours, or one that counts once it is there."""
+        return max(self._start_asked, self.log_start_offset)
+
+    def start_saved(self, offset: int) -> None:
+        """The disk has `offset` as the log start. `answer_starts` is to follow."""
+        self.saved_start = offset
+        if self.log_start_offset < offset <= min(self._start_asked, self.log_end_offset):
             self._started_at(offset)
-            self.log_start_unsaved = True
+
+    def answer_starts(self) -> None:
+        """Tell those whose log start is durable."""
+        durable = min(self.log_start_offset, self.saved_start)
+        waits, self._start_waits = self._start_waits, []
+        for offset, done in waits:
+            if offset <= durable:
+                done(None)
+            else:
+                self._start_waits.append((offset, done))
+
+    def _refuse_starts_past(self, offset: int, error: KafkaError) -> None:
+        waits, self._start_waits = self._start_waits, []
+        self._start_waits = [wait for wait in waits if wait[0] <= offset]
+        self._start_asked = max((wanted for wanted, _ in self._start_waits), default=0)
+        for wanted, done in waits:
+            if wanted > offset:
+                done(error)
 
     def expire(self, now_ms: int) -> int:
         """Delete what retention no longer keeps, a few segments at a time; how many went."""
@@ -557,7 +609,6 @@ class UnifiedLog(AbstractLog):
             self.local_log_start_offset = max(self.local_log_start_offset, self._bases[0])
         elif self._bases[0] > self.log_start_offset:
             self._started_at(self._bases[0])
-            self.log_start_unsaved = True
         return count
 
     def _retention_timestamp(self, segment: Segment) -> int:
@@ -621,9 +672,9 @@ class UnifiedLog(AbstractLog):
             )
             self.epochs.truncate_from_end(self.log_end_offset)
             self._write_epochs(force=True)
-        if self.log_end_offset < self.log_start_offset:
-            # The log started inside the batch that went. On the disk it must not go on doing so.
-            self._start_earlier(self.log_end_offset)
+        if self.log_end_offset < max(self.start_to_save, self.saved_start):
+            # The log started inside the batch that went, or was about to. On the disk it must not do so.
+            self._start_earlier(min(self.log_start_offset, self.log_end_offset))
         self.set_high_watermark(self.high_watermark)
 
     def truncate_fully(self, start_at: int) -> None:
@@ -631,13 +682,13 @@ class UnifiedLog(AbstractLog):
             raise LogOffline(self.offline)
         with self._disk():
             snapshots = snapshot_offsets(self.files, self.directory)
-            self._vouch_to(0)
+            self._vouch_to(0, start_at=start_at)
         self._staged = []
         with self._changing():
+            for at in snapshots:  # first, or one that is left would bring its producers into the new log
+                self.files.unlink(snapshot_path(self.directory, at))
             for segment in reversed(self._segments):
                 self._remove_now(segment)
-            for at in snapshots:
-                self.files.unlink(snapshot_path(self.directory, at))
             self._active = self._create_segment(start_at, self._segments[-1].created_ms)
             self._segments[:] = [self._active]
             self._bases[:] = [start_at]
@@ -645,19 +696,23 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         self.producer_table.clear()
         self._cut_back_to(start_at)
-        if start_at < self.log_start_offset:
+        if start_at < max(self.start_to_save, self.saved_start):
             self._start_earlier(start_at)
+        self._refuse_starts_past(start_at, self._was_cut())
         self.log_start_offset = self.local_log_start_offset = start_at
-        self.log_start_unsaved = True
         self.set_high_watermark(start_at)
+        self.answer_starts()
 
     def _start_earlier(self, offset: int) -> None:
         """The later start must be off the disk before anything is appended: the broker's next start would
         drop all that is below it."""
         self.log_start_offset = self.local_log_start_offset = offset
-        self.log_start_unsaved = True
+        self._refuse_starts_past(self.log_end_offset, self._was_cut())
         with self._changing():
-            self._on_cut()
+            self._on_cut(True)
+
+    def _was_cut(self) -> KafkaError:
+        return KafkaError(ErrorCode.offset_out_of_range, f"the log was cut to {self.log_end_offset}")
 
     def _cut_back_to(self, log_end_offset: int) -> None:
         self.log_end_offset = log_end_offset
@@ -668,17 +723,21 @@ class UnifiedLog(AbstractLog):
         self._roll_at = UNKNOWN
         self.generation += 1
 
-    def _vouch_to(self, offset: int) -> None:
-        """What comes after is to be synced anew, whatever flush is under way. The disk is told first: a power
-        cut amid the change must find that all of it is to be read again. OSError when it cannot be told."""
+    def _vouch_to(self, offset: int, *, start_at: int = 0) -> None:
+        """What comes after `offset` is to be synced anew, whatever flush is under way, and the log is about
+        to start at `start_at` if that is later than now. The disk is told first: a power cut amid the change
+        must find that all of it is to be read again. OSError when it cannot be told."""
         self._cuts += 1
-        before = self.recovery_point
-        if before > offset:
-            self.recovery_point = offset
+        before = self.recovery_point, self._start_asked
+        is_start = start_at > max(self.log_start_offset, self.saved_start)
+        if is_start:
+            self._start_asked = start_at
+        if self.recovery_point > offset or is_start:
+            self.recovery_point = min(self.recovery_point, offset)
             try:
-                self._on_cut()
+                self._on_cut(is_start)
             except OSError:
-                self.recovery_point = before
+                self.recovery_point, self._start_asked = before
                 raise
 
     def _remove_now(self, segment: Segment) -> None:
@@ -948,6 +1007,7 @@ class UnifiedLog(AbstractLog):
             self.offline = reason
             self._staged = []
             self.generation += 1
+            self._refuse_starts_past(-1, LogOffline(reason))
 
     def forget(self) -> None:
         """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,

@@ -513,9 +513,9 @@ def test_a_stop_that_could_not_write_everything_is_not_clean(tmp_path: Path, pat
     log = manager.create("topic", TOPIC_ID, 0, LogConfig())
     append(log, batch_of(1))
     append(log, batch_of(1))
-    log.advance_log_start(1)
     log.release_files()
     files.is_short = True
+    log.advance_log_start(1)
     manager.close()
     assert not manager.offline_dirs
     assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()

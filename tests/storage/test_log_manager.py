@@ -946,7 +946,8 @@ def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
     log.advance_log_start(2)
     log.fsync()
     manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
-    kill(manager)  # before the log start is on the disk
+    kill(manager)
+    (tmp_path / "data" / "log-start-offset-checkpoint").unlink()
     manager = manager_on(tmp_path)
     assert manager.logs["topic", 0].epochs.entries() == [(3, 0)]
     manager.close()

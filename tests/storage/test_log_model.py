@@ -140,8 +140,6 @@ class LogHistory(RuleBasedStateMachine):
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
-        if not clean:
-            drain(self.manager.maintain(self.now + 120_000))  # a kill forgets a log start not yet noted
         self.manager.close(clean=clean)
         self.manager = manager_on(self.root, config=CONFIG, clock=lambda: self.now)
         self.log = self.manager.logs["topic", 0]
