@@ -188,9 +188,14 @@ class OffsetHandlers:
         target = partition.log.high_watermark if offset == _HIGH_WATERMARK else offset
         if target < 0:
             raise KafkaError(ErrorCode.offset_out_of_range)
-        partition.log.advance_log_start(target)
-        self._purgatory.wake_followers(partition)
+        partition.log.advance_log_start(target, lambda error: self._started(partition, error))
         return partition, target
+
+    def _started(self, partition: Partition, error: KafkaError | None) -> None:
+        """The log start is durable, so it counts here, and the followers may follow."""
+        if error is None:
+            partition.log_start_moved()
+            self._purgatory.wake_followers(partition)
 
 
 def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:

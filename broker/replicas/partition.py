@@ -570,6 +570,11 @@ class Partition:
         if waiter in self._low_waiters:
             self._low_waiters.remove(waiter)
 
+    def log_start_moved(self) -> None:
+        """This replica's own log start is durable further on."""
+        if self._low_waiters:
+            self._low_watermark_moved()
+
     def _low_watermark_moved(self) -> None:
         low = self.low_watermark
         waiting, self._low_waiters = self._low_waiters, []

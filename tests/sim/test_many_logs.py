@@ -70,7 +70,7 @@ class Known:
     acked: dict[int, int] = field(default_factory=dict)
     unclear: set[int] = field(default_factory=set)
     synced: int = 0
-    started: int = 0  # the highest log start it ever had
+    started: int = 0  # the highest log start it was ever to have
 
     def no_more_than(self, end: int) -> None:
         self.synced = min(self.synced, max(end, 0))
@@ -312,7 +312,9 @@ class Rack:
                 known.started = log.log_end_offset + self.rng.choice((0, 0, 7))
                 log.truncate_fully(known.started)
             case "delete records":
-                log.advance_log_start(self.rng.randrange(log.log_start_offset, log.high_watermark + 1))
+                start = self.rng.randrange(log.log_start_offset, log.high_watermark + 1)
+                known.started = max(known.started, start)  # a crash may come when the disk knows it already
+                log.advance_log_start(start)
             case "make anew":
                 known.no_more_than(0)
                 known.synced = known.started = 0
