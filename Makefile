@@ -20,7 +20,7 @@ ROUNDS ?= 5
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim differential bench bench-guard bench-growth bench-features bench-cluster soak chaos kafka minio conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster soak chaos kafka minio conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 
 sim: setup ## many simulation seeds on every CPU, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
+
+mutants: setup ## plant the known bugs one by one and see that each is caught: make mutants ARGS="--only early-ack"
+	@$(BIN)/python -m tests.mutants.run $(ARGS)
 
 differential: SEEDS := 20
 differential: setup kafka ## the same requests to Apache Kafka, by hand and 50 generated sequences a seed: SEEDS=20 FROM=0
