@@ -253,7 +253,12 @@ class Broker:
             max_bytes=config.fetch_max_bytes,
         )
         dispatcher = Dispatcher(
-            components=components,
+            broker=components,
+            cluster=cluster,
+            replicas=replicas,
+            inter_broker_listener=config.inter_broker_listener,
+            requests=components.metrics.requests,
+            errors=components.metrics.errors,
             handlers={
                 **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
                 **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),

@@ -23,11 +23,11 @@ from broker.control.image import (
     BrokerStopping,
     BrokerUnregistered,
     ControllerElected,
-    Endpoint,
     Image,
     ProducerIdsAllocated,
     Record,
 )
+from broker.ports import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK = 1000

@@ -32,15 +32,7 @@ from broker.control.controller import Command, CreateTopics, NewTopic, Rules, To
 from broker.control.directories import new_id
 from broker.control.forwarding import Forwarding
 from broker.control.heartbeats import STUCK_AFTER_S, RollCall
-from broker.control.image import (
-    BrokerImage,
-    ControllerElected,
-    Delta,
-    Endpoint,
-    Image,
-    Record,
-    TopicImage,
-)
+from broker.control.image import BrokerImage, ControllerElected, Delta, Image, Record, TopicImage
 from broker.control.internal_topics import internal_topic
 from broker.control.joining import Holds, Joining
 from broker.control.leaders import ElectUncleanLeaders, RebalanceLeaders
@@ -49,7 +41,7 @@ from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, Metadat
 from broker.control.producer_ids import ProducerIds
 from broker.control.sessions import SILENT_AFTER_S, Patience
 from broker.net.channel import Channels, PeerLost
-from broker.ports import World
+from broker.ports import Endpoint, World
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields

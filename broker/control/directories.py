@@ -18,7 +18,8 @@ from random import Random
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig, Listener, parse_properties
-from broker.control.image import BrokerImage, Endpoint
+from broker.control.image import BrokerImage
+from broker.ports import Endpoint
 from storage.files import Files, write_whole
 
 META_PROPERTIES = "meta.properties"

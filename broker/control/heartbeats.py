@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from broker.control.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
 from broker.control.command_queue import Beat
 from broker.control.controller import Command
-from broker.control.image import BrokerImage, Endpoint
+from broker.control.image import BrokerImage
 from broker.control.sessions import Sessions
 from broker.net.channel import PeerLost
+from broker.ports import Endpoint
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields

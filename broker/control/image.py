@@ -17,25 +17,11 @@ from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
 from broker.config.broker import ResourceType
+from broker.ports import Endpoint
 
 NO_LEADER = -1
 FIRST_PRODUCER_ID = 0
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    listener: str
-    host: str
-    port: int
-    protocol: str = "PLAINTEXT"
-
-    def packed(self) -> list[Any]:
-        return [self.listener, self.host, self.port, self.protocol]
-
-    @staticmethod
-    def unpacked(row: list[Any]) -> Endpoint:
-        return Endpoint(listener=row[0], host=row[1], port=row[2], protocol=row[3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,12 +31,12 @@ from broker.control.directories import (
     read_directories,
 )
 from broker.control.heartbeats import PROTOCOLS
-from broker.control.image import ClusterBorn, Endpoint, Image, PartitionImage, Record, TopicImage
+from broker.control.image import ClusterBorn, Image, PartitionImage, Record, TopicImage
 from broker.control.leaders import AlterPartition, IsrChange
 from broker.control.metadata_log import BrokenLog
 from broker.control.sessions import Patience
 from broker.net.channel import PeerLost
-from broker.ports import World
+from broker.ports import Endpoint, World
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields

@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from broker.control.cluster import Cluster
+from broker.handlers.error_replies import error_reply, unsupported_api_versions
 from broker.net.server import Answer, Connection, Disconnect, Frame
 from broker.replicas.partition import Partition
+from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
-from protocol.messages import Fields, decode_request, encode_response, get
+from protocol.messages import Fields, decode_request, encode_response
 from protocol.wire import RequestHead, parse_head
 
 if TYPE_CHECKING:
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HEAD: Final = Struct(">Ii").unpack_from
-_API_VERSIONS_FALLBACK: Final = 0
 _SIZE: Final = Struct(">i")
 FOR_THE_CONTROLLER: Final = frozenset(
     {
@@ -95,24 +98,32 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        components: Components,
+        broker: Components,
+        cluster: Cluster,
+        replicas: ReplicaManager,
+        inter_broker_listener: str,
+        requests: list[int],
+        errors: Counter[int],
         handlers: Mapping[int, Handler],
         produce: ProduceFrames,
         fetch: FetchFrames,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
+        """Counts `requests` by API key, and `errors` that answer a whole request by their code."""
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
         assert not missing, f"served without a handler: {missing}"
-        self._components = components
-        self._replicas = components.replicas
+        self._broker = broker
+        self._cluster = cluster
+        self._replicas = replicas
+        self._inter_broker_listener = inter_broker_listener
         self._handlers = {int(api): handler for api, handler in handlers.items()}
         self._handlers[PeerApi.ENVELOPE] = self._envelope
         self._produce = produce
         self._repeat = produce.repeat
         self._fetch = fetch
         self._spawn = spawn
-        self._counts = components.metrics.requests
-        self._errors = components.metrics.errors
+        self._counts = requests
+        self._errors = errors
         self._logged: set[tuple[object, ...]] = set()
         self._written: list[Partition] = []
 
@@ -163,7 +174,7 @@ class Dispatcher:
             self._check_peer(connection, api_key)
         if not is_supported(api_key, version):
             if api_key == Api.API_VERSIONS:
-                return _unsupported_api_versions(correlation_id)
+                return unsupported_api_versions(correlation_id)
             row = KNOWN.get(api_key)
             name = f"API {api_key}" if row is None else row.name
             raise Disconnect(f"{name} version {version} is not served")
@@ -180,7 +191,7 @@ class Dispatcher:
             )
         context = self._context(connection, head)
         request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
-        if api_key in FOR_THE_CONTROLLER and not self._components.cluster.is_controller:
+        if api_key in FOR_THE_CONTROLLER and not self._cluster.is_controller:
             slot = connection.slot()
             self._spawn(self._finish(context, request, self._forward(bytes(frame)), slot))
             return slot
@@ -193,18 +204,17 @@ class Dispatcher:
             correlation_id=head.correlation_id,
             client_id=head.client_id,
             connection=connection,
-            broker=self._components,
+            broker=self._broker,
             is_passed_on=is_passed_on,
         )
 
     async def _forward(self, frame: bytes) -> bytes:
-        answer = await self._components.cluster.forwarding.ask(frame)
+        answer = await self._cluster.forwarding.ask(frame)
         return _SIZE.pack(len(answer)) + answer
 
     async def _envelope(self, outer: Context, request: Any) -> Fields:
         """A client's request that another broker passes on: answered as if it had come here."""
-        cluster = self._components.cluster
-        if not cluster.is_controller:
+        if not self._cluster.is_controller:
             return {"response_data": None, "error_code": ErrorCode.not_controller}
         try:
             data = await self._answer_embedded(outer.connection, request.request_data)
@@ -213,7 +223,7 @@ class Dispatcher:
         return {
             "response_data": data,
             "error_code": ErrorCode.none,
-            "metadata_offset": cluster.image.seq,
+            "metadata_offset": self._cluster.image.seq,
         }
 
     async def _answer_embedded(self, connection: Connection, frame: bytes) -> bytes:
@@ -232,7 +242,7 @@ class Dispatcher:
 
     def _check_peer(self, connection: Connection, api_key: int) -> None:
         """The one place that tells a broker from a client."""
-        listener = self._components.config.inter_broker_listener
+        listener = self._inter_broker_listener
         if connection.listener != listener or api_key not in self._handlers:
             raise Disconnect(f"{PEER[api_key].name} is for brokers, on listener {listener}")
 
@@ -306,181 +316,3 @@ class Dispatcher:
         else:
             self._logged.add(where)
             logger.error("%s failed", what, exc_info=error)
-
-
-def _unsupported_api_versions(correlation_id: int) -> bytes:
-    """KIP-511: version 0 with the ranges, whatever version was asked."""
-    ranges = [
-        {"api_key": int(key), "min_version": row.min_version, "max_version": row.max_version}
-        for key, row in SERVED.items()
-    ]
-    fields = {"error_code": ErrorCode.unsupported_version, "api_keys": ranges}
-    return encode_response(Api.API_VERSIONS, _API_VERSIONS_FALLBACK, correlation_id, fields)
-
-
-# ---------------------------------------------------------------------------------------------- error replies
-
-
-def error_reply(
-    api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
-) -> Fields | None:
-    """A response that says nothing but the error, where this API has a place for it, else None."""
-    shape = _SHAPES.get(api_key)
-    if shape is not None:
-        return shape(version, request, {"error_code": code, "error_message": message})
-    return {"error_code": code, "error_message": message, "throttle_time": 0, **_EMPTY.get(api_key, {})}
-
-
-_Error: TypeAlias = dict[str, Any]
-
-
-def _by_partition(topics: str, index: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
-    """Topics with partitions, each with the error and what else the schema requires."""
-
-    def shape(version: int, request: Any, error: _Error) -> Fields:
-        answered = []
-        for topic in get(request, "topics", ()) or ():
-            partitions = []
-            for asked in get(topic, "partitions", None) or get(topic, "partition_indexes", ()):
-                number = asked if isinstance(asked, int) else get(asked, index, None)
-                if number is None:
-                    number = get(asked, "partition", 0)
-                partitions.append({"partition_index": number, "partition": number, **error, **rest})
-            name = get(topic, "name", get(topic, "topic", ""))
-            answered.append(
-                {"name": name, "topic": name, "topic_id": get(topic, "topic_id"), "partitions": partitions}
-            )
-        return {topics: answered, "throttle_time": 0, "error_code": error["error_code"]}
-
-    return shape
-
-
-def _by_item(items: str, answered: str, *names: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
-    """One error for each thing asked for, named as it was."""
-
-    def shape(version: int, request: Any, error: _Error) -> Fields:
-        out = []
-        for item in get(request, items, ()) or ():
-            named = {name: get(item, name) for name in names} if names else {"group_id": item}
-            out.append({**named, **error, **rest})
-        return {answered: out, "throttle_time": 0, "error_code": error["error_code"]}
-
-    return shape
-
-
-def _delete_topics(version: int, request: Any, error: _Error) -> Fields:
-    names = [{"name": topic.name, "topic_id": topic.topic_id} for topic in get(request, "topics", ()) or ()]
-    names += [{"name": name, "topic_id": None} for name in get(request, "topic_names", ()) or ()]
-    return {"responses": [{**name, **error} for name in names], "throttle_time": 0}
-
-
-def _metadata(version: int, request: Any, error: _Error) -> Fields:
-    topics = [
-        {
-            # the response takes null for a name two versions later than the request
-            "name": topic.name or ("" if version < 12 else None),
-            "topic_id": get(topic, "topic_id"),
-            "is_internal": False,
-            "partitions": [],
-            "error_code": error["error_code"],
-        }
-        for topic in get(request, "topics", ()) or ()
-    ]
-    return {
-        "brokers": [],
-        "cluster_id": None,
-        "controller_id": -1,
-        "topics": topics,
-        "throttle_time": 0,
-        "error_code": error["error_code"],
-    }
-
-
-def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
-    nowhere = {"node_id": -1, "host": "", "port": -1, **error}
-    keys = get(request, "coordinator_keys", ()) or ()
-    return {**nowhere, "coordinators": [{"key": key, **nowhere} for key in keys], "throttle_time": 0}
-
-
-def _elect_leaders(version: int, request: Any, error: _Error) -> Fields:
-    results = [
-        {
-            "topic": topic.topic,
-            "partition_result": [{"partition_id": index, **error} for index in topic.partitions],
-        }
-        for topic in request.topic_partitions or ()
-    ]
-    return {"replica_election_results": results, "throttle_time": 0, "error_code": error["error_code"]}
-
-
-def _alter_partition_reassignments(version: int, request: Any, error: _Error) -> Fields:
-    responses = [
-        {
-            "name": topic.name,
-            "partitions": [{"partition_index": each.partition_index, **error} for each in topic.partitions],
-        }
-        for topic in request.topics
-    ]
-    return {"responses": responses, "throttle_time": 0, **error}
-
-
-def _alter_replica_log_dirs(version: int, request: Any, error: _Error) -> Fields:
-    results = [
-        {
-            "topic_name": topic.name,
-            "partitions": [{"partition_index": index, **error} for index in topic.partitions],
-        }
-        for chosen in request.dirs
-        for topic in chosen.topics
-    ]
-    return {"results": results, "throttle_time": 0}
-
-
-_SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
-    Api.LIST_OFFSETS: _by_partition("topics", "partition_index"),
-    Api.OFFSET_COMMIT: _by_partition("topics", "partition_index"),
-    Api.DELETE_RECORDS: _by_partition("topics", "partition_index", low_watermark=-1),
-    Api.OFFSET_FOR_LEADER_EPOCH: _by_partition("topics", "partition", leader_epoch=-1, end_offset=-1),
-    Api.DESCRIBE_PRODUCERS: _by_partition("topics", "partition_index", active_producers=[]),
-    Api.METADATA: _metadata,
-    Api.FIND_COORDINATOR: _find_coordinator,
-    Api.DELETE_TOPICS: _delete_topics,
-    Api.CREATE_TOPICS: _by_item("topics", "topics", "name", topic_id=None, configs=[]),
-    Api.CREATE_PARTITIONS: _by_item("topics", "results", "name"),
-    Api.DELETE_GROUPS: _by_item("groups_names", "results"),
-    Api.DESCRIBE_GROUPS: _by_item(
-        "groups", "groups", group_state="", protocol_type="", protocol_data="", members=[]
-    ),
-    Api.DESCRIBE_CONFIGS: _by_item("resources", "results", "resource_type", "resource_name", configs=[]),
-    Api.ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
-    Api.INCREMENTAL_ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
-    Api.ELECT_LEADERS: _elect_leaders,
-    Api.ALTER_PARTITION_REASSIGNMENTS: _alter_partition_reassignments,
-    Api.ALTER_REPLICA_LOG_DIRS: _alter_replica_log_dirs,
-}
-
-_EMPTY: Final[Mapping[int, Fields]] = {
-    Api.API_VERSIONS: {"api_keys": []},
-    Api.OFFSET_FETCH: {"topics": [], "groups": []},
-    Api.JOIN_GROUP: {
-        "generation_id": -1,
-        "protocol_name": "",
-        "protocol_type": "",
-        "leader": "",
-        "member_id": "",
-        "members": [],
-    },
-    Api.SYNC_GROUP: {"assignment": b""},
-    Api.LEAVE_GROUP: {"members": []},
-    Api.LIST_GROUPS: {"groups": []},
-    Api.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
-    Api.DESCRIBE_LOG_DIRS: {"results": []},
-    Api.OFFSET_DELETE: {"topics": []},
-    Api.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
-    Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": []},
-    Api.LIST_CONFIG_RESOURCES: {"config_resources": []},
-    Api.LIST_PARTITION_REASSIGNMENTS: {"topics": []},
-    Api.DESCRIBE_QUORUM: {"topics": [], "nodes": []},
-    PeerApi.ALTER_PARTITION: {"topics": []},
-    PeerApi.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
-}

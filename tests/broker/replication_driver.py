@@ -22,7 +22,6 @@ from broker.control.image import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Endpoint,
     Image,
     PartitionChanged,
     PartitionImage,
@@ -46,7 +45,7 @@ from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.net.server import Limits, NetworkServer
-from broker.ports import World
+from broker.ports import Endpoint, World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrManager
@@ -215,7 +214,12 @@ class Node:
             **shared,
         )
         dispatcher = Dispatcher(
-            components=components,
+            broker=components,
+            cluster=cluster,
+            replicas=self.replicas,
+            inter_broker_listener=config.inter_broker_listener,
+            requests=components.metrics.requests,
+            errors=components.metrics.errors,
             handlers={
                 **OffsetHandlers(replicas=self.replicas, purgatory=purgatory).routes(),
                 **ProducerHandlers(replicas=self.replicas, cluster=cluster).routes(),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.handlers.dispatch import Context, Handler, error_reply
+from broker.handlers.dispatch import Context, Handler
+from broker.handlers.error_replies import error_reply
 from protocol.apis import KNOWN, Api, PeerApi
 from protocol.errors import KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity, unknown_fields

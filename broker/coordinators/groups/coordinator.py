@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
-from broker.control.image import Delta, Endpoint, Image
+from broker.control.image import Delta, Image
 from broker.coordinators.groups.machine import (
     Command,
     ExpireOffsets,
@@ -34,7 +34,7 @@ from broker.coordinators.replicated_state import (
     StateConfig,
     Status,
 )
-from broker.ports import World
+from broker.ports import Endpoint, World
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 

@@ -11,7 +11,6 @@ from broker.control.brokers import RegisterBroker, election
 from broker.control.controller import Command, Decision, Rules
 from broker.control.image import (
     ClusterBorn,
-    Endpoint,
     Image,
     Record,
     TopicCreated,
@@ -20,6 +19,7 @@ from broker.control.image import (
     fold,
     new_partition,
 )
+from broker.ports import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
 CONFIG = from_properties({"num.partitions": "2", "default.replication.factor": "2"})

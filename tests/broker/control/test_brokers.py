@@ -21,12 +21,12 @@ from broker.control.image import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Endpoint,
     Image,
     PartitionChanged,
     fold,
     new_partition,
 )
+from broker.ports import Endpoint
 from protocol.errors import ErrorCode
 from tests.broker.control.decisions import (
     CONFIG,

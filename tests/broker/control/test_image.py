@@ -23,7 +23,6 @@ from broker.control.image import (
     ConfigChanged,
     ControllerElected,
     Delta,
-    Endpoint,
     Image,
     PartitionChanged,
     PartitionsAdded,
@@ -37,6 +36,7 @@ from broker.control.image import (
     fold,
     new_partition,
 )
+from broker.ports import Endpoint
 
 DISK = UUID(int=100)
 OTHER_DISK = UUID(int=101)

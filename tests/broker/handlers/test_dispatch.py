@@ -1,4 +1,4 @@
-"""Exceptions become answers in one place: an error reply exists for every API that can carry one."""
+"""From a frame to its handler and back: exceptions become answers in one place."""
 
 from __future__ import annotations
 
@@ -7,77 +7,26 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from broker.handlers.dispatch import error_reply
-from protocol.apis import SERVED, Api
+from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import decode_request, decode_response, encode_request, encode_response
-from protocol.wire import parse_head
+from protocol.messages import encode_request
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 from tests.broker.replicas.test_replica_manager import connection_to, feed
-from tests.protocol.generate import classes_of, decoded, fields_of, schema_of
 
 if TYPE_CHECKING:
     from broker.server import Broker
 
-CASES: dict[Api, dict[str, Any]] = {
-    Api.METADATA: {
-        "topics": [{"name": "t", "topic_id": None}],
-        "include_cluster_authorized_operations": False,
-        "include_topic_authorized_operations": False,
-    },
-    Api.LIST_OFFSETS: {
-        "replica_id": -1,
-        "isolation_level": 0,
-        "topics": [{"name": "t", "partitions": [{"partition_index": 3, "timestamp": -1}]}],
-        "timeout": 0,
-    },
-    Api.DELETE_RECORDS: {
-        "topics": [{"name": "t", "partitions": [{"partition_index": 3, "offset": 1}]}],
-        "timeout": 0,
-    },
-    Api.OFFSET_FOR_LEADER_EPOCH: {
-        "topics": [{"topic": "t", "partitions": [{"partition": 3, "leader_epoch": 1}]}],
-    },
-    Api.DESCRIBE_PRODUCERS: {"topics": [{"name": "t", "partition_indexes": [3]}]},
-    Api.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1},
-    Api.CREATE_PARTITIONS: {
-        "topics": [{"name": "t", "count": 3, "assignments": None}],
-        "timeout": 1,
-        "validate_only": False,
-    },
-    Api.HEARTBEAT: {"group_id": "g", "generation_id": 1, "member_id": "m"},
-    Api.LIST_GROUPS: {},
-    Api.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": False, "include_fenced_brokers": False},
+DESCRIBE_CLUSTER: dict[str, Any] = {
+    "include_cluster_authorized_operations": False,
+    "include_fenced_brokers": False,
 }
-
-
-@pytest.mark.parametrize("api", list(CASES), ids=lambda api: api.name)
-def test_the_error_of_a_whole_request_reads_as_such_in_every_version(api: Api) -> None:
-    row = SERVED[api]
-    for version in range(row.min_version, row.max_version + 1):
-        frame = memoryview(encode_request(api, version, 1, "c", CASES[api]))[4:]
-        request = decode_request(api, version, frame[parse_head(frame).body_at :])
-        fields = error_reply(api, version, request, ErrorCode.kafka_storage_error, "why")
-        assert fields is not None
-        data = encode_response(api, version, 1, fields)
-        response = decode_response(api, version, memoryview(data)[4:])[1]
-        assert "kafka_storage_error" in repr(response)
-
-
-@pytest.mark.parametrize("api", [api for api in Api if api not in (Api.PRODUCE, Api.FETCH)])
-@settings(max_examples=20)
-@given(data=st.data())
-def test_every_api_has_an_error_reply_for_any_request(api: Api, data: st.DataObject) -> None:
-    row = SERVED[api]
-    version = data.draw(st.integers(row.served_from, row.max_version))
-    schema = schema_of(api, version, "request")
-    request = decoded(schema, data.draw(fields_of(schema)), classes_of(api, "request"))
-    fields = error_reply(api, version, request, ErrorCode.unknown_server_error, "why")
-    assert fields is not None
-    encode_response(api, version, 1, fields)
+HEARTBEAT: dict[str, Any] = {
+    "group_id": "g",
+    "generation_id": 1,
+    "member_id": "m",
+    "group_instance_id": None,
+}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -92,10 +41,9 @@ async def test_a_bug_is_answered_and_its_stack_is_logged_once(
 
     dispatcher: Any = broker.components.network.service
     dispatcher._handlers[int(Api.DESCRIBE_CLUSTER)] = fail_later if is_async else fail
-    fields = CASES[Api.DESCRIBE_CLUSTER]
     async with await RawClient.open(broker) as client:
         for _ in range(3):
-            response = await client.call(Api.DESCRIBE_CLUSTER, 0, **fields)
+            response = await client.call(Api.DESCRIBE_CLUSTER, 0, **DESCRIBE_CLUSTER)
             assert response.error_code is ErrorCode.unknown_server_error
     traced = [record for record in caplog.records if record.exc_info]
     assert len(traced) == 1
@@ -116,7 +64,7 @@ async def test_an_error_that_cannot_be_told_costs_the_connection_alone(
     dispatcher._handlers[int(Api.DESCRIBE_CLUSTER)] = fail_later if is_async else fail
     monkeypatch.setattr("broker.handlers.dispatch.error_reply", lambda *_: {"no such field": 1})
     async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
-        await client.send(client.encode(Api.DESCRIBE_CLUSTER, 0, CASES[Api.DESCRIBE_CLUSTER]))
+        await client.send(client.encode(Api.DESCRIBE_CLUSTER, 0, DESCRIBE_CLUSTER))
         assert await client.is_closed()
         response = await other.call(Api.LIST_GROUPS, 0)
         assert response.error_code is ErrorCode.none
@@ -172,7 +120,7 @@ async def test_an_error_that_escapes_a_handler_is_the_answer(broker: Broker) -> 
     dispatcher: Any = broker.components.network.service
     dispatcher._handlers[int(Api.HEARTBEAT)] = refuse
     async with await RawClient.open(broker) as client:
-        response = await client.call(Api.HEARTBEAT, 4, **CASES[Api.HEARTBEAT], group_instance_id=None)
+        response = await client.call(Api.HEARTBEAT, 4, **HEARTBEAT)
         assert response.error_code is ErrorCode.coordinator_not_available
     assert broker.components.metrics.errors[ErrorCode.coordinator_not_available.value] == 1
 
@@ -194,8 +142,7 @@ async def test_a_request_that_a_stop_meets_before_its_first_step_is_begun(
 
     async def stop_and_be_asked() -> None:
         await stop()
-        fields = {**CASES[Api.HEARTBEAT], "group_instance_id": None}
-        feed(connection, encode_request(Api.HEARTBEAT, 4, 1, "c", fields))
+        feed(connection, encode_request(Api.HEARTBEAT, 4, 1, "c", HEARTBEAT))
 
     monkeypatch.setattr(broker.components.groups, "stop", stop_and_be_asked)
     await broker.stop()

@@ -14,12 +14,13 @@ import pytest
 from broker.config.broker import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.controller import NewTopic
-from broker.control.image import BrokerFenced, BrokerRegistered, Endpoint, TopicCreated, new_partition
+from broker.control.image import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Handler
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.topics import TopicHandlers
+from broker.ports import Endpoint
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site

@@ -16,18 +16,12 @@ import pytest
 from broker.control.brokers import ControlledShutdown
 from broker.control.cluster import Cluster
 from broker.control.controller import NewTopic
-from broker.control.image import (
-    BrokerFenced,
-    BrokerRegistered,
-    Endpoint,
-    PartitionChanged,
-    TopicCreated,
-    new_partition,
-)
+from broker.control.image import BrokerFenced, BrokerRegistered, PartitionChanged, TopicCreated, new_partition
 from broker.handlers.dispatch import Handler
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.peers import PeerHandlers
 from broker.handlers.replicas import ReplicaHandlers
+from broker.ports import Endpoint
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site

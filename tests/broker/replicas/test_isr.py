@@ -19,6 +19,7 @@ from tests.broker.replicas.test_partition import FakeLog, FakePeers, lead, view_
 from tests.sim.loop import SimLoop
 
 TOPIC = UUID(int=9)
+NEVER_DONE = (ErrorCode.ineligible_replica, ErrorCode.operation_not_attempted)
 
 
 class FakeReplicas(FakePeers):
@@ -150,9 +151,10 @@ def test_however_many_change_together_the_log_has_one_line_for_an_isr(
         (lambda _: KafkaError(ErrorCode.not_controller), False),
         (lambda request: {**granted(request), "error_code": ErrorCode.stale_broker_epoch}, False),
         (lambda request: granted(request, ErrorCode.unknown_server_error), True),
+        (lambda request: granted(request, ErrorCode.not_controller), True),
         (lambda request: {**granted(request), "topics": []}, False),
     ],
-    ids=["lost", "no controller", "stale", "unknown", "left out"],
+    ids=["lost", "no controller", "stale", "unknown", "replaced", "left out"],
 )
 def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any, is_refused: bool) -> None:
     async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
@@ -194,6 +196,25 @@ def test_what_is_refused_for_good_is_left_to_the_image(code: ErrorCode, maximal:
         assert (manager.expands, manager.refusals) == (0, 1)
         lead(partition, view_of((1, 2), (1, 2), partition_epoch=6))
         assert (partition.isr, partition.proposal) == ((1, 2), None)
+
+    run(1, act)
+
+
+@pytest.mark.parametrize("code", sorted(set(ErrorCode) - {ErrorCode.none, *NEVER_DONE}))
+def test_no_other_error_says_that_a_change_was_never_done(code: ErrorCode) -> None:
+    """A controller that was replaced answers NOT_CONTROLLER for a partition of which it knows less than its
+    leader: the newer one may have committed the change, and count the follower as in sync."""
+
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+        controller.answer = lambda request: granted(request, code)
+        (partition,) = replicas.all
+        log: Any = partition.log
+        partition.follower_at(2, 0)
+        await asyncio.sleep(1)
+        log.log_end_offset = 4
+        partition.advance()
+        assert partition.maximal_isr == {1, 2}
+        assert log.high_watermark == 0, "the follower has none of it"
 
     run(1, act)
 
