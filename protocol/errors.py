@@ -1,7 +1,7 @@
-"""What can be wrong with what a peer sends: Kafka's error codes, and bytes that are no request at all.
+"""What can be wrong: Kafka's error codes, bytes that are no request, bytes that are no record batch.
 
-Owns: KafkaError, the answer a client gets; MalformedRequest, which closes the connection without an answer.
-Does not own: what is wrong with stored bytes (records.CorruptBatch).
+Owns: KafkaError, the answer a client gets; MalformedRequest, which closes the connection without an answer;
+CorruptBatch. Does not own: which rule is broken.
 Invariant: a code is chosen where the rule it states is checked, and turned into a response in one place.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ["ErrorCode", "FrameTooLarge", "KafkaError", "MalformedRequest", "error_code", "is_retriable"]
+__all__ = ["CorruptBatch", "ErrorCode", "FrameTooLarge", "KafkaError", "MalformedRequest", "error_code"]
 
 
 class KafkaError(Exception):
@@ -32,8 +32,16 @@ class FrameTooLarge(MalformedRequest):
     """A frame whose size is negative or above the limit."""
 
 
-def is_retriable(code: ErrorCode) -> bool:
-    return code.retriable
+class CorruptBatch(Exception):
+    """Bytes that are no record batch: where they start and why."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(at, reason)
+        self.at = at
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"at {self.at}: {self.reason}"
 
 
 def error_code(value: int) -> ErrorCode:

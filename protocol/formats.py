@@ -19,9 +19,9 @@ from struct import Struct
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
+from protocol.checksum import crc32c
 from protocol.errors import MalformedRequest
 from protocol.messages import EntityCodec, Fields, get
-from protocol.records import crc32c
 
 __all__ = [
     "Assignment",

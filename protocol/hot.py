@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from protocol.errors import MalformedRequest
+from protocol.records import HEADER_LAYOUT, HEADER_SIZE
 
 TopicKey: TypeAlias = "str | UUID"
 """A topic's name, or its id from Produce v13 and Fetch v13 on."""
@@ -403,7 +404,7 @@ class ProduceShape:
         else:
             size = rest - 4
             size_field = _I32.pack(max(size, 0))
-        if size < _BATCH_HEADER:
+        if size < HEADER_SIZE:
             return False
         self.prefix = self._head + size_field + _BATCH_LEAD.pack(0, size - _BATCH_LEAD.size)
         self.start = self._end + len(size_field)
@@ -414,7 +415,6 @@ class ProduceShape:
 
 
 _CLIENT_ID_AT: Final = 8
-_BATCH_HEADER: Final = 61
 _BATCH_LEAD: Final = Struct(">qi")
 
 
@@ -422,7 +422,7 @@ _BATCH_LEAD: Final = Struct(">qi")
 def _unpack_plain(prefix_size: int) -> Callable[[Any], tuple[Any, ...]]:
     """(API key and version, correlation id, prefix, magic, CRC, attributes, last offset delta, base and max
     timestamp, producer id, epoch and sequence, count)."""
-    return Struct(f">Ii{prefix_size}s4xbIhiqqqhii").unpack_from
+    return Struct(f">Ii{prefix_size}s4x{HEADER_LAYOUT[3:]}").unpack_from
 
 
 # ----------------------------------------------------------------------------------------------------- Fetch

@@ -10,100 +10,75 @@ the CRC does not cover, are stamped over it (`restamp_append_time` is the one ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from importlib.machinery import PathFinder
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-import cramjam
-
-from protocol.errors import ErrorCode, KafkaError
+from protocol.checksum import crc32c
+from protocol.compression import Codec, DecompressedTooLarge, compress, decompress
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-def _load_crc32c() -> Callable[[Buffer], int]:
-    """crc32c's own package pulls in its command line and importlib.metadata: 30 ms at every start of a
-    broker.
-    """
-    package = PathFinder.find_spec("crc32c")
-    if package is not None and package.submodule_search_locations:
-        spec = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
-        if spec is not None and spec.loader is not None:
-            module: Any = spec.loader.create_module(spec)
-            spec.loader.exec_module(module)
-            return module.crc32c  # type: ignore[no-any-return]
-    from crc32c import crc32c
+# --- layout ---
 
-    return crc32c
+BASE_OFFSET_AT: Final = 0
+LENGTH_AT: Final = 8
+LEADER_EPOCH_AT: Final = 12
+MAGIC_AT: Final = 16
+CRC_AT: Final = 17
+ATTRIBUTES_AT: Final = 21
+LAST_OFFSET_DELTA_AT: Final = 23
+BASE_TIMESTAMP_AT: Final = 27
+MAX_TIMESTAMP_AT: Final = 35
+PRODUCER_ID_AT: Final = 43
+PRODUCER_EPOCH_AT: Final = 51
+BASE_SEQUENCE_AT: Final = 53
+COUNT_AT: Final = 57
+HEADER_SIZE: Final = 61
 
+OVERHEAD: Final = LEADER_EPOCH_AT
+"""Base offset and length, which the length field does not count."""
+CRC_FROM: Final = ATTRIBUTES_AT
+"""The CRC covers everything from here on: neither the base offset nor the leader epoch."""
+MAGIC: Final = 2
 
-crc32c = _load_crc32c()
+HEADER_LAYOUT: Final = "qiibIhiqqqhii"
+"""All fields of the header, in the order of BatchHeader's."""
+HEADER: Final = Struct(f">{HEADER_LAYOUT}")
+STAMP: Final = Struct(">qii")
+"""Base offset, length, leader epoch."""
+OFFSETS: Final = Struct(">q15xi")
+"""Base offset, last offset delta."""
+LENGTH: Final = Struct(">i")
+LEADER_EPOCH: Final = Struct(">i")
+CRC: Final = Struct(">I")
+ATTRIBUTES: Final = Struct(">h")
+INT64: Final = Struct(">q")
+"""The base offset, a timestamp, the producer id."""
 
-HEADER_SIZE = 61
-OVERHEAD = 12  # base offset and length, which the length field does not count
-MAGIC = 2
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+"""Bits of the attributes."""
 
-_EPOCH_AT = 12
-_MAGIC_AT = 16
-_CRC_AT = 17
-_ATTRIBUTES_AT = 21
-_MAX_TIMESTAMP_AT = 35
-_LENGTH_SMALLEST = 14  # below this Kafka calls any record set corrupt: the smallest message of format 0
+_LENGTH_SMALLEST: Final = 14
+"""Below this Kafka calls any record set corrupt: the smallest message of format 0."""
 
-_HEADER = Struct(">qiibIhiqqqhii")
-_LENGTH = Struct(">i")
-_OFFSET = Struct(">q")
-_EPOCH = Struct(">i")
-_CRC = Struct(">I")
 _CONTROL_KEY = Struct(">hh")
 _END_TXN_VALUE = Struct(">hi")
-
-_CODEC_MASK = 0x07
-_LOG_APPEND_TIME = 0x08
-_TRANSACTIONAL = 0x10
-_CONTROL = 0x20
-_DELETE_HORIZON = 0x40
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 
-# What a batch may grow to when decompressed: constant test payloads compress 10,000 : 1 with zstd, so the
-# ratio only counts for large outputs; no honest producer needs more than the absolute cap.
-DECOMPRESSED_BYTES_FREE = 16 << 20
-DECOMPRESSED_BYTES_MAX = 256 << 20
-DECOMPRESSED_RATIO_MAX = 256
-
-
-class Codec(IntEnum):
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
-
-
 class ControlType(IntEnum):
     ABORT = 0
     COMMIT = 1
-
-
-class CorruptBatch(Exception):
-    """Bytes that are no record batch: where they start and why."""
-
-    def __init__(self, at: int, reason: str) -> None:
-        super().__init__(at, reason)
-        self.at = at
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"at {self.at}: {self.reason}"
-
-
-class DecompressedTooLarge(CorruptBatch):
-    """A compressed batch whose records exceed the cap on bytes or ratio."""
 
 
 class BatchHeader(NamedTuple):
@@ -143,24 +118,24 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         """The codec id; 5 to 7 are no Codec."""
-        return self.attributes & _CODEC_MASK
+        return self.attributes & CODEC_MASK
 
     @property
     def is_control(self) -> bool:
-        return bool(self.attributes & _CONTROL)
+        return bool(self.attributes & CONTROL)
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_log_append_time(self) -> bool:
-        return bool(self.attributes & _LOG_APPEND_TIME)
+        return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def delete_horizon_ms(self) -> int | None:
         """From when tombstones of this batch may go; kept by the cleaner in the base timestamp (KIP-534)."""
-        return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
     def has_producer(self) -> bool:
@@ -191,12 +166,12 @@ def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
     if len(buf) - at < HEADER_SIZE:
         raise CorruptBatch(at, f"{len(buf) - at} bytes are no batch header")
     # `_make` takes half a microsecond more, at every batch of a scan
-    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buf, at))
+    return tuple.__new__(BatchHeader, HEADER.unpack_from(buf, at))
 
 
 def crc_of(buf: Buffer, at: int, size: int) -> int:
     """The CRC-32C of the `size` bytes long batch at `at`, as its header should state it."""
-    return crc32c(memoryview(buf)[at + _ATTRIBUTES_AT : at + size])
+    return crc32c(memoryview(buf)[at + CRC_FROM : at + size])
 
 
 def crc_ok(buf: Buffer, at: int, header: BatchHeader) -> bool:
@@ -269,9 +244,9 @@ def check_first_batch(buf: Buffer | None) -> BatchHeader | None:
     all is refused.
     """
     size = None if buf is None else _batch_size(buf, 0)
-    if buf is None or size is None or size < HEADER_SIZE or buf[_MAGIC_AT] != MAGIC:
+    if buf is None or size is None or size < HEADER_SIZE or buf[MAGIC_AT] != MAGIC:
         return None
-    return BatchHeader._make(_HEADER.unpack_from(buf, 0))
+    return BatchHeader._make(HEADER.unpack_from(buf, 0))
 
 
 def check_one_batch(buf: Buffer | None, version: int | None) -> BatchHeader:
@@ -281,12 +256,12 @@ def check_one_batch(buf: Buffer | None, version: int | None) -> BatchHeader:
     size = _batch_size(buf, 0)
     if size is None:
         raise _invalid("not one whole record batch")
-    magic = buf[_MAGIC_AT]
+    magic = buf[MAGIC_AT]
     if magic != MAGIC:
         raise _invalid(f"message format {magic}, only 2 is taken")
     if size < HEADER_SIZE:
         raise _corrupt(f"batch of {size} bytes is smaller than its header")
-    header = BatchHeader._make(_HEADER.unpack_from(buf, 0))
+    header = BatchHeader._make(HEADER.unpack_from(buf, 0))
     if version is not None and version < 7 and header.codec == Codec.ZSTD:
         raise KafkaError(ErrorCode.unsupported_compression_type, "zstd needs produce version 7")
     if _batch_size(buf, size) is not None:
@@ -299,13 +274,13 @@ def _batch_size(buf: Buffer, at: int) -> int | None:
     left = len(buf) - at
     if left < OVERHEAD:
         return None
-    length: int = _LENGTH.unpack_from(buf, at + 8)[0]
+    length: int = LENGTH.unpack_from(buf, at + LENGTH_AT)[0]
     if length < _LENGTH_SMALLEST:
         raise _corrupt(f"batch length {length}")
-    if left <= _MAGIC_AT:
+    if left <= MAGIC_AT:
         return None
-    if buf[at + _MAGIC_AT] > MAGIC:
-        raise _corrupt(f"magic {buf[at + _MAGIC_AT]}")
+    if buf[at + MAGIC_AT] > MAGIC:
+        raise _corrupt(f"magic {buf[at + MAGIC_AT]}")
     return length + OVERHEAD if left >= length + OVERHEAD else None
 
 
@@ -316,14 +291,14 @@ def check_client_header(header: BatchHeader) -> None:
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
         raise _invalid(f"{header.count} records with last offset delta {header.last_offset_delta}")
     attributes = header.attributes
-    if attributes & (_CONTROL | _LOG_APPEND_TIME) or attributes & _CODEC_MASK > Codec.ZSTD:
-        if attributes & _CONTROL:
+    if attributes & (CONTROL | LOG_APPEND_TIME) or attributes & CODEC_MASK > Codec.ZSTD:
+        if attributes & CONTROL:
             raise _invalid("clients do not write control records")
-        if attributes & _LOG_APPEND_TIME:
+        if attributes & LOG_APPEND_TIME:
             raise KafkaError(
                 ErrorCode.invalid_timestamp, "producers do not set the timestamp type to LogAppendTime"
             )
-        raise _invalid(f"codec {attributes & _CODEC_MASK}")
+        raise _invalid(f"codec {attributes & CODEC_MASK}")
     if header.producer_id > NO_PRODUCER_ID and header.base_sequence < 0:
         raise _invalid(f"sequence {header.base_sequence} with producer id {header.producer_id}")
 
@@ -353,18 +328,16 @@ def _corrupt(why: str) -> KafkaError:
 
 def stamp(buf: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
     """Give the batch at `at` its place in the log."""
-    _OFFSET.pack_into(buf, at, base_offset)
-    _EPOCH.pack_into(buf, at + _EPOCH_AT, leader_epoch)
+    INT64.pack_into(buf, at, base_offset)
+    LEADER_EPOCH.pack_into(buf, at + LEADER_EPOCH_AT, leader_epoch)
 
 
 def restamp_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
     """Make the single batch in `batch` one with LogAppendTime: type bit, max timestamp, CRC."""
-    attributes = int.from_bytes(batch[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2], "big", signed=True)
-    batch[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2] = (attributes | _LOG_APPEND_TIME).to_bytes(
-        2, "big", signed=True
-    )
-    _OFFSET.pack_into(batch, _MAX_TIMESTAMP_AT, now_ms)
-    _CRC.pack_into(batch, _CRC_AT, crc_of(batch, 0, len(batch)))
+    (attributes,) = ATTRIBUTES.unpack_from(batch, ATTRIBUTES_AT)
+    ATTRIBUTES.pack_into(batch, ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    INT64.pack_into(batch, MAX_TIMESTAMP_AT, now_ms)
+    CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
 
 
 # ---- records ----
@@ -463,10 +436,9 @@ def repack(
     data = compress(codec, section, level) if codec else section
     out = bytearray(memoryview(batch)[at : at + HEADER_SIZE])
     out += data
-    _LENGTH.pack_into(out, 8, len(out) - OVERHEAD)
-    attributes = header.attributes & ~_CODEC_MASK | codec
-    out[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2] = attributes.to_bytes(2, "big", signed=True)
-    _CRC.pack_into(out, _CRC_AT, crc_of(out, 0, len(out)))
+    LENGTH.pack_into(out, LENGTH_AT, len(out) - OVERHEAD)
+    ATTRIBUTES.pack_into(out, ATTRIBUTES_AT, header.attributes & ~CODEC_MASK | codec)
+    CRC.pack_into(out, CRC_AT, crc_of(out, 0, len(out)))
     return out
 
 
@@ -556,10 +528,10 @@ def build_batch(
     max_timestamp = max(timestamps, default=NO_TIMESTAMP) if log_append_time is None else log_append_time
     attributes = (
         codec
-        | (_LOG_APPEND_TIME if log_append_time is not None else 0)
-        | (_TRANSACTIONAL if transactional else 0)
-        | (_CONTROL if control else 0)
-        | (_DELETE_HORIZON if delete_horizon_ms is not None else 0)
+        | (LOG_APPEND_TIME if log_append_time is not None else 0)
+        | (TRANSACTIONAL if transactional else 0)
+        | (CONTROL if control else 0)
+        | (DELETE_HORIZON if delete_horizon_ms is not None else 0)
     )
     section = bytearray()
     for row in rows:
@@ -568,7 +540,7 @@ def build_batch(
     batch = bytearray(HEADER_SIZE)
     batch += data
     last = rows[-1].offset if last_offset is None else last_offset
-    _HEADER.pack_into(
+    HEADER.pack_into(
         batch,
         0,
         base_offset,
@@ -585,7 +557,7 @@ def build_batch(
         base_sequence,
         len(rows),
     )
-    _CRC.pack_into(batch, _CRC_AT, crc_of(batch, 0, len(batch)))
+    CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
     return batch
 
 
@@ -670,146 +642,3 @@ def parse_control(record: Record) -> tuple[int, int, int]:
     if value_version < 0:
         raise CorruptBatch(0, f"transaction marker version {value_version}")
     return kind, version, coordinator_epoch
-
-
-# ---- codecs ----
-
-_SNAPPY_MAGIC = b"\x82SNAPPY\0"
-_SNAPPY_HEADER = _SNAPPY_MAGIC + bytes([0, 0, 0, 1, 0, 0, 0, 1])  # version and lowest compatible version
-_SNAPPY_BLOCK_BYTES = 32 << 10
-# Java's reader takes independent blocks only, which cramjam's frame writer does not make; so the frame is
-# written here: magic, version 1 with independent blocks, blocks of 64 KiB at most, and the checksum of
-# those two bytes.
-_LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
-_LZ4_BLOCK_BYTES = 64 << 10
-_LZ4_STORED = 0x80000000
-_LZ4_END = bytes(4)
-_FIRST_GUESS_BYTES = 16 << 10
-
-
-def output_limit(size: int) -> int:
-    """How many bytes `size` compressed bytes may become."""
-    return min(DECOMPRESSED_BYTES_MAX, max(DECOMPRESSED_BYTES_FREE, size * DECOMPRESSED_RATIO_MAX))
-
-
-def decompress(codec: int, data: Buffer, limit: int | None = None) -> bytes:
-    """The decompressed bytes; never allocates more than 4 times the result, nor more than `limit` and a
-    bit.
-    """
-    if limit is None:
-        limit = output_limit(len(data))
-    if codec == Codec.NONE:
-        return bytes(data)
-    if codec == Codec.SNAPPY:
-        return _snappy_decompress(data, limit)
-    into = _DECOMPRESS_INTO.get(codec)
-    if into is None:
-        raise CorruptBatch(0, f"codec {codec}")
-    return _decompress_growing(into, data, limit)
-
-
-def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    match codec:
-        case Codec.NONE:
-            return bytes(data)
-        case Codec.GZIP:
-            return bytes(cramjam.gzip.compress(data, level if level is not None and level >= 0 else None))
-        case Codec.SNAPPY:
-            return _snappy_compress(data)
-        case Codec.LZ4:
-            return _lz4_compress(data, level)
-        case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(data, level))
-        case _:
-            raise ValueError(f"codec {codec}")
-
-
-_DECOMPRESS_INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
-    Codec.GZIP: cramjam.gzip.decompress_into,
-    Codec.LZ4: cramjam.lz4.decompress_into,
-    Codec.ZSTD: cramjam.zstd.decompress_into,
-}
-
-
-def _decompress_growing(into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int) -> bytes:
-    # cramjam has no streaming reader with a bound, but it never writes past a given buffer: growing that by
-    # 4 costs a third more than knowing the size, and a bomb costs what the cap allows.
-    room = min(limit, max(_FIRST_GUESS_BYTES, 4 * len(data)))
-    while True:
-        out = bytearray(room)
-        try:
-            size = into(data, out)
-        except cramjam.DecompressionError as error:
-            if _OUTPUT_FULL not in str(error):
-                raise CorruptBatch(0, f"compressed records: {error}") from error
-            if room >= limit:
-                raise DecompressedTooLarge(0, f"{len(data)} bytes decompress to more than {limit}") from None
-            room = min(limit, room * 4)
-            continue
-        return bytes(memoryview(out)[:size])
-
-
-_OUTPUT_FULL = "failed to write whole buffer"
-
-
-def _snappy_decompress(data: Buffer, limit: int) -> bytes:
-    """Kafka's framing (snappy-java's: header, then length and block), or one raw block as librdkafka once
-    sent.
-    """
-    if bytes(data[: len(_SNAPPY_MAGIC)]) != _SNAPPY_MAGIC:
-        return _snappy_block(data, limit)
-    view = memoryview(data)
-    out = bytearray()
-    at = len(_SNAPPY_HEADER)
-    if len(view) < at:
-        raise CorruptBatch(0, "snappy header is cut")
-    while at < len(view):
-        size = int.from_bytes(view[at : at + 4], "big")
-        at += 4
-        if size > len(view) - at:
-            raise CorruptBatch(0, f"snappy block of {size} bytes, {len(view) - at} are left")
-        out += _snappy_block(view[at : at + size], limit - len(out))
-        at += size
-    return bytes(out)
-
-
-def _snappy_block(block: Buffer, limit: int) -> bytes:
-    try:
-        size = cramjam.snappy.decompress_raw_len(block)
-        if size > limit:
-            raise DecompressedTooLarge(0, f"snappy block of {size} bytes, {limit} are allowed")
-        out = bytearray(size)
-        written = cramjam.snappy.decompress_raw_into(block, out)
-    except cramjam.DecompressionError as error:
-        raise CorruptBatch(0, f"compressed records: {error}") from error
-    if written != size:
-        raise CorruptBatch(0, f"snappy block gave {written} bytes and not {size}")
-    return bytes(out)
-
-
-def _snappy_compress(data: Buffer) -> bytes:
-    view = memoryview(data)
-    out = bytearray(_SNAPPY_HEADER)
-    for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES]))
-        out += len(block).to_bytes(4, "big")
-        out += block
-    return bytes(out)
-
-
-def _lz4_compress(data: Buffer, level: int | None) -> bytes:
-    view = memoryview(data)
-    out = bytearray(_LZ4_HEADER)
-    mode: dict[str, Any] = {}
-    if level is not None and level > 0:
-        mode = {"mode": "high_compression", "compression": level}
-    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
-        plain = view[start : start + _LZ4_BLOCK_BYTES]
-        block = bytes(cramjam.lz4.compress_block(plain, store_size=False, **mode))
-        if len(block) >= len(plain):
-            out += (len(plain) | _LZ4_STORED).to_bytes(4, "little")
-            out += plain
-        else:
-            out += len(block).to_bytes(4, "little")
-            out += block
-    return bytes(out + _LZ4_END)

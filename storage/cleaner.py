@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from protocol.errors import KafkaError
+from protocol.compression import compress
+from protocol.errors import CorruptBatch, KafkaError
 from protocol.records import (
     HEADER_SIZE,
     OVERHEAD,
     BatchHeader,
-    CorruptBatch,
     check_stored,
-    compress,
     crc_of,
     iter_records,
     parse_control,

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from os.path import join
 from uuid import UUID
 
-from protocol.records import BatchHeader, CorruptBatch
+from protocol.errors import CorruptBatch
+from protocol.records import BatchHeader
 from storage.epochs import EpochCache, decode_epochs
 from storage.files import Files, write_replacing
 from storage.index import AbortedTxn

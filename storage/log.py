@@ -16,13 +16,11 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from protocol.errors import ErrorCode, KafkaError
+from protocol.compression import Codec, DecompressedTooLarge
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
     OVERHEAD,
     BatchHeader,
-    Codec,
-    CorruptBatch,
-    DecompressedTooLarge,
     Record,
     iter_batches,
     iter_records,

@@ -17,8 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import crc32c
-
+from protocol.checksum import crc32c
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import BatchHeader
 
@@ -335,7 +334,7 @@ class ProducerTable:
             body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
         if older:
             body += _OLDER_MAGIC + older
-        return _HEAD.pack(_SNAPSHOT_VERSION, crc32c.crc32c(bytes(body))) + body
+        return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + body
 
 
 def decode_producers(data: bytes) -> tuple[ProducerTable, bytes]:
@@ -352,7 +351,7 @@ def _decode(data: bytes) -> tuple[ProducerTable, bytes]:
     if version != _SNAPSHOT_VERSION:
         raise CorruptSnapshot(f"version {version}")
     body = data[_HEAD.size :]
-    if crc32c.crc32c(body) != crc:
+    if crc32c(body) != crc:
         raise CorruptSnapshot("wrong CRC")
     (count,) = _COUNT.unpack_from(body)
     at = _COUNT.size

@@ -14,17 +14,9 @@ from os.path import join
 from struct import Struct
 from typing import NamedTuple
 
-import crc32c
-
-from protocol.records import (
-    HEADER_SIZE,
-    OVERHEAD,
-    BatchHeader,
-    CorruptBatch,
-    check_stored,
-    iter_records,
-    parse_header,
-)
+from protocol.checksum import crc32c
+from protocol.errors import CorruptBatch
+from protocol.records import HEADER_SIZE, OVERHEAD, BatchHeader, check_stored, iter_records, parse_header
 from storage.files import File, Files, write_replacing
 from storage.index import (
     ABORTED_SIZE,
@@ -572,9 +564,9 @@ class Segment:
         aborted = b"".join(txn.encode() for txn in self.aborted)
         return SegmentMark(
             self.size,
-            *(len(offsets), crc32c.crc32c(offsets)),
-            *(len(times), crc32c.crc32c(times)),
-            *(len(aborted), crc32c.crc32c(aborted)),
+            *(len(offsets), crc32c(offsets)),
+            *(len(times), crc32c(times)),
+            *(len(aborted), crc32c(aborted)),
         )
 
     def resume(self, mark: SegmentMark, offset: int, index_interval: int) -> bool:
@@ -608,7 +600,7 @@ class Segment:
             data = self._files.open(self.path(kind)).pread(size, 0)
         except FileNotFoundError:
             data = b""
-        if len(data) != size or crc32c.crc32c(data) != crc:
+        if len(data) != size or crc32c(data) != crc:
             raise BadIndex(f"{self.path(kind)} is not what was marked")
         return data
 

@@ -16,8 +16,8 @@ from os.path import basename, dirname, join
 from struct import Struct
 from uuid import UUID
 
-from protocol.errors import ErrorCode, KafkaError
-from protocol.records import OVERHEAD, CorruptBatch
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from protocol.records import OVERHEAD
 from storage.epochs import EpochCache
 from storage.files import File, Files, is_scarcity, write_replacing
 from storage.index import AbortedTxn

@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
 from protocol import records
+from protocol.checksum import crc32c
+from protocol.compression import Codec
+from protocol.errors import CorruptBatch
 from protocol.formats import (
     BadRecord,
     GroupMember,
@@ -29,7 +30,7 @@ from protocol.formats import (
     OffsetRecord,
     decode_coordinator_record,
 )
-from protocol.records import BatchHeader, CorruptBatch
+from protocol.records import BatchHeader
 from tools.console import Failure, emit, emit_json
 
 Row = dict[str, Any]
@@ -258,7 +259,7 @@ def _batch_row(position: int, header: BatchHeader) -> Row:
 
 
 def _codec_name(codec: int) -> str:
-    return records.Codec(codec).name.lower() if codec in tuple(records.Codec) else f"unknown({codec})"
+    return Codec(codec).name.lower() if codec in tuple(Codec) else f"unknown({codec})"
 
 
 def _record_rows(

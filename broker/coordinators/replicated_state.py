@@ -20,7 +20,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from broker.coordinators.machine import Decision, Instant, Machine
 from protocol import records as batches
-from protocol.errors import ErrorCode, KafkaError
+from protocol.compression import Codec
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.formats import BadRecord
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class CoordinatorLog(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConfig:
     append_timeout_ms: int = 5_000
-    codec: int = batches.Codec.NONE
+    codec: int = Codec.NONE
     batch_bytes_max: int = 1_048_588
 
 
@@ -442,7 +443,7 @@ class ReplicatedState(Generic[MachineT]):
             try:
                 machine = await self._replay()
                 await self._wait_replicated()
-            except (KafkaError, OSError, batches.CorruptBatch) as error:
+            except (KafkaError, OSError, CorruptBatch) as error:
                 await self._load_failed(error)
                 continue
             if self.status is Status.LOADING:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from crc32c import crc32c
-
 from broker.control.cluster import Cluster
 from broker.control.image import Image
 from broker.net.server import Answer, Connection, Disconnect, Frame, Slot
@@ -23,6 +21,8 @@ from broker.ports import Offload
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.replica_manager import ReplicaManager, is_internal
+from protocol.checksum import crc32c
+from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import (
     PRODUCE_FLEXIBLE,
@@ -39,7 +39,6 @@ from protocol.hot import (
 from protocol.records import (
     HEADER_SIZE,
     MAGIC,
-    Codec,
     check_first_batch,
     check_one_batch,
     check_produced,

@@ -24,10 +24,10 @@ from broker.net.channel import Channel, PeerLost
 from broker.replicas.partition import Partition
 from broker.replicas.throttle import Throttle
 from protocol.apis import Api
-from protocol.errors import ErrorCode, KafkaError, MalformedRequest, error_code
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError, MalformedRequest, error_code
 from protocol.hot import FetchItem
 from protocol.messages import Fields
-from protocol.records import CorruptBatch, parse_header
+from protocol.records import parse_header
 from protocol.replication import FetchedPartition, encode_replica_fetch, parse_replica_fetch
 from storage.log import AbstractLog, NoDescriptor
 

@@ -27,9 +27,9 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import aiohttp
-from crc32c import crc32c
 from yarl import URL
 
+from protocol.checksum import crc32c
 from remote.store.location import S3Location
 from remote.store.object_store import (
     Fault,

@@ -18,8 +18,9 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from protocol.apis import SERVED, Api
+from protocol.compression import Codec
 from protocol.messages import codec, encode_request
-from protocol.records import Codec, build_batch
+from protocol.records import build_batch
 from tests.compat.differential import (
     SPOILED,
     Side,

@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 
 from protocol.apis import SERVED, Api
-from protocol.records import Codec, build_batch
+from protocol.compression import Codec
+from protocol.records import build_batch
 from tests.compat.differential import (
     SPOILED,
     Side,

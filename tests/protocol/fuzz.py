@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from protocol import formats, messages, records, wire
 from protocol.apis import SERVED
-from protocol.errors import KafkaError, MalformedRequest
-from protocol.records import Codec, CorruptBatch
+from protocol.checksum import crc32c
+from protocol.compression import Codec, decompress
+from protocol.errors import CorruptBatch, KafkaError, MalformedRequest
 
 
 def request(data: bytes) -> None:
@@ -97,7 +98,7 @@ def record_section(data: bytes) -> None:
 def compressed(data: bytes) -> None:
     for codec in Codec:
         try:
-            assert len(records.decompress(codec, data, limit=1 << 20)) <= max(1 << 20, len(data))
+            assert len(decompress(codec, data, limit=1 << 20)) <= max(1 << 20, len(data))
         except CorruptBatch:
             pass
 
@@ -113,7 +114,7 @@ def persisted(data: bytes) -> None:
         lambda: formats.decode_assignment(data),
         lambda: formats.subscribed_topics(data),
         lambda: formats.decode_slot(data),
-        lambda: formats.decode_slot(b"TWM1" + formats.crc32c(data).to_bytes(4, "big") + data),
+        lambda: formats.decode_slot(b"TWM1" + crc32c(data).to_bytes(4, "big") + data),
     ]
     for decode in decoders:
         try:

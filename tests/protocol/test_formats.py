@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import formats
+from protocol.checksum import crc32c
 from protocol.formats import (
     Assignment,
     BadRecord,
@@ -324,4 +325,4 @@ def test_a_slot_whose_records_do_not_add_up_is_bad(count: int) -> None:
     body = bytearray(good[8:])
     body[60:64] = count.to_bytes(4, "big")
     with pytest.raises(BadRecord):
-        decode_slot(good[:4] + formats.crc32c(body).to_bytes(4, "big") + body)
+        decode_slot(good[:4] + crc32c(body).to_bytes(4, "big") + body)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from protocol.compression import Codec
 from protocol.formats import Assignment as ConsumerAssignment
 from protocol.formats import (
     CommittedOffset,
@@ -21,7 +22,7 @@ from protocol.formats import (
     encode_coordinator_record,
     encode_subscription,
 )
-from protocol.records import Codec, build_batch, end_txn_marker, parse_header
+from protocol.records import build_batch, end_txn_marker, parse_header
 
 pytestmark = pytest.mark.kafka
 

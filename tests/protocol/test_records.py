@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
+from struct import unpack_from
 from typing import Any
 
 import cramjam
@@ -13,23 +13,39 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import records
-from protocol.errors import ErrorCode, KafkaError
+from protocol.checksum import crc32c
+from protocol.compression import DECOMPRESSED_BYTES_FREE, Codec, compress
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
+    ATTRIBUTES_AT,
+    BASE_OFFSET_AT,
+    BASE_SEQUENCE_AT,
+    BASE_TIMESTAMP_AT,
+    COUNT_AT,
+    CRC_AT,
+    CRC_FROM,
+    HEADER,
+    HEADER_LAYOUT,
     HEADER_SIZE,
+    LAST_OFFSET_DELTA_AT,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    MAGIC,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OFFSETS,
+    OVERHEAD,
+    PRODUCER_EPOCH_AT,
+    PRODUCER_ID_AT,
+    STAMP,
     BatchHeader,
-    Codec,
     ControlType,
-    CorruptBatch,
-    DecompressedTooLarge,
     Record,
     build_batch,
     check_produced,
     check_records,
-    compress,
     crc_of,
     crc_ok,
-    decompress,
     end_txn_marker,
     iter_batches,
     iter_records,
@@ -387,97 +403,15 @@ def test_stored_batches_are_checked_where_they_are_bad() -> None:
         list(iter_batches(negative))
 
 
-# ---- codecs ----
-
-
-@given(st.binary(max_size=2000), st.sampled_from(Codec), st.none() | st.integers(1, 9))
-def test_codecs_there_and_back(data: bytes, codec: Codec, level: int | None) -> None:
-    assert decompress(codec, compress(codec, data, level)) == data
-
-
-@pytest.mark.parametrize("codec", Codec)
-def test_codecs_there_and_back_with_much_data(codec: Codec) -> None:
-    random_like = b"".join(cramjam.zstd.compress(bytes([i % 256]) * 30).read() for i in range(9000))
-    data = random_like + bytes(300_000) + random_like
-    assert decompress(codec, memoryview(compress(codec, data))) == data
-
-
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-def test_bombs_stop_at_the_limit(codec: Codec) -> None:
-    bomb = compress(codec, bytes(40 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DecompressedTooLarge):
-            decompress(codec, bomb, limit=1 << 20)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 6 << 20
-    assert len(decompress(codec, bomb, limit=40 << 20)) == 40 << 20
+# ---- small things ----
 
 
 def test_a_bomb_in_a_batch_is_too_large_for_kafka_too() -> None:
-    bomb = bytes(cramjam.zstd.compress(bytes(records.DECOMPRESSED_BYTES_FREE + 1)))
+    bomb = bytes(cramjam.zstd.compress(bytes(DECOMPRESSED_BYTES_FREE + 1)))
     batch = patched(resized(ONE, bomb), 22, bytes([Codec.ZSTD]))
     with pytest.raises(KafkaError) as caught:
         check_produced(batch, walk=True)
     assert caught.value.code is ErrorCode.message_too_large
-
-
-def test_the_limit_grows_with_the_input() -> None:
-    assert records.output_limit(100) == 16 << 20
-    assert records.output_limit(1 << 17) == 1 << 25
-    assert records.output_limit(1 << 30) == 256 << 20
-
-
-def test_snappy_comes_framed_or_as_one_block() -> None:
-    assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(b"raw" * 9))) == b"raw" * 9
-    framed = compress(Codec.SNAPPY, b"framed" * 9999)
-    assert framed.startswith(b"\x82SNAPPY\0\0\0\0\1\0\0\0\1")
-    assert decompress(Codec.SNAPPY, framed) == b"framed" * 9999
-    for size in (9, 17, 20, len(framed) - 1):
-        with pytest.raises(CorruptBatch):
-            decompress(Codec.SNAPPY, framed[:size])
-    hostile = framed[:16] + b"\x7f\xff\xff\xff" + framed[20:]
-    with pytest.raises(CorruptBatch):
-        decompress(Codec.SNAPPY, hostile)
-    with pytest.raises(CorruptBatch):
-        decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"claims 4 GiB")
-
-
-def test_lz4_frames_have_independent_blocks_as_java_wants() -> None:
-    frame = compress(Codec.LZ4, bytes(200_000))
-    assert frame[:7].hex() == "04224d18604082"
-    assert frame[-4:] == bytes(4)
-
-
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
-@given(st.data())
-@settings(max_examples=60)
-def test_broken_compressed_bytes_are_corrupt(codec: Codec, data: st.DataObject) -> None:
-    good = bytearray(compress(codec, b"some records" * 40))
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(good)))
-        good[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
-    tracemalloc.start()
-    try:
-        decompress(codec, good, limit=1 << 20)
-    except CorruptBatch:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 6 << 20
-
-
-def test_unknown_codecs() -> None:
-    with pytest.raises(CorruptBatch):
-        decompress(5, b"x")
-    with pytest.raises(ValueError, match="codec 5"):
-        compress(5, b"x")
-
-
-# ---- small things ----
 
 
 def test_a_short_header_is_corrupt() -> None:
@@ -492,3 +426,31 @@ def test_sections_beyond_the_buffer_are_corrupt() -> None:
         list(iter_records(GOOD[:-1]))
     with pytest.raises(KafkaError):
         check_records(GOOD[:-1], 0, parse_header(GOOD))
+
+
+def test_the_layout_has_every_field_where_it_is_named() -> None:
+    batch = build_batch(
+        RECORDS, base_offset=7, leader_epoch=3, producer_id=9, producer_epoch=2, base_sequence=5
+    )
+    layout = [
+        (BASE_OFFSET_AT, "q", 7),
+        (LENGTH_AT, "i", len(batch) - OVERHEAD),
+        (LEADER_EPOCH_AT, "i", 3),
+        (MAGIC_AT, "b", MAGIC),
+        (CRC_AT, "I", crc32c(batch[CRC_FROM:])),
+        (ATTRIBUTES_AT, "h", 0),
+        (LAST_OFFSET_DELTA_AT, "i", len(RECORDS) - 1),
+        (BASE_TIMESTAMP_AT, "q", RECORDS[0][3]),
+        (MAX_TIMESTAMP_AT, "q", RECORDS[3][3]),
+        (PRODUCER_ID_AT, "q", 9),
+        (PRODUCER_EPOCH_AT, "h", 2),
+        (BASE_SEQUENCE_AT, "i", 5),
+        (COUNT_AT, "i", len(RECORDS)),
+    ]
+    assert "".join(kind for _, kind, _ in layout) == HEADER_LAYOUT
+    for at, kind, value in layout:
+        assert unpack_from(f">{kind}", batch, at) == (value,)
+    assert HEADER.unpack_from(batch) == parse_header(batch)
+    assert STAMP.unpack_from(batch) == (7, len(batch) - OVERHEAD, 3)
+    assert OFFSETS.unpack_from(batch) == (7, len(RECORDS) - 1)
+    assert HEADER.size == HEADER_SIZE

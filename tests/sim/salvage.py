@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from protocol import records
+from protocol.errors import CorruptBatch
 from tests.sim.history import TopicPartition
 
 _LOG_DIRECTORY = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<index>\d+)")
@@ -51,7 +52,7 @@ def _readable_end(parts: list[tuple[str, int, bytes]]) -> int:
                 return end
             try:
                 header = records.parse_header(data, at)
-            except records.CorruptBatch:
+            except CorruptBatch:
                 return end
             if header.size < records.HEADER_SIZE or at + header.size > len(data) or header.base_offset < end:
                 return end

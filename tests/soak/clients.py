@@ -32,7 +32,8 @@ from confluent_kafka.admin import (
 )
 
 from protocol.apis import Api
-from protocol.records import Codec, iter_batches, iter_records
+from protocol.compression import Codec
+from protocol.records import iter_batches, iter_records
 from tests.compat.peers import unique, until
 from tests.compat.raw import FETCH_VERSION, RawClient
 from tests.soak.visits import VISITS, batch_of, create, fetch_fields, prepare, produce_idempotently, reset

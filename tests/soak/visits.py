@@ -17,7 +17,8 @@ from typing import Any
 
 from protocol import messages
 from protocol.apis import Api
-from protocol.records import Codec, build_batch
+from protocol.compression import Codec
+from protocol.records import build_batch
 from tests.compat.peers import unique, until
 from tests.compat.raw import FETCH_VERSION, PRODUCE_VERSION, RawClient, produce_fields
 from tests.compat.samples import FIRST_MS

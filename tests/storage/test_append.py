@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ErrorCode, KafkaError
+from protocol.compression import Codec
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
-    Codec,
-    CorruptBatch,
     Record,
     build_batch,
     crc_ok,

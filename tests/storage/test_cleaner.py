@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.records import Codec, end_txn_marker, iter_batches, parse_header, records_data
+from protocol.compression import Codec
+from protocol.records import end_txn_marker, iter_batches, parse_header, records_data
 from storage.cleaner import KeyMap, plan_cleaning, walk
 from storage.log_manager import CleanerSettings, LogManager
 from storage.policy import LogConfig, SegmentExtent, plan_groups

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from protocol.records import Codec, iter_batches, parse_header
+from protocol.compression import Codec
+from protocol.records import iter_batches, parse_header
 from storage import cleaner
 from storage.cleaner import _groups
 from storage.files import DiskFiles

@@ -15,8 +15,9 @@ from uuid import UUID
 
 import pytest
 
+from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import Codec, Record, build_batch, crc_of, end_txn_marker, parse_header
+from protocol.records import Record, build_batch, crc_of, end_txn_marker, parse_header
 from storage.files import DiskFiles, File
 from storage.log import LogOffline, NoDescriptor
 from storage.log_manager import RECOVERY_POINTS, Intervals, decode_points, run_inline

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import formats, records
-from protocol.records import Codec
+from protocol.compression import Codec
 from storage.producers import ProducerTable
 from storage.segment import SegmentMark
 from tools import dump_log

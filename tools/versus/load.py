@@ -23,10 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crc32c import crc32c
-
 from protocol import messages, records
 from protocol.apis import Api
+from protocol.checksum import crc32c
 from tools import bench
 from tools.console import Failure, complain, emit_json
 from tools.versus import brokers

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from protocol.apis import SERVED, Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import Codec
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:

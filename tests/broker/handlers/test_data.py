@@ -10,9 +10,10 @@ import pytest
 
 from broker.control.image import PartitionImage
 from protocol.apis import Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode
 from protocol.hot import FETCH_SHAPES_FROM
-from protocol.records import Codec, iter_batches, iter_records
+from protocol.records import iter_batches, iter_records
 from tests.broker.handlers.test_bad_input import list_offset
 from tests.broker.raw_client import (
     RawClient,

@@ -23,9 +23,9 @@ from broker.control.image import Delta
 from broker.net.server import Connection, TcpNetwork
 from broker.ports import World
 from protocol.apis import Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode
 from protocol.messages import decode_response, encode_request
-from protocol.records import Codec
 from remote.store.object_store import MemoryStore
 from storage.files import DiskFile, DiskFiles
 from tests.broker.raw_client import batch_of, create_topic, produce_fields

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protocol.apis import Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode
-from protocol.records import Codec, build_batch, crc_of, iter_batches, iter_records, parse_header
+from protocol.records import build_batch, crc_of, iter_batches, iter_records, parse_header
 from tests.broker.raw_client import RawClient, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:

@@ -1,0 +1,30 @@
+"""CRC-32C, the checksum of record batches, of our own files and of what is put into an object store.
+
+Owns: loading the native function without the package around it, which pulls in its command line and
+importlib.metadata: 25 ms at every start of a broker. Does not own: what a checksum covers.
+Invariant: nothing in the broker imports the package `crc32c` itself; a test looks at what a broker loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from typing import Any, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def _load() -> Callable[[Buffer], int]:
+    package = PathFinder.find_spec("crc32c")
+    if package is not None and package.submodule_search_locations:
+        spec = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
+        if spec is not None and spec.loader is not None:
+            module: Any = spec.loader.create_module(spec)
+            spec.loader.exec_module(module)
+            return module.crc32c  # type: ignore[no-any-return]
+    from crc32c import crc32c
+
+    return crc32c
+
+
+crc32c = _load()
