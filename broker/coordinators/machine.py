@@ -1,7 +1,8 @@
 """The contract between a pure coordinator and the shell that runs it over an internal partition.
 
-Owns the shape of a decision, the two clocks a decision may look at, and the timers of a pure machine. Does
-not own any log, loop or socket (`broker.replicated_state`), nor what is decided (`broker.group`).
+Owns what a machine offers its shell, the draft of a decision with the two clocks it may look at, and the
+timers of a pure machine. Does not own any log, loop or socket (`broker.coordinators.replicated_state`), nor
+what is decided (`broker.coordinators.groups`).
 Invariant: durable state changes only in `Machine.apply`, so recovery is `apply` in a loop.
 """
 
@@ -9,67 +10,78 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-Record = TypeVar("Record")
-Command = TypeVar("Command", contravariant=True)
+from broker.decisions import Decision
+
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+RecordT = TypeVar("RecordT")
+ResponseT = TypeVar("ResponseT")
 
 
 class Instant(NamedTuple):
-    """Now, twice: sessions are durations and must survive a clock that jumps; what is written is wall
-    time.
+    """Now, on two clocks: sessions are durations and must survive a wall clock that jumps; records carry
+    wall time.
     """
 
     mono_ms: int
     wall_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision(Generic[Record]):
-    """What a command leads to. Replies (by token, also to earlier commands) wait until the records are
-    durable.
-
-    `soft` says that memory already reckons with the records: if they do not get durable, the machine is
-    void.
+class DecisionDraft(Generic[RecordT]):
+    """What a command has led to so far, and what it may look at besides the state: the time, and the token
+    by which a later decision can answer it.
     """
 
-    records: tuple[Record, ...] = ()
-    replies: tuple[tuple[int, Any], ...] = ()
-    soft: bool = False
+    __slots__ = ("now", "records", "replies", "token")
+
+    def __init__(self, now: Instant, token: int) -> None:
+        self.now = now
+        self.token = token
+        self.records: list[RecordT] = []
+        self.replies: list[tuple[int, Any]] = []
+
+    def reply(self, token: int, answer: Any) -> None:
+        """Answer a command that waits, this one or an earlier one."""
+        self.replies.append((token, answer))
+
+    def decision(self, response: ResponseT | None = None, *, soft: bool) -> Decision[RecordT, ResponseT]:
+        return Decision(
+            records=tuple(self.records), replies=tuple(self.replies), response=response, soft=soft
+        )
 
 
-class Machine(Protocol[Command, Record]):
+class Machine(Protocol[CommandT_contra, RecordT]):
     """A pure state machine. `decide` may change soft state, which a restart forgets; never durable state."""
 
-    def decide(self, command: Command, token: int, now: Instant) -> Decision[Record]:
-        """Raises KafkaError, having changed nothing, to refuse the command."""
+    def decide(self, command: CommandT_contra, token: int, now: Instant) -> Decision[RecordT, Any]:
+        """Raise KafkaError, having changed nothing, to refuse the command."""
 
-    def tick(self, now: Instant) -> Decision[Record]:
-        """Do what the deadlines up to now ask for."""
+    def tick(self, now: Instant) -> Decision[RecordT, Any]:
+        """Do what the deadlines up to now ask for; the decision has no response."""
 
     def next_deadline_ms(self) -> int | None:
-        """When to tick next, on the monotonic clock. It may be early, never late."""
+        """Return when to tick next, on the monotonic clock. It may be early, never late."""
 
     def resume(self, now: Instant) -> None:
-        """The process stood still: give peers their full time again before any is given up."""
+        """Give peers their full time again, after the process stood still."""
 
     def loaded(self, now: Instant) -> None:
-        """Everything in the log was applied; build the soft state."""
+        """Build the soft state; everything in the log was applied."""
 
-    def apply(self, record: Record, *, offset: int, producer_id: int) -> None: ...
+    def apply(self, record: RecordT, *, offset: int, producer_id: int) -> None: ...
 
     def apply_marker(self, *, producer_id: int, committed: bool) -> None: ...
 
-    def encode(self, record: Record) -> tuple[bytes, bytes | None]: ...
+    def encode(self, record: RecordT) -> tuple[bytes, bytes | None]: ...
 
-    def decode(self, key: bytes, value: bytes | None) -> Record | None:
-        """None for a record of a kind this machine does not know."""
+    def decode(self, key: bytes, value: bytes | None) -> RecordT | None:
+        """Return the record, or None for one of a kind this machine does not know."""
 
-    def scope(self, command: Command) -> Hashable | None:
-        """What part of the state the command reads and writes; None for all of it."""
+    def scope(self, command: CommandT_contra) -> Hashable | None:
+        """Return the part of the state that the command reads and writes; None for all of it."""
 
-    def is_stackable(self, command: Command) -> bool:
+    def is_stackable(self, command: CommandT_contra) -> bool:
         """Whether stackable commands of one scope may be decided before each other's records are applied."""
 
 
@@ -78,7 +90,7 @@ _COMPACT_AT: Final = 64
 
 class Timers:
     """Deadlines by key. Moving one later, which every heartbeat does, costs a dictionary write and no
-    heap; what was cancelled leaves the heap at the latest when it is most of it.
+    heap operation; cancelled ones leave the heap at the latest when they are most of it.
     """
 
     __slots__ = ("_deadlines", "_heap", "_queued")
@@ -112,7 +124,7 @@ class Timers:
         return None
 
     def due(self, now_ms: int) -> Iterator[tuple[str, ...]]:
-        """Each key whose deadline has come, once, in the order of the deadlines."""
+        """Yield each key whose deadline has come, once, in the order of the deadlines."""
         while self._heap and self._heap[0][0] <= now_ms:
             key = self._pop()
             deadline_ms = self._deadlines.get(key) if key is not None else None

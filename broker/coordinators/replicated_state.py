@@ -1,8 +1,8 @@
 """Runs a pure state machine over one internal partition: decide, append, apply, answer.
 
-Owns the order of commands, the one append in flight, who waits for which reply, the machine's timer, and
-reloading when the log and the machine may have parted. Does not own what is decided (`broker.machine`), nor
-the log.
+Owns the order of commands, the one append in flight, which client waits for which reply, the machine's timer,
+and reloading when the log and the machine may have parted. Does not own what is decided
+(`broker.coordinators.machine`), nor the log.
 Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
 would read too; a reply leaves only after the records of its decision are durable and applied; after an append
 whose outcome is not known the machine is rebuilt from the log.
@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from broker.coordinators.machine import Decision, Instant, Machine
+from broker.coordinators.machine import Instant, Machine
+from broker.decisions import Command, Decision
 from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
@@ -26,8 +27,8 @@ from protocol.formats import BadRecord
 
 logger = logging.getLogger(__name__)
 
-Command = TypeVar("Command")
-Record = TypeVar("Record")
+R = TypeVar("R")
+RecordT = TypeVar("RecordT")
 MachineT = TypeVar("MachineT", bound="Machine[Any, Any]")
 
 QUEUED_COMMANDS_MAX: Final = 10_000
@@ -40,7 +41,7 @@ LOAD_RETRY_S: Final = 1.0
 REPLICATION_POLL_S: Final = 0.01
 REPLICATION_POLL_MAX_S: Final = 0.2
 STALL_MS: Final = 1_000
-"""A timer that fires this late says that the whole process stood still, not that its peers are silent."""
+"""A timer this late shows that the whole process stood still, not that the clients are silent."""
 
 _NOT_APPENDED: Final = frozenset(
     {
@@ -78,10 +79,9 @@ class CoordinatorLog(Protocol):
         batch: bytearray,
         *,
         timeout_ms: int,
-        required_acks: int = -1,
-        origin: str = "coordinator",
-        expected_leader_epoch: int | None = None,
-    ) -> Appended: ...
+        expected_leader_epoch: int,
+    ) -> Appended:
+        """Return once the batch is on every replica in sync; raise KafkaError otherwise."""
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]: ...
 
@@ -102,19 +102,18 @@ class Status(Enum):
 
 
 class _Tick:
-    """Takes its turn among the commands, so that what arrived before a deadline is heard before it
-    strikes.
-    """
+    """A deadline, queued among the commands so that what arrived before it is decided before it."""
 
 
 _TICK: Final = _Tick()
+_Entry: TypeAlias = Command[Any, Any, Any, Any] | _Tick
 
 
 @dataclass(slots=True)
-class _Round(Generic[Record]):
+class _Round(Generic[RecordT]):
     """Decisions that share an append."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[RecordT] = field(default_factory=list)
     encoded: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     replies: list[tuple[int, Any]] = field(default_factory=list)
     scopes: dict[Hashable | None, bool] = field(default_factory=dict)
@@ -124,7 +123,7 @@ class _Round(Generic[Record]):
 
 
 class _Pace:
-    """Lets others run between slices of long work."""
+    """Let other tasks run between slices of long work."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -154,7 +153,7 @@ class ReplicatedState(Generic[MachineT]):
         self.leader_epoch = leader_epoch
         self.status = Status.LOADING
         self.config = config
-        """May be replaced at any time; what is appended next goes by it."""
+        """May be replaced at any time; the next append uses it."""
         self._make_machine = make_machine
         self._machine: MachineT = make_machine()
         self._partitions = partitions
@@ -164,14 +163,14 @@ class ReplicatedState(Generic[MachineT]):
         self._active = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_token = 0
-        self._queue: deque[tuple[Any, int]] = deque()
+        self._queue: deque[tuple[_Entry, int]] = deque()
         self._round: _Round[Any] = _Round()
         self._is_flush_due = False
         self._is_appending = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._trouble: ErrorCode | None = None
-        """Why the last append failed: said when it begins and when it changes."""
+        """Why the last append failed; logged when that begins and when the reason changes."""
 
     def __repr__(self) -> str:
         return (
@@ -181,7 +180,7 @@ class ReplicatedState(Generic[MachineT]):
 
     @property
     def machine(self) -> MachineT:
-        """For reading, while active; it shows what is applied."""
+        """Return the machine, for reading what is applied; raise KafkaError unless it is active."""
         self._check_active()
         return self._machine
 
@@ -193,20 +192,18 @@ class ReplicatedState(Generic[MachineT]):
         self._spawn(self._load())
 
     def close(self, code: ErrorCode = ErrorCode.not_coordinator) -> None:
-        """Another broker is the coordinator now, or none is: everyone who waits is told to look for it."""
+        """Stop coordinating, because another broker or none does now; fail every client that waits."""
         if self.status is Status.CLOSED:
             return
         self._set_status(Status.CLOSED)
         self._forget(code)
 
     async def wait_settled(self) -> None:
-        """Until it is loaded or closed."""
+        """Return when it is loaded or closed."""
         await self._active.wait()
 
-    async def ask(self, command: Any) -> Any:
-        """The reply, once it is durable. Cancelling means that nobody wants it any more; the command
-        stands.
-        """
+    async def ask(self, command: Command[Any, Any, Any, R]) -> R:
+        """Return the response, once it is durable. Cancelling drops the response; the command stands."""
         self._check_active()
         token = self._next_token
         self._next_token += 1
@@ -216,7 +213,8 @@ class ReplicatedState(Generic[MachineT]):
                 self._enqueue(command, token)
             else:
                 self._decide(command, token)
-            return await future
+            response: R = await future
+            return response
         finally:
             self._waiting.pop(token, None)
             del future  # which an error, by its traceback, would keep alive together with itself
@@ -227,65 +225,74 @@ class ReplicatedState(Generic[MachineT]):
         if self.status is Status.CLOSED:
             raise KafkaError(ErrorCode.not_coordinator)
 
-    # Deciding
+    # --- deciding ---
 
     def _now(self) -> Instant:
         return Instant(int(self._loop.time() * 1000), self._now_ms())
 
-    def _may_decide(self, command: Any) -> bool:
+    def _may_decide(self, command: _Entry) -> bool:
         """Whether nothing the command depends on is still on its way into the log."""
         scopes = self._round.scopes
         if not scopes:
             return True
-        if command is _TICK or None in scopes or self._round.size > ROUND_BYTES_MAX:
+        if isinstance(command, _Tick) or None in scopes or self._round.size > ROUND_BYTES_MAX:
             return False
         scope = self._machine.scope(command)
         if scope is None:
             return False
         return scope not in scopes or (scopes[scope] and self._machine.is_stackable(command))
 
-    def _enqueue(self, command: Any, token: int) -> None:
+    def _enqueue(self, command: _Entry, token: int) -> None:
         if len(self._queue) >= QUEUED_COMMANDS_MAX:
             raise KafkaError(
-                ErrorCode.coordinator_not_available, "too many requests wait for this coordinator"
+                ErrorCode.coordinator_not_available, "too many requests are queued for this coordinator"
             )
         self._queue.append((command, token))
         self._flush_soon()
 
-    def _decide(self, command: Any, token: int) -> None:
+    def _decide(self, command: _Entry, token: int) -> None:
         scope: Hashable | None = None
         stackable = False
         try:
             if isinstance(command, _Tick):
-                decision: Decision[Any] = self._machine.tick(self._now())
+                decision: Decision[Any, Any] = self._machine.tick(self._now())
             else:
                 decision = self._machine.decide(command, token, self._now())
                 scope, stackable = self._machine.scope(command), self._machine.is_stackable(command)
         except KafkaError as error:
             self._fail(token, error)
             return
+        replies = decision.replies
+        if decision.response is not None:
+            replies += ((token, decision.response),)
         if decision.records:
-            self._take(decision, scope, stackable)
+            self._take(decision, replies, scope, stackable)
         else:
-            self._answer(decision.replies)
+            self._answer(replies)
         self._arm_timer()
 
-    def _take(self, decision: Decision[Any], scope: Hashable | None, stackable: bool) -> None:
+    def _take(
+        self,
+        decision: Decision[Any, Any],
+        replies: tuple[tuple[int, Any], ...],
+        scope: Hashable | None,
+        stackable: bool,
+    ) -> None:
         pending = self._round
         for record in decision.records:
             key, value = self._machine.encode(record)
             pending.records.append(record)
             pending.encoded.append((key, value))
             pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
-        pending.replies.extend(decision.replies)
+        pending.replies.extend(replies)
         pending.scopes[scope] = stackable and pending.scopes.get(scope, True)
         pending.soft = pending.soft or decision.soft
         self._flush_soon()
 
-    # Appending
+    # --- appending ---
 
     def _flush_soon(self) -> None:
-        """After this pass of the loop, so that commands that arrived together share one append."""
+        """Flush after this pass of the loop, so that commands that arrived together share one append."""
         if not (self._is_flush_due or self._is_appending):
             self._is_flush_due = True
             self._loop.call_soon(self._start_flush)
@@ -312,7 +319,7 @@ class ReplicatedState(Generic[MachineT]):
             self._decide(command, token)
 
     async def _append(self, pending: _Round[Any]) -> bool:
-        """True when the round is durable, applied and answered."""
+        """Return True when the round is durable, applied and answered."""
         machine = self._machine
         applied = 0
         for size in self._split(pending.encoded):
@@ -339,7 +346,7 @@ class ReplicatedState(Generic[MachineT]):
         return True
 
     def _split(self, encoded: list[tuple[bytes, bytes | None]]) -> Iterator[int]:
-        """How many records go into each batch; one that is too large by itself goes alone and is refused."""
+        """Yield the number of records of each batch; one that is too large goes alone and is refused."""
         limit = self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES
         count = size = 0
         for key, value in encoded:
@@ -357,14 +364,14 @@ class ReplicatedState(Generic[MachineT]):
         return batches.build_batch(rows, codec=self.config.codec)
 
     def _append_failed(self, pending: _Round[Any], error: KafkaError, *, is_partly_applied: bool) -> bool:
-        """True when the machine still says what the log says and may go on."""
+        """Return True when the machine still equals the log and may go on."""
         if self.status is not Status.ACTIVE:
             return False
         code = coordinator_error(error.code)
         if self._trouble is not error.code:
             self._trouble = error.code
             logger.warning(
-                "%s-%d: append failed with %s, clients get %s", self.topic, self.index, error, code.name
+                "%s-%d: append failed, clients get %s: %s", self.topic, self.index, code.name, error
             )
         if error.code in _NOT_APPENDED and not pending.soft and not is_partly_applied:
             for token, _ in pending.replies:
@@ -373,7 +380,7 @@ class ReplicatedState(Generic[MachineT]):
         self._reload(code)
         return False
 
-    # Answering
+    # --- answering ---
 
     def _answer(self, replies: tuple[tuple[int, Any], ...] | list[tuple[int, Any]]) -> None:
         for token, reply in replies:
@@ -387,7 +394,7 @@ class ReplicatedState(Generic[MachineT]):
             future.set_exception(error)
 
     def _forget(self, code: ErrorCode) -> None:
-        """Nothing that was decided or asked counts any more."""
+        """Drop everything that was decided or asked; fail every client that waits with this code."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -396,7 +403,7 @@ class ReplicatedState(Generic[MachineT]):
         for token in list(self._waiting):
             self._fail(token, KafkaError(code))
 
-    # Time
+    # --- time ---
 
     def _arm_timer(self) -> None:
         at_ms = self._machine.next_deadline_ms()
@@ -406,7 +413,7 @@ class ReplicatedState(Generic[MachineT]):
             self._timer.cancel()
             self._timer = None
         if at_ms is not None:
-            # The time is kept here: for a time that is past uvloop gives a handle that does not know its own.
+            # Kept here, because uvloop returns a handle without a time for one that is past.
             self._timer_at_ms = at_ms
             self._timer = self._loop.call_at(at_ms / 1000, self._time_is_up, at_ms)
 
@@ -416,7 +423,11 @@ class ReplicatedState(Generic[MachineT]):
             return
         now = self._now()
         if now.mono_ms - planned_ms > STALL_MS:
-            logger.warning("%s-%d: stood still, giving every member its full time", self.topic, self.index)
+            logger.warning(
+                "%s-%d: the broker was paused; every member gets its full session timeout again",
+                self.topic,
+                self.index,
+            )
             self._machine.resume(now)
         if self._is_appending or self._queue or not self._may_decide(_TICK):
             self._queue.append((_TICK, -1))
@@ -424,7 +435,7 @@ class ReplicatedState(Generic[MachineT]):
         else:
             self._decide(_TICK, -1)
 
-    # Loading
+    # --- loading ---
 
     def _reload(self, code: ErrorCode) -> None:
         self._set_status(Status.LOADING)
@@ -453,21 +464,22 @@ class ReplicatedState(Generic[MachineT]):
                 self._arm_timer()
 
     async def _wait_replicated(self) -> None:
-        """What is read back may be uncommitted, and must not be told before no election can lose it. Whoever
-        does not fetch it leaves the ISR, which ends the wait."""
+        """Wait until no election can lose what was read back, which may be uncommitted. A follower that does
+        not fetch it leaves the ISR, which ends the wait.
+        """
         pause_s = REPLICATION_POLL_S
         while self.status is Status.LOADING and not self._partitions.is_replicated(self.topic, self.index):
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, REPLICATION_POLL_MAX_S)
 
     async def _load_failed(self, error: Exception) -> None:
-        """A log that went with the leadership is no trouble."""
+        """Log the error and pause, unless the log only went with the leadership."""
         if self.status is Status.LOADING:
-            logger.error("%s-%d cannot be loaded, trying again: %s", self.topic, self.index, error)
+            logger.error("%s-%d cannot be loaded, will try again: %s", self.topic, self.index, error)
             await self._pause(LOAD_RETRY_S)
 
     async def _pause(self, most_s: float) -> None:
-        """Before the next attempt, unless it is closed meanwhile."""
+        """Wait before the next attempt, unless it is closed meanwhile."""
         try:
             async with asyncio.timeout(most_s):
                 await self._active.wait()
@@ -475,8 +487,8 @@ class ReplicatedState(Generic[MachineT]):
             return
 
     async def _replay(self) -> MachineT:
-        """What the log says. Of plain records only the last of each key is decoded, which is most of the
-        work: a compacted log may lack the others anyway.
+        """Build a machine from the log. Of plain records only the last of each key is decoded, which saves
+        most of the work: a compacted log may lack the others anyway.
         """
         machine = self._make_machine()
         latest: dict[bytes, batches.Record] = {}
@@ -522,16 +534,18 @@ class ReplicatedState(Generic[MachineT]):
             machine.apply(record, offset=row.offset, producer_id=producer_id)
 
     def _decode(self, machine: MachineT, row: batches.Record) -> Any:
-        """None for what a newer or foreign writer left; one such record must not take its partition down."""
+        """Return None for what a newer or foreign writer left: such a record must not fail its partition."""
         if row.key is None:
             return None
         try:
             return machine.decode(row.key, row.value)
         except BadRecord as error:
-            logger.error("%s-%d: record at offset %d ignored: %s", self.topic, self.index, row.offset, error)
+            logger.error(
+                "%s-%d: ignored the record at offset %d: %s", self.topic, self.index, row.offset, error
+            )
             return None
 
 
 def coordinator_error(code: ErrorCode) -> ErrorCode:
-    """What a client of a coordinator is told when the coordinator's own log fails."""
+    """Return what a client of a coordinator gets when the coordinator's own log fails."""
     return _AS_COORDINATOR.get(code, code)

@@ -1,8 +1,8 @@
 """Requests of the classic group protocol and of committed offsets, in every version, to commands and back.
 
 Owns what a version lacks, renames or wants put otherwise, which topics and partitions exist, and where an
-error goes in each response. Does not own groups (`broker.group`) nor who coordinates them
-(`broker.groups`).
+error goes in each response. Does not own groups (`broker.coordinators.groups.machine`) nor
+which broker coordinates them (`broker.coordinators.groups.coordinator`).
 Invariant: an error of one item stays with that item; what a client is told comes from the machine or the
 image alone.
 """
@@ -10,37 +10,34 @@ image alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from broker.control.image import Image, TopicImage
-from broker.coordinators.groups.machine import (
-    Commit,
-    DeleteGroups,
-    DeleteOffsets,
-    GroupMachine,
+from broker.coordinators.groups.classic import (
     Heartbeat,
     Join,
+    JoinReply,
     Leave,
     Leaver,
-    OffsetToCommit,
     Sync,
+    SyncReply,
     join_error,
     sync_error,
 )
+from broker.coordinators.groups.machine import GroupMachine
+from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset
-from protocol.messages import get
+from protocol.messages import Fields, get
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
     from broker.coordinators.groups.coordinator import GroupCoordinator
     from broker.handlers.dispatch import Context, Handler
-
-Fields: TypeAlias = Mapping[str, Any]
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _GROUP_COORDINATOR: Final = 0
@@ -132,7 +129,7 @@ class GroupHandlers:
         try:
             _check_group_id(request.group_id)
             groups.check_session_timeout(session_timeout_ms)
-            reply: dict[str, Any] = await groups.ask(
+            reply: JoinReply = await groups.ask(
                 request.group_id,
                 Join(
                     group_id=request.group_id,
@@ -165,7 +162,7 @@ class GroupHandlers:
             if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
                 raise KafkaError(ErrorCode.inconsistent_group_protocol)
             _check_group_id(request.group_id)
-            reply: Fields = await self._groups.ask(
+            reply: SyncReply = await self._groups.ask(
                 request.group_id,
                 Sync(
                     group_id=request.group_id,
@@ -260,7 +257,7 @@ class GroupHandlers:
 
     async def _commit(
         self, ctx: Context, request: Any, offsets: tuple[OffsetToCommit, ...]
-    ) -> Iterable[ErrorCode]:
+    ) -> tuple[ErrorCode, ...]:
         retention = get(request, "retention_time")
         command = Commit(
             group_id=request.group_id,
@@ -272,10 +269,9 @@ class GroupHandlers:
             knows_missing_group=ctx.api_version >= 9,
         )
         try:
-            errors: tuple[ErrorCode, ...] = await self._groups.ask(request.group_id, command)
+            return await self._groups.ask(request.group_id, command)
         except KafkaError as error:
             return (error.code,) * len(offsets)
-        return errors
 
     def offset_fetch(self, ctx: Context, request: Any) -> Fields:
         is_stable_only = bool(get(request, "require_stable", False))

@@ -3,8 +3,8 @@ leads.
 
 Owns which partition a group belongs to, the life of its machines (loaded with leadership, closed without),
 the topic's creation on first use, and the rounds of offset expiry. Does not own what groups decide
-(`broker.group`), how a machine is run (`broker.replicated_state`), nor requests and responses
-(`broker.handlers.groups`).
+(`broker.coordinators.groups.machine`), how a machine is run (`broker.coordinators.replicated_state`), nor
+requests and responses (`broker.handlers.groups`).
 Invariant: a machine lives exactly as long as this broker leads its partition in one leader epoch.
 """
 
@@ -14,19 +14,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
 from broker.control.image import Delta, Image
-from broker.coordinators.groups.machine import (
-    Command,
-    ExpireOffsets,
-    ForgetTopics,
-    GroupConfig,
-    GroupMachine,
-    GroupStatistics,
-)
+from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
+from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
+from broker.coordinators.groups.shard import GroupCommand, GroupConfig
 from broker.coordinators.replicated_state import (
     BATCH_OVERHEAD_BYTES,
     CoordinatorLog,
@@ -44,7 +39,9 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 CREATION_WAIT_S: Final = 5.0
 LOADING_WAIT_S: Final = 1.0
 
-GroupState = ReplicatedState[GroupMachine]
+R = TypeVar("R")
+
+GroupState: TypeAlias = ReplicatedState[GroupMachine]
 
 
 class LeadershipSource(CoordinatorLog, Protocol):
@@ -58,9 +55,9 @@ class ClusterView(Protocol):
     @property
     def image(self) -> Image: ...
 
-    def subscribe(self, listener: Callable[[Delta], Iterable[None] | None]) -> Any: ...
+    def subscribe(self, listener: Callable[[Delta], Iterable[None] | None]) -> object: ...
 
-    async def ensure_internal(self, name: str) -> Any: ...
+    async def ensure_internal(self, name: str) -> object: ...
 
     def log_config(self, topic: str) -> LogConfig: ...
 
@@ -99,9 +96,9 @@ class GroupCoordinator:
         return f"<GroupCoordinator {len(self._states)} partitions>"
 
     async def start(self, task_group: asyncio.TaskGroup) -> None:
-        """Take the partitions that are led already, and those to come."""
+        """Coordinate the partitions that this broker leads already, and those it will lead."""
         self._tasks = task_group
-        self._take_batch_bound()
+        self._adopt_batch_bound()
         for index, leader_epoch in self._led.items():
             self._open(index, leader_epoch)
         self._expiry = task_group.create_task(self._expire_for_ever(), name="offset expiry")
@@ -124,17 +121,17 @@ class GroupCoordinator:
             machines=tuple(state.machine.statistics() for state in states if state.status is Status.ACTIVE),
         )
 
-    # Asking
+    # --- asking ---
 
-    async def ask(self, group_id: str, command: Command) -> Any:
+    async def ask(self, group_id: str, command: GroupCommand[R]) -> R:
         return await self._state(group_id).ask(command)
 
     def machine(self, group_id: str) -> GroupMachine:
-        """For reading. Raises as `ask` does when this broker cannot answer for the group."""
+        """Return the group's machine, for reading; raise as `ask` does when it cannot be asked."""
         return self._state(group_id).machine
 
     def machines(self) -> Iterator[GroupMachine]:
-        """Of every partition this broker coordinates; raises while one of them loads."""
+        """Yield the machine of every partition this broker coordinates; raise while one of them loads."""
         for index in sorted(self._states):
             yield self._states[index].machine
 
@@ -157,11 +154,11 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.not_coordinator)
         return state
 
-    # Finding
+    # --- finding ---
 
     async def find(self, group_id: str, listener: str) -> tuple[int, Endpoint]:
-        """The broker that coordinates the group and where that listener of it is. The first call makes the
-        topic.
+        """Return the broker that coordinates the group and its endpoint of that listener. The first call
+        creates the topic.
         """
         if OFFSETS_TOPIC not in self._cluster.image.topics:
             await self._create_topic()
@@ -177,7 +174,7 @@ class GroupCoordinator:
         return broker.id, endpoint
 
     async def _create_topic(self) -> None:
-        """Wait for the topic, which saves every new client a round of retries; all callers share one
+        """Wait until the topic exists, which saves every new client a round of retries; all callers share one
         attempt.
         """
         if self._tasks is None:
@@ -192,11 +189,11 @@ class GroupCoordinator:
         try:
             await self._cluster.ensure_internal(OFFSETS_TOPIC)
         except KafkaError as error:
-            logger.warning("%s cannot be created yet: %s", OFFSETS_TOPIC, error)
+            logger.warning("cannot create %s yet: %s", OFFSETS_TOPIC, error)
 
     async def _wait_loaded(self, index: int) -> None:
-        """A client that asks while its coordinator loads waits here a little and not with 14 and a
-        backoff.
+        """Hold the client briefly while its coordinator loads, instead of sending
+        COORDINATOR_LOAD_IN_PROGRESS and making it back off.
         """
         state = self._states.get(index)
         if state is None or state.status is not Status.LOADING:
@@ -207,7 +204,7 @@ class GroupCoordinator:
         except TimeoutError:
             return
 
-    # Following
+    # --- following ---
 
     def _leadership_changed(self, topic: str, index: int, leader_epoch: int | None) -> None:
         if topic != OFFSETS_TOPIC:
@@ -244,13 +241,13 @@ class GroupCoordinator:
 
     def _cluster_changed(self, delta: Delta) -> None:
         if delta.configs_changed:
-            self._take_batch_bound()
+            self._adopt_batch_bound()
         if delta.topics_deleted and self._tasks is not None:
             topics = {topic.name: topic.id for topic in delta.topics_deleted}
             self._tasks.create_task(self._forget_topics(topics), name="forget topics")
 
-    def _take_batch_bound(self) -> None:
-        """A batch is bounded by the offsets topic's settings, which may change while this broker runs."""
+    def _adopt_batch_bound(self) -> None:
+        """Adopt the largest batch that the offsets topic allows now; its settings may change at any time."""
         bytes_max = self._cluster.log_config(OFFSETS_TOPIC).max_message_bytes
         if bytes_max == self._state_config.batch_bytes_max:
             return
@@ -262,7 +259,7 @@ class GroupCoordinator:
                 state.machine.config = self._group_config
 
     async def _expire_for_ever(self) -> None:
-        """One partition after the other, since each looks through all its offsets at once."""
+        """Expire offsets, one partition after the other, since each looks through all its offsets at once."""
         while True:
             await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1000)
             for state in list(self._states.values()):
@@ -271,7 +268,7 @@ class GroupCoordinator:
                     await asyncio.sleep(0)
 
     async def _forget_topics(self, topics: Mapping[str, UUID]) -> None:
-        """Also on a partition that still loads, since nobody will say it again."""
+        """Forget them on every partition, one that still loads included, since this is said only once."""
 
         async def forget(state: GroupState) -> None:
             await state.wait_settled()
@@ -279,16 +276,16 @@ class GroupCoordinator:
 
         await asyncio.gather(*map(forget, list(self._states.values())))
 
-    async def _ask_one(self, state: GroupState, command: Command) -> None:
+    async def _ask_one(self, state: GroupState, command: GroupCommand[int]) -> None:
         try:
             await state.ask(command)
         except KafkaError as error:
             name = type(command).__name__
-            logger.warning("%s-%d: %s not done: %s", OFFSETS_TOPIC, state.index, name, error)
+            logger.warning("%s-%d: %s failed: %s", OFFSETS_TOPIC, state.index, name, error)
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Java's hash of the id, as every Kafka client and tool counts on."""
+    """Return the partition by Java's hash of the id, which Kafka's tools rely on."""
     value = 0
     units = group_id.encode("utf-16-be", "surrogatepass")
     for at in range(0, len(units), 2):

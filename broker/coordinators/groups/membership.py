@@ -1,9 +1,9 @@
-"""One consumer group's membership: who is in it, who leads it, and how far its rebalance is.
+"""One consumer group's membership: its members, its leader, and how far its rebalance is.
 
-Owns the states of a group and the moves between them, its members, the choice of leader and protocol,
-and what its members subscribe to. Does not own when anything happens (`broker.group`), nor what of it
-is durable.
-Invariant: states change along `CAME_FROM` alone; a group with members has a leader among them; an
+Owns the states of a group and the transitions between them, its members, the choice of leader and protocol,
+what its members subscribe to, and what membership means for its offsets. Does not own when anything happens
+(`broker.coordinators.groups.classic`), nor what of it is durable (`broker.coordinators.groups.durable`).
+Invariant: states change along `TRANSITIONS` alone; a group with members has a leader among them; an
 instance id belongs to one member.
 """
 
@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import TypeAlias
+from enum import Enum, auto
+from typing import Final, TypeAlias
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import GroupMember, GroupMetadata, subscribed_topics
 
-CONSUMER_PROTOCOL = "consumer"
+CONSUMER_PROTOCOL: Final = "consumer"
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Name and metadata, in the order the member prefers."""
 
 
 class State(Enum):
-    """Of a group with an entry here. A group without one is Dead to whoever asks."""
+    """The state of a group that has an entry; a group without one is reported as Dead."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -32,11 +32,34 @@ class State(Enum):
     STABLE = "Stable"
 
 
-CAME_FROM: Mapping[State, frozenset[State]] = {
-    State.EMPTY: frozenset({State.PREPARING_REBALANCE}),
-    State.PREPARING_REBALANCE: frozenset({State.EMPTY, State.STABLE, State.COMPLETING_REBALANCE}),
-    State.COMPLETING_REBALANCE: frozenset({State.PREPARING_REBALANCE}),
-    State.STABLE: frozenset({State.COMPLETING_REBALANCE}),
+class Event(Enum):
+    """What moves a group to another state."""
+
+    REBALANCE = auto()
+    """Members must join again, because one came, left or changed."""
+    JOINED = auto()
+    """The join phase is over; a generation begins with whoever joined."""
+    EMPTIED = auto()
+    """The join phase is over and nobody is left."""
+    ASSIGNED = auto()
+    """The leader's assignment is on its way into the log."""
+
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    State.EMPTY: {
+        Event.REBALANCE: State.PREPARING_REBALANCE,
+    },
+    State.PREPARING_REBALANCE: {
+        Event.JOINED: State.COMPLETING_REBALANCE,
+        Event.EMPTIED: State.EMPTY,
+    },
+    State.COMPLETING_REBALANCE: {
+        Event.ASSIGNED: State.STABLE,
+        Event.REBALANCE: State.PREPARING_REBALANCE,
+    },
+    State.STABLE: {
+        Event.REBALANCE: State.PREPARING_REBALANCE,
+    },
 }
 
 
@@ -57,7 +80,9 @@ class Member:
 
     @property
     def is_excused(self) -> bool:
-        """Waits for us, so its silence means nothing; a new member's wait is bounded all the same."""
+        """Whether it waits for the coordinator, so that its silence means nothing. A new member's wait is
+        bounded all the same.
+        """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
     def metadata(self, protocol: str | None) -> bytes:
@@ -80,8 +105,8 @@ class Member:
 
 
 class Group:
-    """The living half of a group: who is in it and how far its rebalance is. A restart keeps what was made
-    durable.
+    """The living half of a group: its members and how far its rebalance is. A restart keeps of it what was
+    made durable.
     """
 
     __slots__ = (
@@ -160,11 +185,12 @@ class Group:
             members=tuple(member.durable(self.protocol) for member in self.members.values()),
         )
 
-    def move_to(self, state: State, wall_ms: int) -> None:
-        assert self.state in CAME_FROM[state], f"{self!r} cannot become {state.value}"
+    def move(self, event: Event, wall_ms: int) -> None:
+        state = TRANSITIONS[self.state].get(event)
+        assert state is not None, f"{self!r} cannot move on {event.name}"
         self.previous_state, self.state, self.state_since_ms = self.state, state, wall_ms
 
-    # Members
+    # --- members ---
 
     def add(self, member: Member) -> None:
         assert member.member_id not in self.members
@@ -188,7 +214,7 @@ class Group:
         self.pending_sync.discard(member_id)
 
     def replace_static(self, instance_id: str, new_member_id: str) -> Member:
-        """The instance is back under a new id: it takes its own place, and its assignment with it."""
+        """Give the instance, which is back under a new id, its own place and assignment."""
         old = self.members.pop(self.static_members[instance_id])
         old.join_token = old.sync_token = None
         if self.leader == old.member_id:
@@ -211,7 +237,46 @@ class Group:
             raise KafkaError(ErrorCode.unknown_member_id)
         return member
 
-    # Rebalance
+    def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> Member:
+        member = self.check_member(member_id, instance_id)
+        if generation != self.generation:
+            raise KafkaError(ErrorCode.illegal_generation)
+        return member
+
+    # --- offsets ---
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Raise KafkaError unless this committer may move the group's offsets now."""
+        if generation < 0:
+            if self.state is State.EMPTY:
+                return
+            if not member_id and instance_id is None:
+                # A standalone consumer under the id of a group with members would move that group's offsets.
+                raise KafkaError(ErrorCode.unknown_member_id)
+        self.check_generation(member_id, instance_id, generation)
+        if self.state is State.COMPLETING_REBALANCE:
+            raise KafkaError(ErrorCode.rebalance_in_progress)
+
+    def retention_starts_ms(self, topic: str, commit_timestamp_ms: int) -> int | None:
+        """Return when the retention of a topic's offset began; None while the group keeps it alive.
+
+        Offsets live as long as their group has members which may read them; then retention runs from the
+        moment the group became empty.
+        """
+        is_standalone, is_empty = self.protocol_type is None, self.state is State.EMPTY
+        knows_topics = self.uses_consumer_protocol and self.subscribed_topics is not None
+        may_expire = is_standalone or is_empty or (knows_topics and self.state is State.STABLE)
+        if not may_expire or self.is_subscribed_to(topic):
+            return None
+        if is_empty and not is_standalone and self.state_since_ms >= 0:
+            return self.state_since_ms
+        return commit_timestamp_ms
+
+    # --- rebalance ---
+
+    @property
+    def can_rebalance(self) -> bool:
+        return Event.REBALANCE in TRANSITIONS[self.state]
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -248,7 +313,9 @@ class Group:
         return common
 
     def select_protocol(self) -> str:
-        """The one most members prefer among those all of them know; of equals the one voted for first."""
+        """Return the protocol most members prefer among those all of them know; of equals the one voted for
+        first.
+        """
         common = self.common_protocols()
         votes: dict[str, int] = {}
         for member in self.members.values():
@@ -257,7 +324,7 @@ class Group:
         return max(votes, key=votes.__getitem__)
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it is back, else take the first member that is; False when none is."""
+        """Keep the leader if it has joined, else take the first member that has; False when none has."""
         leader = self.members.get(self.leader) if self.leader is not None else None
         if leader is not None and leader.join_token is not None:
             return True
@@ -272,12 +339,12 @@ class Group:
         self.protocol = self.select_protocol() if self.members else None
         self.subscribed_topics = self.topics_of_members()
         self.pending_sync.clear()
-        self.move_to(State.COMPLETING_REBALANCE if self.members else State.EMPTY, wall_ms)
+        self.move(Event.JOINED if self.members else Event.EMPTIED, wall_ms)
 
-    # Subscriptions
+    # --- subscriptions ---
 
     def topics_of_members(self) -> frozenset[str] | None:
-        """What the members subscribe to; None when only they know."""
+        """Return what the members subscribe to; None when only they know."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:
@@ -299,5 +366,5 @@ class Group:
 
 
 def _rebalance_timeout_ms(member: GroupMember) -> int:
-    """The oldest records knew one timeout for both."""
+    """Return its rebalance timeout; the oldest records have one timeout for both."""
     return member.session_timeout_ms if member.rebalance_timeout_ms < 0 else member.rebalance_timeout_ms

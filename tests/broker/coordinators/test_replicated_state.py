@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 
-from broker.coordinators.groups.machine import (
-    Commit,
-    DeleteGroups,
-    GroupConfig,
-    GroupMachine,
-    Heartbeat,
-    Join,
-    OffsetToCommit,
-    Sync,
-)
+from broker.coordinators.groups.classic import Heartbeat, Join, Sync
+from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State
+from broker.coordinators.groups.offsets import Commit, DeleteGroups, OffsetToCommit
+from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
-from tests.broker.coordinators.group_driver import subscription
+from tests.broker.coordinators.groups.group_driver import subscription
 
 TOPIC = "__consumer_offsets"
 
@@ -59,9 +53,7 @@ class FakeLog:
         batch: bytearray,
         *,
         timeout_ms: int,
-        required_acks: int = -1,
-        origin: str = "coordinator",
-        expected_leader_epoch: int | None = None,
+        expected_leader_epoch: int,
     ) -> AppendedAt:
         self.appending.set()
         await self.gate.wait()
@@ -69,7 +61,7 @@ class FakeLog:
         first = self.end
         if is_kept:
             header = batches.parse_header(batch)
-            batches.stamp(batch, 0, first, expected_leader_epoch or 0)
+            batches.stamp(batch, 0, first, expected_leader_epoch)
             self.batches.append(bytes(batch))
             self.end += header.last_offset_delta + 1
         if failure is not None:

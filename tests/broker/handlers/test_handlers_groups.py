@@ -23,7 +23,7 @@ from protocol.formats import CommittedOffset, OffsetRecord
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
 from storage.policy import LogConfig
-from tests.broker.coordinators.group_driver import subscription
+from tests.broker.coordinators.groups.group_driver import subscription
 from tests.broker.coordinators.test_replicated_state import AppendedAt, FakeLog, settle
 
 TOPIC_ID = UUID(int=7)

@@ -8,23 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from broker.coordinators.groups.machine import (
+from broker.coordinators.groups.classic import Heartbeat, Join, Leave, Leaver, Sync
+from broker.coordinators.groups.machine import GroupMachine
+from broker.coordinators.groups.membership import State
+from broker.coordinators.groups.offsets import (
     Commit,
     DeleteGroups,
     DeleteOffsets,
     ExpireOffsets,
     ForgetTopics,
-    GroupConfig,
-    GroupMachine,
-    Heartbeat,
-    Join,
-    Leave,
-    Leaver,
     OffsetToCommit,
-    Sync,
 )
-from broker.coordinators.groups.membership import State
-from broker.coordinators.machine import Decision, Instant
+from broker.coordinators.groups.shard import GroupConfig
+from broker.coordinators.machine import Instant
+from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 
 GROUP = "g"
@@ -74,9 +71,13 @@ class Driver:
         """The token under which the answer is or will be in `answers`; an error is an answer too."""
         self.tokens += 1
         try:
-            self._take(self.machine.decide(command, self.tokens, self.now))
+            decision = self.machine.decide(command, self.tokens, self.now)
         except KafkaError as error:
             self._answer(self.tokens, error.code)
+        else:
+            self._take(decision)
+            if decision.response is not None:
+                self._answer(self.tokens, decision.response)
         return self.tokens
 
     def ask(self, command: Any) -> Any:
@@ -105,7 +106,7 @@ class Driver:
             machine.apply(record, offset=offset, producer_id=-1)
         return machine
 
-    def _take(self, decision: Decision[Any]) -> None:
+    def _take(self, decision: Decision[Any, Any]) -> None:
         for record in decision.records:
             offset = len(self.log)
             self.log.append(self.machine.encode(record))

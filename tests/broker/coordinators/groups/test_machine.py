@@ -15,17 +15,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.coordinators.groups.machine import (
-    Commit,
-    ExpireOffsets,
-    GroupConfig,
-    Heartbeat,
-    OffsetToCommit,
-    Sync,
-)
+from broker.coordinators.groups.classic import Heartbeat, Sync
 from broker.coordinators.groups.membership import State
+from broker.coordinators.groups.offsets import Commit, ExpireOffsets, OffsetToCommit
+from broker.coordinators.groups.shard import GroupConfig
 from protocol.errors import ErrorCode
-from tests.broker.coordinators.group_driver import GROUP, Driver, subscription
+from tests.broker.coordinators.groups.group_driver import GROUP, Driver, subscription
 
 CLIENTS = 4
 PARTITIONS = 3

@@ -9,7 +9,7 @@ import pytest
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from protocol.apis import Api
 from protocol.errors import ErrorCode
-from tests.broker.coordinators.group_driver import subscription
+from tests.broker.coordinators.groups.group_driver import subscription
 from tests.broker.raw_client import create_topic
 from tools.client import Address, Client
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.coordinators.groups.machine import Commit, Heartbeat, OffsetToCommit, Sync
-from broker.coordinators.groups.machine import GroupConfig as Config
+from broker.coordinators.groups.classic import Heartbeat, Sync
 from broker.coordinators.groups.membership import State
+from broker.coordinators.groups.offsets import Commit, OffsetToCommit
+from broker.coordinators.groups.shard import GroupConfig as Config
 from protocol.errors import ErrorCode
-from tests.broker.coordinators.group_driver import (
+from tests.broker.coordinators.groups.group_driver import (
     GROUP,
     NO_ANSWER,
     REBALANCE_MS,

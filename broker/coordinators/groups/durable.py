@@ -1,0 +1,101 @@
+"""What the log of one coordinator partition says: metadata of groups, committed offsets, open transactions.
+
+Owns the fold of the records into memory, look-ups in it, and the records that change an offset. Does not own
+living members (`broker.coordinators.groups.membership`), nor what is decided.
+Invariant: `apply` and `apply_marker` alone change it, so it equals a replay of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from protocol.formats import CommittedOffset, CoordinatorRecord, GroupMetadata, OffsetRecord
+
+Offsets: TypeAlias = dict[str, dict[str, dict[int, CommittedOffset]]]
+"""Group id → topic → partition → offset."""
+
+
+@dataclass(slots=True)
+class Durable:
+    """The log, and nothing else. Two of them are equal when the same records were applied."""
+
+    groups: dict[str, GroupMetadata] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
+    pending: dict[int, dict[tuple[str, str, int], CommittedOffset]] = field(default_factory=dict)
+    """Offsets of transactions that are still open, by producer id."""
+
+    # --- applying ---
+
+    def apply(self, record: CoordinatorRecord, *, offset: int, producer_id: int) -> None:
+        if not isinstance(record, OffsetRecord):
+            if record.metadata is None:
+                self.groups.pop(record.group_id, None)
+            else:
+                self.groups[record.group_id] = record.metadata
+        elif record.committed is None:
+            self._remove(record.group_id, record.topic, record.partition)
+        elif producer_id < 0:
+            self._put(record.group_id, record.topic, record.partition, record.committed.at(offset))
+        else:
+            key = (record.group_id, record.topic, record.partition)
+            self.pending.setdefault(producer_id, {})[key] = record.committed.at(offset)
+
+    def apply_marker(self, *, producer_id: int, committed: bool) -> list[tuple[str, CommittedOffset]]:
+        """End a transaction. Returns the offsets that count from now on, each with its group."""
+        taken = []
+        for (group_id, topic, partition), offset in self.pending.pop(producer_id, {}).items():
+            current = self.get(group_id, topic, partition)
+            # A plain commit after the transactional one is the newer of the two, whenever that one ends.
+            if committed and (current is None or offset.record_offset > current.record_offset):
+                self._put(group_id, topic, partition, offset)
+                taken.append((group_id, offset))
+        return taken
+
+    def _put(self, group_id: str, topic: str, partition: int, offset: CommittedOffset) -> None:
+        self.offsets.setdefault(group_id, {}).setdefault(topic, {})[partition] = offset
+
+    def _remove(self, group_id: str, topic: str, partition: int) -> None:
+        for pending in self.pending.values():
+            pending.pop((group_id, topic, partition), None)
+        topics = self.offsets.get(group_id)
+        partitions = topics.get(topic) if topics is not None else None
+        if topics is None or partitions is None:
+            return
+        partitions.pop(partition, None)
+        if not partitions:
+            del topics[topic]
+        if not topics:
+            del self.offsets[group_id]
+
+    # --- reading ---
+
+    def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
+        return self.offsets.get(group_id, {}).get(topic, {}).get(partition)
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        return any((group_id, topic, partition) in pending for pending in self.pending.values())
+
+    def has_open_transaction(self, group_id: str) -> bool:
+        return any(key[0] == group_id for pending in self.pending.values() for key in pending)
+
+    def pending_groups(self) -> Iterator[str]:
+        """The group of each offset in an open transaction; a group may come several times."""
+        return (key[0] for pending in self.pending.values() for key in pending)
+
+    def partitions(self, group_id: str) -> Iterator[tuple[str, int, CommittedOffset]]:
+        for topic, partitions in self.offsets.get(group_id, {}).items():
+            for partition, offset in partitions.items():
+                yield topic, partition, offset
+
+    def keys(self, group_id: str) -> set[tuple[str, int]]:
+        """Every partition a tombstone would change something for."""
+        committed = {(topic, partition) for topic, partition, _ in self.partitions(group_id)}
+        return committed | {
+            key[1:] for pending in self.pending.values() for key in pending if key[0] == group_id
+        }
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> OffsetRecord:
+    return OffsetRecord(group_id=group_id, topic=topic, partition=partition, committed=None)

@@ -1,0 +1,191 @@
+"""Committed offsets: who may commit, delete and keep them, and when they expire.
+
+Owns the commands on offsets and on whole groups, whatever protocol the members of a group speak. Does not own
+membership, which a group judges by itself (`broker.coordinators.groups.membership`), nor what is stored
+(`broker.coordinators.groups.durable`).
+Invariant: an offset changes only by a record; while a group's members may still read an offset, only a commit
+or a request to delete it does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from broker.coordinators.groups.durable import offset_tombstone
+from broker.coordinators.groups.membership import Group, State
+from broker.coordinators.groups.shard import (
+    GroupDecision,
+    GroupDraft,
+    GroupShard,
+    check_storable,
+    is_storable,
+)
+from protocol.errors import ErrorCode, KafkaError
+from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord
+
+INT64_MAX: Final = 2**63 - 1
+
+
+class OffsetToCommit(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = ""
+    topic_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    group_id: str
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+    retention_ms: int = -1
+    offsets: tuple[OffsetToCommit, ...]
+    knows_missing_group: bool = True
+    """Older clients get ILLEGAL_GENERATION for a group that does not exist."""
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+        check_storable(self.group_id)
+        group = shard.groups.get(self.group_id)
+        if group is not None:
+            group.check_commit(self.member_id, self.instance_id, self.generation)
+        elif self.generation >= 0:
+            is_known = self.knows_missing_group
+            raise KafkaError(ErrorCode.group_id_not_found if is_known else ErrorCode.illegal_generation)
+        now = draft.now
+        expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
+        errors = []
+        for offset in self.offsets:
+            metadata = offset.metadata or ""
+            is_long = _java_length(metadata) > shard.config.offset_metadata_max_bytes
+            if is_long or not is_storable(metadata):
+                errors.append(ErrorCode.offset_metadata_too_large)
+                continue
+            errors.append(ErrorCode.none)
+            draft.records.append(_offset_record(self.group_id, offset, now.wall_ms, expire_ms))
+        shard.committed_offsets += len(draft.records)
+        if group is None and not draft.records:
+            # Its first commit begins a group even if nothing of it could be kept.
+            shard.ensure_group(self.group_id, now.wall_ms)
+        member = group.members.get(self.member_id) if group is not None else None
+        if group is not None and member is not None:
+            shard.restart_session(group, member, now)
+        return draft.decision(tuple(errors), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOffsets:
+    group_id: str
+    partitions: tuple[tuple[str, int], ...]
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+        group = shard.groups.get(self.group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.group_id_not_found)
+        if group.state is not State.EMPTY and not group.uses_consumer_protocol:
+            raise KafkaError(ErrorCode.non_empty_group)
+        known = shard.durable.keys(self.group_id)
+        errors = []
+        for topic, partition in self.partitions:
+            if group.is_subscribed_to(topic):
+                errors.append(ErrorCode.group_subscribed_to_topic)
+                continue
+            errors.append(ErrorCode.none)
+            if (topic, partition) in known:
+                draft.records.append(offset_tombstone(self.group_id, topic, partition))
+        return draft.decision(tuple(errors), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroups:
+    group_ids: tuple[str, ...]
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+        errors = []
+        for group_id in self.group_ids:
+            group = shard.groups.get(group_id)
+            if group is None:
+                errors.append(ErrorCode.group_id_not_found)
+            elif group.state is not State.EMPTY:
+                errors.append(ErrorCode.non_empty_group)
+            else:
+                errors.append(ErrorCode.none)
+                for topic, partition in sorted(shard.durable.keys(group_id)):
+                    draft.records.append(offset_tombstone(group_id, topic, partition))
+                draft.records.append(GroupRecord(group_id=group_id, metadata=None))
+        return draft.decision(tuple(errors), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetTopics:
+    """Delete the offsets of deleted topics, but not those of a new topic of the same name."""
+
+    topics: Mapping[str, UUID]
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[int]:
+        durable = shard.durable
+        for group_id in sorted({*durable.pending_groups(), *durable.offsets}):
+            for topic, partition in sorted(durable.keys(group_id)):
+                if topic not in self.topics:
+                    continue
+                committed = durable.get(group_id, topic, partition)
+                ours = (None, self.topics[topic])
+                if committed is None or committed.topic_id in ours:
+                    draft.records.append(offset_tombstone(group_id, topic, partition))
+        return draft.decision(len(draft.records), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireOffsets:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[int]:
+        durable = shard.durable
+        for group in shard.groups.values():
+            expired = list(_expired(shard, group, draft.now.wall_ms))
+            for topic, partition in expired:
+                draft.records.append(offset_tombstone(group.group_id, topic, partition))
+            shard.expired_offsets += len(expired)
+            kept = sum(1 for _ in durable.partitions(group.group_id)) - len(expired)
+            is_idle = group.state is State.EMPTY and not group.pending_join
+            if kept == 0 and is_idle and not durable.has_open_transaction(group.group_id):
+                draft.records.append(GroupRecord(group_id=group.group_id, metadata=None))
+        return draft.decision(len(draft.records), soft=False)
+
+
+def _expired(shard: GroupShard, group: Group, wall_ms: int) -> Iterable[tuple[str, int]]:
+    for topic, partition, offset in shard.durable.partitions(group.group_id):
+        since_ms = group.retention_starts_ms(topic, offset.commit_timestamp_ms)
+        if since_ms is None or shard.durable.is_pending(group.group_id, topic, partition):
+            continue
+        if offset.expire_timestamp_ms >= 0:
+            is_over = wall_ms >= offset.expire_timestamp_ms
+        else:
+            is_over = wall_ms - since_ms >= shard.config.offsets_retention_ms
+        if is_over:
+            yield topic, partition
+
+
+def _offset_record(group_id: str, offset: OffsetToCommit, wall_ms: int, expire_ms: int) -> OffsetRecord:
+    return OffsetRecord(
+        group_id=group_id,
+        topic=offset.topic,
+        partition=offset.partition,
+        committed=CommittedOffset(
+            offset=offset.offset,
+            # The format that has an expiry has neither an epoch nor an id.
+            leader_epoch=offset.leader_epoch if expire_ms < 0 else -1,
+            metadata=offset.metadata or "",
+            commit_timestamp_ms=wall_ms,
+            expire_timestamp_ms=expire_ms,
+            topic_id=offset.topic_id if expire_ms < 0 else None,
+        ),
+    )
+
+
+def _java_length(text: str) -> int:
+    """Return the number of UTF-16 units, which Kafka counts, whatever the setting's name says."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
