@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from broker.control.image import NO_LEADER
+from broker.control.metadata_records import NO_LEADER
 from broker.coordinators.groups.membership import State
 from protocol.apis import KNOWN
 from protocol.errors import error_code

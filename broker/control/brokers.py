@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.control.controller import Decision, Rules
+from broker.control.commands import Rules
 from broker.control.elections import allows_unclean_anywhere, elect_unclean
-from broker.control.image import (
+from broker.control.image import BrokerImage, Image
+from broker.control.metadata_records import (
     NO_LEADER,
     BrokerFenced,
-    BrokerImage,
     BrokerRegistered,
     BrokerStopping,
     BrokerUnregistered,
     ControllerElected,
-    Image,
     ProducerIdsAllocated,
     Record,
 )
+from broker.decisions import Decision
 from broker.ports import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
@@ -86,7 +86,7 @@ class RegisterBroker:
     others_alive: frozenset[int] = field(default_factory=frozenset)
     """Brokers whose session another process holds: their id cannot be taken."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
         if image.cluster_id != self.cluster_id:
             raise KafkaError(
                 ErrorCode.inconsistent_cluster_id,
@@ -102,10 +102,10 @@ class RegisterBroker:
             )
         self._check_directories(image)
         if before is not None and is_known:
-            return Decision(response=None, records=self._amendment(before))
+            return Decision(records=self._amendment(before))
         # A disk that was changed, or not closed in order, is the last place to look for records.
         records = _with_unclean_elections(image, rules, (self.record(),), without=self.broker_id)
-        return Decision(response=None, records=records)
+        return Decision(records=records)
 
     def record(self) -> BrokerRegistered:
         return BrokerRegistered(
@@ -163,15 +163,15 @@ class FenceBrokers:
     brokers: tuple[tuple[int, int], ...]
     """(broker id, broker epoch)"""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
         records = [
             BrokerFenced(broker_id=broker_id, broker_epoch=broker_epoch, fenced=True)
             for broker_id, broker_epoch in dict.fromkeys(self.brokers)
             if image.is_live(broker_id) and image.brokers[broker_id].epoch == broker_epoch
         ]
         if not records:
-            return Decision(response=None)
-        return Decision(response=None, records=_with_unclean_elections(image, rules, records))
+            return Decision()
+        return Decision(records=_with_unclean_elections(image, rules, records))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +181,12 @@ class UnfenceBroker:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
         broker = check_broker_epoch(image, self.broker_id, self.broker_epoch)
         if not broker.fenced or broker.stopping:
-            return Decision(response=None)
+            return Decision()
         back = BrokerFenced(broker_id=self.broker_id, broker_epoch=self.broker_epoch, fenced=False)
-        return Decision(response=None, records=_with_unclean_elections(image, rules, (back,)))
+        return Decision(records=_with_unclean_elections(image, rules, (back,)))
 
 
 # --- leaving -----------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class ControlledShutdown:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[bool]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         broker = check_broker_epoch(image, self.broker_id, self.broker_epoch)
         if broker.fenced or broker.stopping:
             return Decision(response=True)
@@ -222,7 +222,7 @@ class UnregisterBroker:
 
     broker_id: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
         broker = image.brokers.get(self.broker_id)
         if broker is None:
             raise KafkaError(
@@ -236,7 +236,7 @@ class UnregisterBroker:
                 "broker has taken over",
             )
         gone = BrokerUnregistered(broker_id=broker.id, broker_epoch=broker.epoch)
-        return Decision(response=None, records=_with_unclean_elections(image, rules, (gone,)))
+        return Decision(records=_with_unclean_elections(image, rules, (gone,)))
 
 
 # --- producer ids ------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class AllocateProducerIds:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[range]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, range]:
         check_broker_epoch(image, self.broker_id, self.broker_epoch)
         first = image.next_producer_id
         if first > 0x7FFFFFFFFFFFFFFF - PRODUCER_ID_BLOCK:

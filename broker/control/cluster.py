@@ -28,18 +28,19 @@ from uuid import UUID
 from broker.config.broker import BrokerConfig, ConfigError, ResourceType, log_config
 from broker.control.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, election
 from broker.control.command_queue import CommandQueue, not_controller
-from broker.control.controller import Command, CreateTopics, NewTopic, Rules, TopicResult
+from broker.control.commands import ControllerCommand, Rules
 from broker.control.directories import new_id
 from broker.control.forwarding import Forwarding
 from broker.control.heartbeats import STUCK_AFTER_S, RollCall
-from broker.control.image import BrokerImage, ControllerElected, Delta, Image, Record, TopicImage
-from broker.control.internal_topics import internal_topic
+from broker.control.image import BrokerImage, Delta, Image, TopicImage
 from broker.control.joining import Holds, Joining
 from broker.control.leaders import ElectUncleanLeaders, RebalanceLeaders
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
+from broker.control.metadata_records import ControllerElected, Record
 from broker.control.producer_ids import ProducerIds
 from broker.control.sessions import SILENT_AFTER_S, Patience
+from broker.control.topics import CreateTopics, NewTopic, TopicResult, internal_topic
 from broker.net.channel import Channels, PeerLost
 from broker.ports import Endpoint, World
 from protocol.apis import Api, PeerApi
@@ -519,7 +520,7 @@ class Cluster:
 
     # --- what the rest of the broker asks for ---
 
-    async def submit(self, command: Command[R], *, timeout_ms: int | None = None) -> R:
+    async def submit(self, command: ControllerCommand[R], *, timeout_ms: int | None = None) -> R:
         """On the controller alone: decide, commit, answer; KafkaError if that cannot be."""
         return await self._queue.submit(command, timeout_ms=timeout_ms)
 
@@ -600,8 +601,10 @@ class Cluster:
         found = self.image.topics.get(name)
         if found is not None:
             return found
+        wanted = internal_topic(self.broker_config, name)
+        if wanted is None:
+            raise ValueError(f"not a topic of the broker's own: {name}")
         try:
-            wanted = internal_topic(self.broker_config, name)
             (result,) = await self.create_topics([wanted], timeout_ms=timeout_ms)
         except KafkaError as error:
             raise KafkaError(ErrorCode.coordinator_not_available, error.message) from error

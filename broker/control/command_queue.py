@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from broker.control.controller import Command, Decision, Rules
-from broker.control.image import Delta, Image, Record, encode_record
+from broker.control.commands import ControllerCommand, Rules
+from broker.control.image import Delta, Image
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import BrokenLog
+from broker.control.metadata_records import Record, encode_record
+from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 from remote.store.object_store import StoreError
 
@@ -32,8 +34,8 @@ SLOT_MAX_BYTES = 4 * 1024 * 1024
 class Beat:
     """Commits a slot even if nothing else wants one: whoever reads the log sees that its writer lives."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[None]:
-        return Decision(response=None)
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
+        return Decision()
 
 
 class CommandQueue:
@@ -55,7 +57,7 @@ class CommandQueue:
         self._on_lost = on_lost
         self._on_broken = on_broken
         self._spawn = spawn
-        self._queue: deque[tuple[Command[Any], asyncio.Future[Any]]] = deque()
+        self._queue: deque[tuple[ControllerCommand[Any], asyncio.Future[Any]]] = deque()
         self._writer: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -75,7 +77,7 @@ class CommandQueue:
         self._queue.clear()
         _fail(waiting)
 
-    async def submit(self, command: Command[R], *, timeout_ms: int | None = None) -> R:
+    async def submit(self, command: ControllerCommand[R], *, timeout_ms: int | None = None) -> R:
         """Decide a command, commit its records, and return its response; KafkaError if that cannot be."""
         if not self.is_open:
             raise not_controller()
@@ -139,14 +141,14 @@ class CommandQueue:
         return records, answers, bool(records) or is_beat
 
 
-_Decided = Decision[Any] | Exception
+_Decided = Decision[Record, Any] | Exception
 
 
 def not_controller() -> KafkaError:
     return KafkaError(ErrorCode.not_controller, "This broker is not the controller.")
 
 
-def _decide(command: Command[Any], image: Image, rules: Rules) -> _Decided:
+def _decide(command: ControllerCommand[Any], image: Image, rules: Rules) -> _Decided:
     try:
         return command.decide(image, rules)
     except Exception as error:  # an unexpected one belongs to whoever asked, like an expected one

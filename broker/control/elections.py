@@ -16,7 +16,8 @@ from enum import Enum
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig, ResourceType
-from broker.control.image import NO_LEADER, Image, PartitionChanged, PartitionImage
+from broker.control.image import Image
+from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage
 
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
 

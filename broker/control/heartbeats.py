@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.control.brokers import ControlledShutdown, FenceBrokers, RegisterBroker, UnfenceBroker
 from broker.control.command_queue import Beat
-from broker.control.controller import Command
+from broker.control.commands import ControllerCommand
 from broker.control.image import BrokerImage
 from broker.control.sessions import Sessions
 from broker.net.channel import PeerLost
@@ -299,7 +299,7 @@ class RollCall:
         self._attached.pop(broker_id, None)
         self._progress.pop(broker_id, None)
 
-    async def _try(self, command: Command[Any]) -> None:
+    async def _try(self, command: ControllerCommand[Any]) -> None:
         """What the controller decides by itself; if it cannot now, the next look asks for it again."""
         try:
             await self._cluster.submit(command)

@@ -1,40 +1,83 @@
-"""The topics a broker makes for itself, as Kafka makes them.
+"""The topics that belong to the brokers: one table of what they are called, how they are made, and what a
+client may do with them.
 
-Owns: their names and first settings. Does not own: making them (cluster.py), what is written to them.
-Invariant: a function of the configuration.
+Owns: their names, first settings and rights. Does not own: making them (requests.py), what is written to
+them. Invariant: a topic is internal by its name alone, on every broker alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from broker.config.broker import BrokerConfig
-from broker.control.controller import NewTopic
 
-MADE_BY_THE_BROKER = frozenset({"__consumer_offsets", "__transaction_state"})
+METADATA_TOPIC = "__cluster_metadata"
+"""Kafka's name for the metadata log. There is no such topic, and none may be created."""
+REMOTE_PREFIX = "__remote_"
+"""Topics of the tiers: clients see and delete them like any other, but do not produce to them."""
 
 
-def internal_topic(config: BrokerConfig, name: str) -> NewTopic:
-    if name == "__consumer_offsets":
-        return NewTopic(
-            name=name,
-            partitions=config.offsets_topic_num_partitions,
-            replication_factor=config.offsets_topic_replication_factor,
-            configs=(
-                ("cleanup.policy", "compact"),
-                ("compression.type", "producer"),
-                ("segment.bytes", str(config.offsets_topic_segment_bytes)),
-            ),
-        )
-    if name == "__transaction_state":
-        return NewTopic(
-            name=name,
-            partitions=config.transaction_state_log_num_partitions,
-            replication_factor=config.transaction_state_log_replication_factor,
-            configs=(
-                ("cleanup.policy", "compact"),
-                ("compression.type", "uncompressed"),
-                ("min.insync.replicas", str(config.transaction_state_log_min_isr)),
-                ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
-                ("unclean.leader.election.enable", "false"),
-            ),
-        )
-    raise ValueError(f"not an internal topic: {name}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefaults:
+    """What a topic is created with by the broker itself."""
+
+    partitions: int
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalTopic:
+    """Clients are told that it is internal; they may not write it or delete records from it, and may ask for
+    it to be created or deleted as any other."""
+
+    name: str
+    defaults: Callable[[BrokerConfig], TopicDefaults] | None = None
+    """None: no broker creates it by itself."""
+
+
+def _consumer_offsets(config: BrokerConfig) -> TopicDefaults:
+    return TopicDefaults(
+        partitions=config.offsets_topic_num_partitions,
+        replication_factor=config.offsets_topic_replication_factor,
+        configs=(
+            ("cleanup.policy", "compact"),
+            ("compression.type", "producer"),
+            ("segment.bytes", str(config.offsets_topic_segment_bytes)),
+        ),
+    )
+
+
+def _transaction_state(config: BrokerConfig) -> TopicDefaults:
+    return TopicDefaults(
+        partitions=config.transaction_state_log_num_partitions,
+        replication_factor=config.transaction_state_log_replication_factor,
+        configs=(
+            ("cleanup.policy", "compact"),
+            ("compression.type", "uncompressed"),
+            ("min.insync.replicas", str(config.transaction_state_log_min_isr)),
+            ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
+            ("unclean.leader.election.enable", "false"),
+        ),
+    )
+
+
+INTERNAL_TOPICS: Mapping[str, InternalTopic] = {
+    topic.name: topic
+    for topic in (
+        InternalTopic(name="__consumer_offsets", defaults=_consumer_offsets),
+        InternalTopic(name="__transaction_state", defaults=_transaction_state),
+        InternalTopic(name="__share_group_state"),
+    )
+}
+
+
+def internal_defaults(config: BrokerConfig, name: str) -> TopicDefaults | None:
+    """How the broker creates this topic; None if it never does so by itself."""
+    topic = INTERNAL_TOPICS.get(name)
+    return None if topic is None or topic.defaults is None else topic.defaults(config)
+
+
+def may_client_write(name: str) -> bool:
+    return name not in INTERNAL_TOPICS and not name.startswith(REMOTE_PREFIX)

@@ -31,9 +31,10 @@ from broker.control.directories import (
     read_directories,
 )
 from broker.control.heartbeats import PROTOCOLS
-from broker.control.image import ClusterBorn, Image, PartitionImage, Record, TopicImage
+from broker.control.image import Image, TopicImage
 from broker.control.leaders import AlterPartition, IsrChange
 from broker.control.metadata_log import BrokenLog
+from broker.control.metadata_records import ClusterBorn, PartitionImage, Record
 from broker.control.sessions import Patience
 from broker.net.channel import PeerLost
 from broker.ports import Endpoint, World

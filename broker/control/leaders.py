@@ -14,9 +14,12 @@ from enum import IntEnum
 from uuid import UUID
 
 from broker.control.brokers import check_broker_epoch
-from broker.control.controller import Decision, Rules, check_assignment
+from broker.control.commands import Rules
 from broker.control.elections import Election, Replicas, Target, allows_unclean, change, elect_unclean
-from broker.control.image import NO_LEADER, Image, PartitionChanged, PartitionImage, TopicImage
+from broker.control.image import Image, TopicImage
+from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage, Record
+from broker.control.placement import check_assignment
+from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields
 
@@ -105,7 +108,7 @@ class AlterPartition:
             "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
         }
 
-    def decide(self, image: Image, rules: Rules) -> Decision[list[IsrResult]]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[IsrResult]]:
         check_broker_epoch(image, self.broker_id, self.broker_epoch)
         _check_size(len(self.changes))
         changes = _Changes(image)
@@ -194,7 +197,7 @@ class ElectLeaders:
     election_type: int
     partitions: tuple[PartitionRef, ...] | None
 
-    def decide(self, image: Image, rules: Rules) -> Decision[list[ElectionResult]]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[ElectionResult]]:
         try:
             kind = ElectionType(self.election_type)
         except ValueError:
@@ -247,7 +250,7 @@ def _elected(changes: _Changes, kind: ElectionType, name: str, index: int) -> Ka
 class RebalanceLeaders:
     """First replicas lead again where they can. True if there is more to do than one slot should hold."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[bool]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         changes = _Changes(image)
         if not rules.config.auto_leader_rebalance_enable:
             return Decision(response=False)
@@ -264,7 +267,7 @@ class RebalanceLeaders:
 class ElectUncleanLeaders:
     """For topics that came to allow it when they had no leader already. True if there is more to do."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[bool]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         records = elect_unclean(image, rules.config, most=ELECTIONS_MAX_PER_ROUND)
         return Decision(response=len(records) == ELECTIONS_MAX_PER_ROUND, records=tuple(records))
 
@@ -293,7 +296,7 @@ class AlterPartitionReassignments:
     reassignments: tuple[Reassignment, ...]
     allow_replication_factor_change: bool = True
 
-    def decide(self, image: Image, rules: Rules) -> Decision[list[ReassignmentResult]]:
+    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[ReassignmentResult]]:
         _check_size(len(self.reassignments))
         changes = _Changes(image)
         results: list[ReassignmentResult] = []

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from broker.control.image import Delta, Image, Record, difference, encode_record
+from broker.control.image import Delta, Image, difference
 from broker.control.metadata_log import GENESIS_HASH, BrokenLog, MetadataLog, ReadSlot, Survey
+from broker.control.metadata_records import Record, encode_record
 from protocol.formats import slot_hash
 
 RECENT_SLOTS = 256

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.control.image import Image, Record, SnapshotTaken, decode_record, encode_record
+from broker.control.image import Image
+from broker.control.metadata_records import Record, SnapshotTaken, decode_record, encode_record
 from protocol.formats import BadRecord, Slot, decode_slot, encode_slot, slot_hash
 from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
 

@@ -27,17 +27,17 @@ from broker.config.broker import (
     describe_topic,
 )
 from broker.control.cluster import Cluster
-from broker.control.controller import (
+from broker.control.commands import ControllerCommand
+from broker.control.config_changes import (
     AlterConfigs,
-    Command,
     ConfigOp,
     IncrementalAlterConfigs,
     Operation,
     Resource,
     apply_ops,
-    check_topic_name,
 )
 from broker.control.image import Image
+from broker.control.topics import check_topic_name
 from broker.handlers.results import message_of
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError, error_code
@@ -160,7 +160,7 @@ class ConfigHandlers:
         return await self._altered(ctx, request, command if resources else None, outcomes)
 
     async def _altered(
-        self, ctx: Context, request: Any, command: Command[Outcomes] | None, outcomes: Outcomes
+        self, ctx: Context, request: Any, command: ControllerCommand[Outcomes] | None, outcomes: Outcomes
     ) -> Fields:
         """`outcomes` are those decided here; the controller decides the others."""
         cluster = self._cluster

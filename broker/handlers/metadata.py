@@ -15,9 +15,10 @@ from uuid import UUID
 
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
-from broker.control.controller import NewTopic, invalid_topic_name
-from broker.control.image import INTERNAL_TOPICS, Image, PartitionImage, TopicImage
-from broker.control.internal_topics import MADE_BY_THE_BROKER, internal_topic
+from broker.control.image import Image, TopicImage
+from broker.control.internal_topics import INTERNAL_TOPICS
+from broker.control.metadata_records import PartitionImage
+from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import get
@@ -195,9 +196,7 @@ def _ids(request: Any) -> list[UUID]:
 
 
 def _auto_created(config: BrokerConfig, name: str) -> NewTopic:
-    if name in MADE_BY_THE_BROKER:
-        return internal_topic(config, name)
-    return NewTopic(name=name)
+    return internal_topic(config, name) or NewTopic(name=name)
 
 
 def _metadata_of(view: _View, request: Any, topics: list[dict[str, Any]]) -> Fields:

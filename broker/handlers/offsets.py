@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from broker.control.image import INTERNAL_TOPICS
+from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory

@@ -16,11 +16,12 @@ from uuid import UUID
 
 from broker.control.cluster import Cluster
 from broker.control.image import Image
+from broker.control.internal_topics import may_client_write
 from broker.net.server import Answer, Connection, Disconnect, Frame, Slot
 from broker.ports import Offload
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
-from broker.replicas.replica_manager import ReplicaManager, is_internal
+from broker.replicas.replica_manager import ReplicaManager
 from protocol.checksum import crc32c
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
@@ -382,7 +383,11 @@ class Produce:
     ) -> Prepared | None:
         """None where no walk is needed or where `_append` will tell what is wrong."""
         partition = self._replicas.find(topic or "", index)
-        if not isinstance(partition, Partition) or not partition.log.needs_walk or is_internal(topic or ""):
+        if (
+            not isinstance(partition, Partition)
+            or not partition.log.needs_walk
+            or not may_client_write(topic or "")
+        ):
             return None
         _at, header = check_produced(records, version=job.version)[0]
         assert records is not None
@@ -435,7 +440,7 @@ class Produce:
                 raise KafkaError(ErrorCode.unknown_topic_or_partition)
             check_one_batch(records, job.version)
             raise KafkaError(ErrorCode.invalid_required_acks)
-        if is_internal(topic):
+        if not may_client_write(topic):
             raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
         return self._replicas.partition(topic, index)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.control.cluster import Cluster
-from broker.control.controller import invalid_topic_name
+from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api

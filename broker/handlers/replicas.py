@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from broker.control.brokers import UnregisterBroker
 from broker.control.cluster import Cluster
-from broker.control.controller import METADATA_TOPIC
 from broker.control.image import BrokerImage, TopicImage
+from broker.control.internal_topics import METADATA_TOPIC
 from broker.control.leaders import (
     AlterPartitionReassignments,
     ElectionResult,

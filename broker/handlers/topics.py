@@ -13,7 +13,7 @@ from uuid import UUID
 
 from broker.config.broker import BrokerConfig, describe_topic
 from broker.control.cluster import Cluster
-from broker.control.controller import (
+from broker.control.topics import (
     CreatePartitions,
     CreateTopics,
     DeleteResult,

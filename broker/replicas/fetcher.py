@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
-from broker.control.image import NO_LEADER
+from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel, PeerLost
 from broker.replicas.partition import Partition
 from broker.replicas.throttle import Throttle

@@ -23,7 +23,7 @@ from math import inf
 from typing import Final, Protocol
 from uuid import UUID
 
-from broker.control.image import NO_LEADER, PartitionImage
+from broker.control.metadata_records import NO_LEADER, PartitionImage
 from protocol.errors import ErrorCode, KafkaError
 from storage.log import AbstractLog
 

@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-from broker.control.image import INTERNAL_TOPICS, Delta, Image, PartitionImage, TopicImage
+from broker.control.image import Delta, Image, TopicImage
+from broker.control.internal_topics import may_client_write
+from broker.control.metadata_records import PartitionImage
 from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
@@ -32,7 +34,6 @@ SYNC_AGAIN_S: Final = 1.0
 _READ_ALL_BYTES: Final = 1 << 20
 _PARTITIONS_PER_SLICE: Final = 8
 """To open the log of a new one takes 0.3 ms."""
-_REMOTE_PREFIX: Final = "__remote_"
 
 _REFRESHED_PER_SLICE: Final = 256
 
@@ -44,11 +45,6 @@ FollowListener = Callable[[Partition], None]
 
 ProposalListener = Callable[[Partition], None]
 """Told of a new `partition.proposal`."""
-
-
-def is_internal(topic: str) -> bool:
-    """Topics that clients may not produce to."""
-    return topic in INTERNAL_TOPICS or topic.startswith(_REMOTE_PREFIX)
 
 
 class CommitFuture(Waiter):
@@ -521,7 +517,9 @@ class ReplicaManager:
             return
         if wanted.leader == self.node_id:
             before = partition.log.high_watermark
-            newer = partition.lead(wanted, syncs=self._flush_single, internal=is_internal(partition.topic))
+            newer = partition.lead(
+                wanted, syncs=self._flush_single, internal=not may_client_write(partition.topic)
+            )
             if partition.syncs:
                 self._sync_soon(partition)
             if newer:

@@ -7,8 +7,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from broker.control.controller import NewTopic
-from broker.control.image import PartitionImage
+from broker.control.metadata_records import PartitionImage
+from broker.control.topics import NewTopic
 from protocol.apis import Api, PeerApi
 from protocol.messages import decode_response, encode_request
 from protocol.records import build_batch

@@ -18,11 +18,11 @@ from broker.admin.metrics import Metrics
 from broker.config import broker as broker_config
 from broker.config.broker import BrokerConfig, ResourceType, log_config
 from broker.control.cluster import DeltaListener
-from broker.control.image import (
+from broker.control.image import Image
+from broker.control.metadata_records import (
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Image,
     PartitionChanged,
     PartitionImage,
     Record,

@@ -13,7 +13,9 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from broker.control.image import INTERNAL_TOPICS, NO_LEADER, Image
+from broker.control.image import Image
+from broker.control.internal_topics import INTERNAL_TOPICS
+from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel
 from broker.server import Broker, Components
 from storage.log_manager import DELETE_SUFFIX
@@ -160,7 +162,8 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
         ("statistics", replicas.topic_stats.keys()),
         ("log settings", cluster._log_configs.keys()),
     ):
-        yield from (f"{what} of {name}" for name in sorted(names - truth.topics.keys() - INTERNAL_TOPICS))
+        left_over = names - truth.topics.keys() - INTERNAL_TOPICS.keys()
+        yield from (f"{what} of {name}" for name in sorted(left_over))
     gone = {number for number, _ in cluster.channels._channels} - truth.brokers.keys()
     yield from (f"a channel to node {number}" for number in sorted(gone))
     idle = [fetcher.leader_id for fetcher in broker._fetchers._fetchers.values() if not fetcher.positions]

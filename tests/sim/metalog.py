@@ -14,15 +14,14 @@ from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 from broker.config.broker import ResourceType
-from broker.control.image import (
+from broker.control.image import Image, TopicImage
+from broker.control.metadata_records import (
     ConfigChanged,
     ControllerElected,
-    Image,
     PartitionsAdded,
     Record,
     TopicCreated,
     TopicDeleted,
-    TopicImage,
     decode_record,
     encode_record,
 )

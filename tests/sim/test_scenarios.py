@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.control.controller import CreateTopics, Decision, Rules
-from broker.control.image import Image, PartitionImage
+from broker.control.commands import Rules
+from broker.control.image import Image
 from broker.control.metadata_log import MetadataLog
+from broker.control.metadata_records import PartitionImage
+from broker.control.topics import CreateTopics
+from broker.decisions import Decision
 from broker.handlers import follower_fetch as replica_fetch
 from broker.replicas.fetcher import Fetcher
 from broker.replicas.partition import Partition

@@ -8,17 +8,18 @@ from uuid import UUID
 
 from broker.config.broker import BrokerConfig, from_properties
 from broker.control.brokers import RegisterBroker, election
-from broker.control.controller import Command, Decision, Rules
-from broker.control.image import (
+from broker.control.commands import ControllerCommand, Rules
+from broker.control.image import Image, fold
+from broker.control.metadata_records import (
     ClusterBorn,
-    Image,
     Record,
     TopicCreated,
     decode_record,
     encode_record,
-    fold,
     new_partition,
 )
+from broker.control.topics import CreateTopics, NewTopic, TopicResult
+from broker.decisions import Decision
 from broker.ports import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
@@ -48,7 +49,7 @@ def cluster(count: int = 3) -> Image:
     return fold(enumerate(slots, start=1))
 
 
-def carry_out(image: Image, *steps: Command[Any] | Record, seed: int = 0) -> Any:
+def carry_out(image: Image, *steps: ControllerCommand[Any] | Record, seed: int = 0) -> Any:
     """Decide each against the image, then fold what was decided, as a slot would have it; the last answer."""
     response: Any = None
     for step in steps:
@@ -69,7 +70,7 @@ def code(error: KafkaError | None) -> ErrorCode:
     return ErrorCode.none if error is None else error.code
 
 
-def refused(image: Image, command: Command[Any]) -> tuple[ErrorCode, str | None]:
+def refused(image: Image, command: ControllerCommand[Any]) -> tuple[ErrorCode, str | None]:
     """How a command is refused as a whole."""
     before = image.copy()
     try:
@@ -85,3 +86,9 @@ def topic(*assignments: tuple[int, ...], name: str = "t") -> TopicCreated:
     partitions = tuple(new_partition(at, replicas, replicas) for at, replicas in enumerate(assignments))
     topic_id = UUID(int=int.from_bytes(name.encode()))
     return TopicCreated(name=name, topic_id=topic_id, partitions=partitions)
+
+
+def create(image: Image, *topics: NewTopic, validate_only: bool = False) -> list[TopicResult]:
+    response = carry_out(image, CreateTopics(topics=topics, validate_only=validate_only))
+    assert isinstance(response, list)
+    return response

@@ -15,17 +15,16 @@ from broker.control.brokers import (
     UnfenceBroker,
     UnregisterBroker,
 )
-from broker.control.controller import CreateTopics, NewTopic
-from broker.control.image import (
+from broker.control.image import Image, fold
+from broker.control.metadata_records import (
     NO_LEADER,
     BrokerFenced,
     BrokerRegistered,
     ConfigChanged,
-    Image,
     PartitionChanged,
-    fold,
     new_partition,
 )
+from broker.control.topics import CreateTopics, NewTopic
 from broker.ports import Endpoint
 from protocol.errors import ErrorCode
 from tests.broker.control.decisions import (

@@ -24,15 +24,7 @@ from broker.control import directories
 from broker.control.brokers import PRODUCER_ID_BLOCK
 from broker.control.cluster import Cluster
 from broker.control.command_queue import QUEUE_MAX_COMMANDS
-from broker.control.controller import (
-    ConfigOp,
-    CreateTopics,
-    DeleteTopics,
-    IncrementalAlterConfigs,
-    NewTopic,
-    Operation,
-    TopicRef,
-)
+from broker.control.config_changes import ConfigOp, IncrementalAlterConfigs, Operation
 from broker.control.directories import (
     StartupError,
     advertised_endpoints,
@@ -40,9 +32,11 @@ from broker.control.directories import (
     encode_uuid,
     read_directory,
 )
-from broker.control.image import ClusterBorn, ControllerElected, Image, encode_record
+from broker.control.image import Image
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import MetadataLog, boundary_key, slot_key, snapshot_key
+from broker.control.metadata_records import ClusterBorn, ControllerElected, encode_record
+from broker.control.topics import CreateTopics, DeleteTopics, NewTopic, TopicRef
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import slot_hash
 from remote.store.object_store import MemoryStore, PutResult, StoreError

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.broker import ResourceType
-from broker.control.image import (
+from broker.control.image import Delta, Image, fold
+from broker.control.metadata_records import (
     NO_LEADER,
     RECORD_TYPES,
     BrokerFenced,
@@ -22,8 +23,6 @@ from broker.control.image import (
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
-    Delta,
-    Image,
     PartitionChanged,
     PartitionsAdded,
     ProducerIdsAllocated,
@@ -33,7 +32,6 @@ from broker.control.image import (
     UnknownRecord,
     decode_record,
     encode_record,
-    fold,
     new_partition,
 )
 from broker.ports import Endpoint

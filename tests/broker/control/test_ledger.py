@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
-from broker.control.image import ClusterBorn, ControllerElected, Record, encode_record
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import SLOTS_KEPT_MS, MetadataLog, slot_key
+from broker.control.metadata_records import ClusterBorn, ControllerElected, Record, encode_record
 from protocol.formats import decode_slot
 from remote.store.object_store import MemoryStore
 

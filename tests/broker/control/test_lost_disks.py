@@ -14,8 +14,9 @@ import pytest
 
 from broker.control import joining
 from broker.control.cluster import Cluster
-from broker.control.controller import CreateTopics, NewTopic
-from broker.control.image import NO_LEADER, PartitionImage, TopicImage
+from broker.control.image import TopicImage
+from broker.control.metadata_records import NO_LEADER, PartitionImage
+from broker.control.topics import CreateTopics, NewTopic
 from tests.broker.control.cluster_driver import Site
 
 BOTH = "/data/1/a,/data/1/b"

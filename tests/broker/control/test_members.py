@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.control.cluster import DOUBT_S, Cluster
-from broker.control.controller import CreateTopics, NewTopic
 from broker.control.directories import StartupError
+from broker.control.topics import CreateTopics, NewTopic
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
 from remote.store.object_store import PutResult

@@ -17,8 +17,9 @@ from broker.control import ledger as ledger_module
 from broker.control.brokers import UnregisterBroker, election
 from broker.control.cluster import Cluster
 from broker.control.command_queue import QUEUE_MAX_COMMANDS, Beat, CommandQueue
-from broker.control.image import Delta, encode_record
+from broker.control.image import Delta
 from broker.control.metadata_log import MetadataLog, parse_slot, snapshot_key
+from broker.control.metadata_records import encode_record
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.broker.control.test_members import controllers, create, run, until

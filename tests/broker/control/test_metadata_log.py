@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.control.image import ClusterBorn, ControllerElected, Image, SnapshotTaken, encode_record
+from broker.control.image import Image
 from broker.control.metadata_log import (
     GENESIS_HASH,
     SLOTS_KEPT_MS,
@@ -19,6 +19,7 @@ from broker.control.metadata_log import (
     slot_key,
     snapshot_key,
 )
+from broker.control.metadata_records import ClusterBorn, ControllerElected, SnapshotTaken, encode_record
 from protocol.formats import decode_slot, slot_hash
 from remote.store.object_store import MemoryStore, ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop

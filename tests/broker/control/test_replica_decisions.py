@@ -16,27 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.config.broker import from_properties
 from broker.control.brokers import ControlledShutdown, FenceBrokers, UnfenceBroker, UnregisterBroker
-from broker.control.controller import (
-    Command,
-    CreatePartitions,
-    CreateTopics,
-    DeleteTopics,
-    MorePartitions,
-    NewTopic,
-    TopicRef,
-)
-from broker.control.image import (
-    NO_LEADER,
-    BrokerStopping,
-    ConfigChanged,
-    Image,
-    PartitionChanged,
-    PartitionImage,
-    Record,
-    decode_record,
-    encode_record,
-    fold,
-)
+from broker.control.commands import ControllerCommand
+from broker.control.image import Image, fold
 from broker.control.leaders import (
     AlterPartition,
     AlterPartitionReassignments,
@@ -46,6 +27,24 @@ from broker.control.leaders import (
     IsrChange,
     Reassignment,
     RebalanceLeaders,
+)
+from broker.control.metadata_records import (
+    NO_LEADER,
+    BrokerStopping,
+    ConfigChanged,
+    PartitionChanged,
+    PartitionImage,
+    Record,
+    decode_record,
+    encode_record,
+)
+from broker.control.topics import (
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    MorePartitions,
+    NewTopic,
+    TopicRef,
 )
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.control.decisions import carry_out, cluster, code, refused, registration, rules, topic
@@ -535,7 +534,7 @@ def test_a_fenced_broker_can_be_waited_for() -> None:
 def test_requests_are_bounded() -> None:
     image = cluster()
     many = 10_001
-    commands: list[Command[Any]] = [
+    commands: list[ControllerCommand[Any]] = [
         ElectLeaders(election_type=0, partitions=(("t", 0),) * many),
         AlterPartitionReassignments(
             reassignments=(Reassignment(topic="t", partition=0, replicas=None),) * many
@@ -575,7 +574,7 @@ class Replication(RuleBasedStateMachine):
         self.do(topic((1, 2, 3), (2, 3, 4), (3, 1)))
         self.do(topic((1,), (4, 2), name="u"))
 
-    def do(self, step: Command[Any] | Record) -> Any:
+    def do(self, step: ControllerCommand[Any] | Record) -> Any:
         before = self.image.copy()
         self.steps += 1
         try:
@@ -592,7 +591,9 @@ class Replication(RuleBasedStateMachine):
         self.check(before, records, step)
         return None if decision is None else decision.response
 
-    def check(self, before: Image, records: tuple[Record, ...], step: Command[Any] | Record) -> None:
+    def check(
+        self, before: Image, records: tuple[Record, ...], step: ControllerCommand[Any] | Record
+    ) -> None:
         flagged = {
             (record.topic_id, record.partition)
             for record in records

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.control.image import PartitionImage
+from broker.control.metadata_records import PartitionImage
 from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.errors import ErrorCode

@@ -13,8 +13,8 @@ import pytest
 
 from broker.config.broker import ResourceType
 from broker.control.cluster import Cluster
-from broker.control.controller import NewTopic
-from broker.control.image import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
+from broker.control.metadata_records import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
+from broker.control.topics import NewTopic
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Handler

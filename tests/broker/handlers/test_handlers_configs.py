@@ -12,7 +12,7 @@ import pytest
 import broker
 from broker.config.broker import ConfigType, ResourceType
 from broker.control.cluster import Cluster
-from broker.control.controller import NewTopic
+from broker.control.topics import NewTopic
 from broker.handlers.configs import ConfigHandlers
 from protocol.apis import Api
 from protocol.errors import ErrorCode

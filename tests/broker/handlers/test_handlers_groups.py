@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 
 from broker.config.broker import BrokerConfig, ResourceType, from_properties, log_config
-from broker.control.image import BrokerRegistered, Delta, Image, PartitionImage, TopicCreated, TopicDeleted
+from broker.control.image import Delta, Image
+from broker.control.metadata_records import BrokerRegistered, PartitionImage, TopicCreated, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator, partition_of
 from broker.handlers.groups import GroupHandlers
 from broker.ports import Endpoint

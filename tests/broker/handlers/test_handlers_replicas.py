@@ -15,8 +15,14 @@ import pytest
 
 from broker.control.brokers import ControlledShutdown
 from broker.control.cluster import Cluster
-from broker.control.controller import NewTopic
-from broker.control.image import BrokerFenced, BrokerRegistered, PartitionChanged, TopicCreated, new_partition
+from broker.control.metadata_records import (
+    BrokerFenced,
+    BrokerRegistered,
+    PartitionChanged,
+    TopicCreated,
+    new_partition,
+)
+from broker.control.topics import NewTopic
 from broker.handlers.dispatch import Handler
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.peers import PeerHandlers

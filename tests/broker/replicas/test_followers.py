@@ -11,7 +11,7 @@ import pytest
 
 from broker.admin import metrics
 from broker.config.broker import RACK_AWARE_SELECTOR, ResourceType
-from broker.control.image import BrokerRegistered, ConfigChanged
+from broker.control.metadata_records import BrokerRegistered, ConfigChanged
 from broker.handlers.fetch import Read
 from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
 from broker.ports import Endpoint

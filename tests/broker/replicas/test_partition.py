@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.control.image import PartitionImage
+from broker.control.metadata_records import PartitionImage
 from broker.replicas.partition import IsrProposal, Partition, TopicStats, Visit
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.control.controller import CreatePartitions, MorePartitions
+from broker.control.topics import CreatePartitions, MorePartitions
 from broker.net import server as network
 from broker.net.server import Connection
 from broker.replicas import replica_manager

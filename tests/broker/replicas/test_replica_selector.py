@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from broker.control.image import BrokerRegistered, Image
+from broker.control.image import Image
+from broker.control.metadata_records import BrokerRegistered
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.partition import Partition
 from tests.broker.replicas.test_partition import FakeLog, FakePeers, lead, partition_of, view_of
