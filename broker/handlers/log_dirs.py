@@ -7,7 +7,7 @@ manager). Invariant: an error of one directory is answered in its place and stop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from broker.handlers.dispatch import Context, Handler
 from protocol.apis import Api
@@ -15,6 +15,9 @@ from protocol.errors import ErrorCode
 from protocol.messages import Fields
 from storage.files import Files
 from storage.log_manager import LogManager
+
+if TYPE_CHECKING:
+    from protocol.requests.describe_log_dirs import DescribeLogDirsRequest
 
 
 class LogDirHandlers:
@@ -34,7 +37,7 @@ class LogDirHandlers:
     def routes(self) -> Mapping[int, Handler]:
         return {Api.DESCRIBE_LOG_DIRS: self.describe_log_dirs}
 
-    def describe_log_dirs(self, ctx: Context, request: Any) -> Fields:
+    def describe_log_dirs(self, ctx: Context, request: DescribeLogDirsRequest) -> Fields:
         wanted: set[tuple[str, int]] | None = None
         if request.topics is not None:
             wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
@@ -18,7 +18,12 @@ from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import CommitFuture, ReplicaManager
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields, get
+from protocol.messages import Fields
+
+if TYPE_CHECKING:
+    from protocol.requests.delete_records import DeleteRecordsRequest
+    from protocol.requests.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+    from protocol.requests.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -34,6 +39,9 @@ _SPECIAL_FROM: Final[Mapping[int, int]] = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
+WRITE_WAIT_S: Final = 5.0
+"""How long a DeleteRecords without time left waits for this broker's own disk: the time-out of the request is
+meant for the followers."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
@@ -58,11 +66,11 @@ class OffsetHandlers:
 
     # --- looking up ---
 
-    def list_offsets(self, ctx: Context, request: Any) -> Fields:
+    def list_offsets(self, ctx: Context, request: ListOffsetsRequest) -> Fields:
         asked = Counter(
             (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
         )
-        isolation = get(request, "isolation_level", 0) if request.replica_id == _CONSUMER else None
+        isolation = request.isolation_level if request.replica_id == _CONSUMER else None
         from_leader = request.replica_id != _DEBUGGER
         topics: dict[str, dict[int, Fields]] = {}
         for topic in request.topics:
@@ -84,13 +92,13 @@ class OffsetHandlers:
         return {"throttle_time": 0, "topics": rows}
 
     def _list_offset(
-        self, ctx: Context, topic: str, asked: Any, isolation: int | None, from_leader: bool
+        self, ctx: Context, topic: str, asked: ListOffsetsPartition, isolation: int | None, from_leader: bool
     ) -> Fields:
         try:
             if asked.timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
                 raise KafkaError(ErrorCode.unsupported_version)
             look_up = self._replicas.find if from_leader else self._replicas.replica
-            partition = look_up(topic, asked.partition_index, get(asked, "current_leader_epoch", -1))
+            partition = look_up(topic, asked.partition_index, asked.current_leader_epoch)
             if isinstance(partition, ErrorCode):
                 raise KafkaError(partition)
             timestamp, offset, epoch = _offset_at(partition, asked.timestamp, isolation)
@@ -101,7 +109,7 @@ class OffsetHandlers:
             return {"error_code": code}
         return {"error_code": ErrorCode.none, "timestamp": timestamp, "offset": offset, "leader_epoch": epoch}
 
-    def offset_for_leader_epoch(self, ctx: Context, request: Any) -> Fields:
+    def offset_for_leader_epoch(self, ctx: Context, request: OffsetForLeaderEpochRequest) -> Fields:
         topics = []
         for topic in request.topics:
             partitions = []
@@ -120,15 +128,15 @@ class OffsetHandlers:
 
     # --- DeleteRecords ---
 
-    def delete_records(self, ctx: Context, request: Any) -> Fields | Awaitable[Fields]:
-        """Answered when every live replica has deleted as much, or it was not so in time."""
-        asked: dict[
-            str, dict[int, int]
-        ] = {}  # of a partition named twice the last offset counts, as in Kafka
+    def delete_records(self, ctx: Context, request: DeleteRecordsRequest) -> Fields | Awaitable[Fields]:
+        """Return the answer once every live replica has deleted as much on its disk, or the time is up."""
+        asked: dict[str, dict[int, int]] = {}
         for topic in request.topics:
-            for partition in topic.partitions:
-                asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
-        waits: list[tuple[dict[str, Any], Partition, int]] = []
+            for each in topic.partitions:
+                # of a partition named twice the last offset counts, as in Kafka
+                asked.setdefault(topic.name, {})[each.partition_index] = each.offset
+        wait_s = request.timeout.total_seconds()
+        waits: list[tuple[dict[str, Any], Deletion]] = []
         topics = []
         for name, offsets in asked.items():
             partitions = []
@@ -140,62 +148,101 @@ class OffsetHandlers:
                 }
                 partitions.append(answer)
                 try:
-                    partition, target = self._delete_before(name, index, offset)
+                    deletion = self._delete_before(name, index, offset, wait_s)
                 except KafkaError as error:
                     answer["error_code"] = error.code
                     continue
-                answer["low_watermark"] = partition.low_watermark
-                if partition.low_watermark < target:
-                    waits.append((answer, partition, target))
+                answer["low_watermark"] = deletion.partition.low_watermark
+                if not deletion.is_deleted_everywhere:
+                    waits.append((answer, deletion))
             topics.append({"name": name, "partitions": partitions})
         response: Fields = {"throttle_time": 0, "topics": topics}
-        wait_s = request.timeout.total_seconds()
-        return self._deleted_everywhere(waits, wait_s, response) if waits else response
+        return self._deleted_everywhere(waits, response) if waits else response
 
     async def _deleted_everywhere(
-        self, waits: list[tuple[dict[str, Any], Partition, int]], wait_s: float, response: Fields
+        self, waits: list[tuple[dict[str, Any], Deletion]], response: Fields
     ) -> Fields:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
-        for answer, partition, target in waits:
-            waiter = CommitFuture(partition, target, loop)
-            partition.wait_deleted(waiter)
-            self._purgatory.watch(waiter, max(deadline - loop.time(), 0))
-            try:
-                if partition.low_watermark < target:
-                    await waiter.future
-            except KafkaError as error:
-                answer["error_code"] = error.code
-            finally:
-                waiter.finish()
-                partition.wait_deleted_no_more(waiter)
-            answer["low_watermark"] = partition.low_watermark
+        try:
+            for answer, deletion in waits:
+                try:
+                    await deletion.future
+                except KafkaError as error:
+                    answer["error_code"] = error.code
+                answer["low_watermark"] = deletion.partition.low_watermark
+        finally:
+            for _, deletion in waits:
+                deletion.abandoned()
         return response
 
-    def _delete_before(self, topic: str, index: int, offset: int) -> tuple[Partition, int]:
-        """The partition and up to where its leader deleted."""
-        replicas = self._replicas
-        found = replicas.find(topic, index)
+    def _delete_before(self, topic: str, index: int, offset: int, wait_s: float) -> Deletion:
+        """Begin to delete here what is below `offset`; KafkaError when nothing is deleted."""
+        found = self._replicas.find(topic, index)
         if found is ErrorCode.unknown_topic_or_partition:
             raise KafkaError(found)
         if topic in INTERNAL_TOPICS:
             raise KafkaError(
                 ErrorCode.invalid_topic_exception, f"records of {topic} are not deleted by clients"
             )
-        partition = replicas.partition(topic, index)
+        partition = self._replicas.partition(topic, index)
         if not partition.log.config.is_deleted:
             raise KafkaError(ErrorCode.policy_violation, "cleanup.policy keeps the records")
         target = partition.log.high_watermark if offset == _HIGH_WATERMARK else offset
         if target < 0:
             raise KafkaError(ErrorCode.offset_out_of_range)
-        partition.log.advance_log_start(target, lambda error: self._started(partition, error))
-        return partition, target
+        deletion = Deletion(partition, target, self._purgatory)
+        deletion.begin(wait_s)
+        return deletion
 
-    def _started(self, partition: Partition, error: KafkaError | None) -> None:
-        """The log start is durable, so it counts here, and the followers may follow."""
-        if error is None:
-            partition.log_start_moved()
-            self._purgatory.wake_followers(partition)
+
+class Deletion(CommitFuture):
+    """The wait for one partition of a DeleteRecords: first for the log start to be durable here, then for
+    every live follower to report one as high. A change of role or a failed disk ends it."""
+
+    __slots__ = ("_is_durable", "_is_late", "_purgatory")
+
+    def __init__(self, partition: Partition, target: int, purgatory: Purgatory) -> None:
+        super().__init__(partition, target, asyncio.get_running_loop())
+        self._purgatory = purgatory
+        self._is_durable = False
+        self._is_late = False
+
+    @property
+    def is_deleted_everywhere(self) -> bool:
+        return self.future.done() and self.future.exception() is None
+
+    def begin(self, wait_s: float) -> None:
+        self.partition.wait_deleted(self)
+        try:
+            self.partition.log.advance_log_start(self.needed, self._log_start_written)
+        except KafkaError:
+            self.abandoned()
+            raise
+        if not self.done:
+            self._purgatory.watch(self, wait_s)
+
+    def _log_start_written(self, error: KafkaError | None) -> None:
+        self._is_durable = True
+        if error is not None:
+            self.partition.wait_deleted_no_more(self)
+            self.failed(error.code)
+            return
+        self.partition.log_start_moved()
+        if self._is_late and not self.done:
+            self.expired()
+        # not at once: this may be called amid another log's change
+        self.future.get_loop().call_soon(self._purgatory.wake_followers, self.partition)
+
+    def expired(self) -> None:
+        if self._is_durable or self._is_late:
+            self.partition.wait_deleted_no_more(self)
+            self.failed(ErrorCode.request_timed_out)
+        else:
+            self._is_late = True
+            self._purgatory.watch(self, WRITE_WAIT_S)
+
+    def abandoned(self) -> None:
+        self.finish()
+        self.partition.wait_deleted_no_more(self)
 
 
 def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ log). Invariant: an error of one partition is answered in its place and stops no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.control.cluster import Cluster
 from broker.control.topics import invalid_topic_name
@@ -15,7 +15,11 @@ from broker.handlers.dispatch import Context, Handler
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields, get
+from protocol.messages import Fields
+
+if TYPE_CHECKING:
+    from protocol.requests.describe_producers import DescribeProducersRequest
+    from protocol.requests.init_producer_id import InitProducerIdRequest
 
 
 class ProducerHandlers:
@@ -29,9 +33,9 @@ class ProducerHandlers:
             Api.DESCRIBE_PRODUCERS: self.describe_producers,
         }
 
-    async def init_producer_id(self, ctx: Context, request: Any) -> Fields:
+    async def init_producer_id(self, ctx: Context, request: InitProducerIdRequest) -> Fields:
         transactional_id = request.transactional_id
-        producer_id, epoch = get(request, "producer_id", -1), get(request, "producer_epoch", -1)
+        producer_id, epoch = request.producer_id, request.producer_epoch
         if (producer_id == -1) != (epoch == -1) or transactional_id == "":
             raise KafkaError(ErrorCode.invalid_request)
         if transactional_id is not None:
@@ -40,7 +44,7 @@ class ProducerHandlers:
         new_id = await self._cluster.producer_ids.next()
         return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
 
-    def describe_producers(self, ctx: Context, request: Any) -> Fields:
+    def describe_producers(self, ctx: Context, request: DescribeProducersRequest) -> Fields:
         topics = []
         for topic in request.topics:
             partitions = []

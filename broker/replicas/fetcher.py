@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -21,7 +22,7 @@ from uuid import UUID
 from broker.config.broker import BrokerConfig
 from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel, PeerLost
-from broker.replicas.partition import Partition
+from broker.replicas.partition import UNKNOWN, Partition
 from broker.replicas.throttle import Throttle
 from protocol.apis import Api
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError, MalformedRequest, error_code
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PURPOSE: Final = "fetch"
 LOOK_AT_ALL_S: Final = 5.0
+ADOPT_WAIT_S: Final = 0.05
 LIST_OFFSETS_VERSION: Final = 9
 _LATEST, _EARLIEST = -1, -2
 _CORRELATION_MASK: Final = 0x7FFFFFFF
@@ -147,6 +149,7 @@ class _Position:
     """One partition as it is fetched in one leader epoch."""
 
     __slots__ = (
+        "adopting",
         "is_stuck",
         "is_verified",
         "key",
@@ -166,6 +169,8 @@ class _Position:
         self.wait_until = 0.0
         self.is_stuck = False
         """Nothing helps but news from the image."""
+        self.adopting = UNKNOWN
+        """The log start that is on its way to the disk."""
         self.is_verified = False
         """The leader has answered without seeing a divergence, or this log was begun anew for it."""
         self.needs_reset = False
@@ -241,6 +246,9 @@ class Fetcher:
         """Who is to be looked at before the next request; the others are asked for as they were."""
         self._looked_at_all_at = -inf
         self._has_news = asyncio.Event()
+        self._adopting: dict[_Position, None] = {}
+        """Positions with a log start on its way to the disk."""
+        self._has_adopted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._correlation_id = 0
         self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
@@ -267,6 +275,7 @@ class Fetcher:
         if self.positions.get(position.key) is position:
             del self.positions[position.key]
             self._stale[position.key] = None
+            self._adopting.pop(position, None)
 
     async def _run(self) -> None:
         while True:
@@ -336,6 +345,7 @@ class Fetcher:
 
     async def _take_all(self, asked: dict[Key, FetchItem], answers: list[FetchedPartition]) -> None:
         appended = 0
+        is_quiet = True
         for fetched in answers:
             key = (fetched.topic_id, fetched.partition)
             position, item = self.positions.get(key), asked.get(key)
@@ -344,9 +354,22 @@ class Fetcher:
             self._stale[key] = None
             self._take(position, item, fetched)
             appended += len(fetched.records)
+            is_quiet = is_quiet and not len(fetched.records)
             if appended >= _SLICE_BYTES:
                 appended = 0
                 await asyncio.sleep(0)
+        if self._adopting and is_quiet:
+            await self._wait_adopted()
+
+    async def _wait_adopted(self) -> None:
+        """Hold the next request until it can report the new log starts: where nothing else is fetched it may
+        be held by the leader for long, and DeleteRecords with it."""
+        self._has_adopted.clear()
+        try:
+            async with asyncio.timeout(ADOPT_WAIT_S):
+                await self._has_adopted.wait()
+        except TimeoutError:
+            return
 
     def _look(self) -> dict[Key, FetchItem | None]:
         """From where those are to be fetched of whom something changed; who cannot be fetched for now is
@@ -423,7 +446,24 @@ class Fetcher:
             held.set_high_watermark(high_watermark)
             self._replicas.wake_committed(partition)
         if fetched.log_start > held.log_start_offset:
-            held.advance_log_start(min(fetched.log_start, held.high_watermark))
+            self._adopt(position, min(fetched.log_start, held.high_watermark))
+
+    def _adopt(self, position: _Position, log_start: int) -> None:
+        """Take over the leader's log start. It counts, and is reported, once it is durable."""
+        if log_start > position.adopting:
+            position.adopting = log_start
+            self._adopting[position] = None
+            position.partition.log.advance_log_start(log_start, partial(self._adopted, position, log_start))
+
+    def _adopted(self, position: _Position, log_start: int, _: KafkaError | None) -> None:
+        if log_start < position.adopting:
+            return
+        position.adopting = UNKNOWN
+        if self.positions.get(position.key) is position:
+            self._stale[position.key] = None
+        self._adopting.pop(position, None)
+        if not self._adopting:
+            self._has_adopted.set()
 
     def _verify(self, position: _Position, leader_start: int) -> None:
         """Drop a log that lies wholly below the leader's: nothing the leader still has tells whether these

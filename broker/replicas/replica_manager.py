@@ -50,13 +50,13 @@ ProposalListener = Callable[[Partition], None]
 class CommitFuture(Waiter):
     """A commit that a coroutine waits for."""
 
-    __slots__ = ("_partition", "future", "needed")
+    __slots__ = ("future", "needed", "partition")
 
     def __init__(self, partition: Partition, needed: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.needed = needed
         self.future: asyncio.Future[None] = loop.create_future()
-        self._partition = partition
+        self.partition = partition
 
     def reached(self) -> None:
         self.finish()
@@ -69,7 +69,7 @@ class CommitFuture(Waiter):
             self.future.set_exception(KafkaError(code))
 
     def expired(self) -> None:
-        self._partition.wait_no_more(self)
+        self.partition.wait_no_more(self)
         self.failed(ErrorCode.request_timed_out)
 
 

@@ -704,6 +704,10 @@ def test_a_replica_that_agrees_with_its_leader_keeps_its_producers_when_all_is_d
         for log in (log_of(world, 1), log_of(world, 2)):
             assert (log.log_start_offset, log.log_end_offset) == (1, 1)
             assert log.producer_table.entries.keys() == {7}
+        world.kill(2)
+        await world.start(2)
+        await world.until(lambda: 2 in world.isr())
+        assert log_of(world, 2).producer_table.entries.keys() == {7}
 
     Replicas(2).run(main)
 
