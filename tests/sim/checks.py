@@ -80,6 +80,18 @@ def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
             yield send, offset
 
 
+def deletes_stay_done(case: Case) -> Iterator[str]:
+    """1 (deletion) What was deleted for certain does not come back: the log starts where the answer said, or
+    later, whatever crashed meanwhile."""
+    for delete in case.history.deletes:
+        log = case.history.logs.get(delete.tp)
+        if delete.result != "ok" or log is None or log.log_start_offset >= delete.before:
+            continue
+        if not any(each.is_unclean and each.at > delete.invoked for each in case.custody.moments(delete.tp)):
+            start = log.log_start_offset
+            yield f"{delete.tp} deleted before {delete.before} at {delete.done:.3f} starts at {start}"
+
+
 def sync_is_kept(case: Case) -> Iterator[str]:
     """1 (disk) What recovery can read after a crash reaches at least as far as the last sync; of topics that
     are deleted nothing need be kept, and what is made anew has the same name; of what moved away neither."""
@@ -455,6 +467,7 @@ def recovery_is_exact(case: Case) -> Iterator[str]:
 
 RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "1 acked is kept": acked_is_kept,
+    "1 deletes stay done": deletes_stay_done,
     "1 sync is kept": sync_is_kept,
     "1 no holes": no_holes,
     "2 batches are whole": batches_are_whole,

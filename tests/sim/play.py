@@ -132,7 +132,9 @@ class Play:
     def others(self, *nodes: Node) -> list[Node]:
         return [node for node in self.nodes if node not in nodes]
 
-    def load(self, name: str, *, acks: int = -1, tp: TopicPartition = TP) -> Load:
+    def load(
+        self, name: str, *, acks: int = -1, tp: TopicPartition = TP, is_idempotent: bool = False
+    ) -> Load:
         client = self.stage.client(name)
         producer = Producer(
             client=client,
@@ -141,7 +143,7 @@ class Play:
             batches=1 << 30,
             acks=acks,
             window=1,
-            is_idempotent=False,
+            is_idempotent=is_idempotent,
             pause_s=0.2,
         )
         task = client.start(producer.run())
@@ -175,6 +177,17 @@ class Play:
     async def restart(self, node: Node) -> None:
         await node.stop()
         await node.start()
+
+    async def delete_before(self, offset: int) -> None:
+        """DeleteRecords, asked again until it is answered well."""
+        client = self.stage.client(f"deletion before {offset}")
+        deletes = self.stage.history.deletes
+
+        async def delete() -> None:
+            while not deletes or (deletes[-1].before, deletes[-1].result) != (offset, "ok"):
+                await client.delete_records(TP, offset)
+
+        await self.stage.finish([client.start(delete())])
 
     async def create_topic(self, topic: str) -> None:
         admin = self.stage.client(f"admin of {topic}")

@@ -195,6 +195,10 @@ def begin_the_log_where_nobody_asked(history: History) -> None:
     history.deletes.clear()
 
 
+def bring_back_what_was_deleted(history: History) -> None:
+    history.logs[U] = final(batch(0, 20), batch(1, 21), batch(2, 22))
+
+
 def duplicate_a_value(history: History) -> None:
     with_batches(history, *the_batches(history), batch(7, 16, epoch=1))
 
@@ -359,6 +363,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     lose_the_synced_on_disk: {"1 sync is kept"},
     lose_the_middle: {"1 no holes"},
     begin_the_log_where_nobody_asked: {"1 acked is kept"},
+    bring_back_what_was_deleted: {"1 deletes stay done"},
     duplicate_a_value: {"4 no duplicates"},
     acknowledge_twice_at_two_offsets: {"3 one value per offset", "4 no duplicates"},
     tear_a_batch: {"2 batches are whole"},
