@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.admin.metrics import Metrics
-from broker.config.broker import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
+from broker.config.values import ConfigError, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.control.image import Delta

@@ -67,7 +67,7 @@ def run_broker(options: BrokerOptions) -> None:
     """Until a signal."""
     config = read_config(options)
     from broker import server
-    from broker.config.broker import ConfigError
+    from broker.config.values import ConfigError
     from broker.control.directories import StartupError
 
     try:
@@ -78,7 +78,9 @@ def run_broker(options: BrokerOptions) -> None:
 
 def read_config(options: BrokerOptions) -> BrokerConfig:
     """What the options and the file say together; Failure when they cannot be meant."""
-    from broker.config.broker import ConfigError, from_properties, parse_properties
+    from broker.config.broker import from_properties
+    from broker.config.properties import parse_properties
+    from broker.config.values import ConfigError
 
     try:
         properties = parse_properties(_text_of(options.config)) if options.config is not None else {}

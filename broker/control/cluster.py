@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from broker.config.broker import BrokerConfig, ConfigError, ResourceType, log_config
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
+from broker.config.values import ConfigError, ResourceType
 from broker.control.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, election
 from broker.control.command_queue import CommandQueue, not_controller
 from broker.control.commands import ControllerCommand, Rules

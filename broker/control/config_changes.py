@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from broker.config import broker as settings
-from broker.config.broker import ConfigError, ConfigType, ResourceType
+from broker.config.groups import check_group_configs
+from broker.config.tables import BROKER, GROUP, TOPIC, Definition
+from broker.config.topics import check_topic_configs
+from broker.config.values import ConfigError, ConfigType, ResourceType
 from broker.control.commands import Rules
 from broker.control.image import Image
 from broker.control.metadata_records import ConfigChanged, Record
@@ -41,10 +43,10 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-_TABLES: Mapping[int, Mapping[str, settings.Definition]] = {
-    ResourceType.TOPIC: settings.TOPIC,
-    ResourceType.BROKER: settings.BROKER,
-    ResourceType.GROUP: settings.GROUP,
+_TABLES: Mapping[int, Mapping[str, Definition]] = {
+    ResourceType.TOPIC: TOPIC,
+    ResourceType.BROKER: BROKER,
+    ResourceType.GROUP: GROUP,
 }
 
 
@@ -78,7 +80,7 @@ def _spliced(resource_type: int, values: Mapping[str, str], op: ConfigOp) -> str
     return ",".join(part for part in parts if part not in gone)
 
 
-def _not_a_list(resource_type: int, op: ConfigOp, definition: settings.Definition | None) -> str:
+def _not_a_list(resource_type: int, op: ConfigOp, definition: Definition | None) -> str:
     """In Kafka's words, which differ between its broker and its controller."""
     what = Operation(op.operation).name
     if resource_type != ResourceType.BROKER:
@@ -167,7 +169,7 @@ def _check_resource(image: Image, rules: Rules, resource: Resource, wanted: Mapp
                 if not name:
                     raise KafkaError(ErrorCode.invalid_request, "Default topic resources are not allowed.")
                 check_topic_name(name)
-                settings.check_topic_configs(rules.config, wanted)
+                check_topic_configs(rules.config, wanted)
                 if name not in image.topics:
                     raise KafkaError(
                         ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist."
@@ -177,7 +179,7 @@ def _check_resource(image: Image, rules: Rules, resource: Resource, wanted: Mapp
             case ResourceType.GROUP:
                 if not name:
                     raise KafkaError(ErrorCode.invalid_request, "Default group resources are not allowed.")
-                settings.check_group_configs(rules.config, wanted)
+                check_group_configs(rules.config, wanted)
             case _:
                 raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {resource_type}")
     except ConfigError as error:

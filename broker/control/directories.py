@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
-from broker.config.broker import BrokerConfig, Listener, parse_properties
+from broker.config.broker import BrokerConfig
+from broker.config.listeners import Listener
+from broker.config.properties import parse_properties
 from broker.control.image import BrokerImage
 from broker.ports import Endpoint
 from storage.files import Files, write_whole

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
-from broker.config.broker import BrokerConfig, ResourceType
+from broker.config.broker import BrokerConfig
+from broker.config.values import ResourceType
 from broker.control.image import Image
 from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import (
     NO_LEADER,

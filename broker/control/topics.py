@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.config import broker as settings
-from broker.config.broker import BrokerConfig, ConfigError, ResourceType
+from broker.config.broker import BrokerConfig
+from broker.config.topics import check_topic_configs
+from broker.config.values import ConfigError, ResourceType
 from broker.control.commands import Rules
 from broker.control.image import Image, TopicImage
 from broker.control.internal_topics import METADATA_TOPIC, internal_defaults
@@ -182,7 +183,7 @@ def _first_configs(rules: Rules, topic: NewTopic) -> list[ConfigChanged]:
         )
     values = {name: value for name, value in topic.configs if value is not None}
     try:
-        settings.check_topic_configs(rules.config, values)
+        check_topic_configs(rules.config, values)
     except ConfigError as error:
         raise KafkaError(ErrorCode.invalid_config, str(error)) from None
     return [

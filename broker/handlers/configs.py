@@ -14,18 +14,16 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker.config.broker import (
-    ConfigError,
+from broker.config.describe import (
     ConfigRow,
     ConfigSource,
-    ConfigType,
-    ResourceType,
-    check_broker_configs,
     describe_broker,
     describe_broker_defaults,
     describe_group,
     describe_topic,
 )
+from broker.config.dynamic import check_broker_configs
+from broker.config.values import ConfigError, ConfigType, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.commands import ControllerCommand
 from broker.control.config_changes import (

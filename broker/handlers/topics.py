@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from broker.config.broker import BrokerConfig, describe_topic
+from broker.config.broker import BrokerConfig
+from broker.config.describe import describe_topic
 from broker.control.cluster import Cluster
 from broker.control.topics import (
     CreatePartitions,

@@ -16,7 +16,9 @@ from uuid import UUID
 
 from broker.admin.metrics import Metrics
 from broker.config import broker as broker_config
-from broker.config.broker import BrokerConfig, ResourceType, log_config
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
+from broker.config.values import ResourceType
 from broker.control.cluster import DeltaListener
 from broker.control.image import Image
 from broker.control.metadata_records import (

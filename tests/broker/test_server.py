@@ -18,7 +18,8 @@ import aiohttp
 import pytest
 
 from broker import server
-from broker.config.broker import BrokerConfig, ConfigError, from_properties
+from broker.config.broker import BrokerConfig, from_properties
+from broker.config.values import ConfigError
 from broker.control.directories import StartupError
 from broker.replicas.partition import NAMED_MAX
 from protocol.apis import Api

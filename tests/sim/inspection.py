@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.config.broker import BrokerConfig, log_config
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
 from protocol import records
 from storage.log_manager import LogManager
 from storage.segment import Segment

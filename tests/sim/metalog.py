@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.image import Image, TopicImage
 from broker.control.metadata_records import (
     ConfigChanged,

@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.config.broker import (
-    ConfigSource,
-    ResourceType,
-    describe_broker,
-    from_properties,
-    parse_properties,
-)
+from broker.config.broker import from_properties
+from broker.config.describe import ConfigSource, describe_broker
+from broker.config.properties import parse_properties
+from broker.config.values import ResourceType
 from broker.control import cluster as cluster_module
 from broker.control import directories
 from broker.control.brokers import PRODUCER_ID_BLOCK

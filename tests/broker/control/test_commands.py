@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.brokers import AllocateProducerIds
 from broker.control.commands import ControllerCommand
 from broker.control.config_changes import ConfigOp, IncrementalAlterConfigs, Operation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.config_changes import AlterConfigs, ConfigOp, IncrementalAlterConfigs, Operation
 from broker.control.image import Image
 from broker.control.topics import (

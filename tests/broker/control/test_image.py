@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.image import Delta, Image, fold
 from broker.control.metadata_records import (
     NO_LEADER,

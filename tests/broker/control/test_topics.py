@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerFenced
 from broker.control.placement import place
 from broker.control.topics import (

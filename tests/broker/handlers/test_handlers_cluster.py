@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.config.broker import ResourceType
+from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.metadata_records import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
 from broker.control.topics import NewTopic

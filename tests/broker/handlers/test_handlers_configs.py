@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import broker
-from broker.config.broker import ConfigType, ResourceType
+from broker.config.values import ConfigType, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.topics import NewTopic
 from broker.handlers.configs import ConfigHandlers

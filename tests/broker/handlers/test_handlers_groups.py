@@ -12,7 +12,9 @@ from uuid import UUID
 
 import pytest
 
-from broker.config.broker import BrokerConfig, ResourceType, from_properties, log_config
+from broker.config.broker import BrokerConfig, from_properties
+from broker.config.topics import log_config
+from broker.config.values import ResourceType
 from broker.control.image import Delta, Image
 from broker.control.metadata_records import BrokerRegistered, PartitionImage, TopicCreated, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator, partition_of

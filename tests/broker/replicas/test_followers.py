@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from broker.admin import metrics
-from broker.config.broker import RACK_AWARE_SELECTOR, ResourceType
+from broker.config.checks import RACK_AWARE_SELECTOR
+from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerRegistered, ConfigChanged
 from broker.handlers.fetch import Read
 from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing

@@ -1,0 +1,46 @@
+"""A group's settings: its own values above the brokers' defaults.
+
+Owns: every group setting parsed, and what a group may be set to. Does not own: where a group's own values are
+kept (the image). Invariant: no group gets beyond the limits that the broker sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.config.levels import Levels
+from broker.config.tables import BROKER, GROUP, Definition
+from broker.config.values import ConfigError, check_lengths
+
+
+def group_values(config: Levels, overrides: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: definition.parse(overrides[name]) if name in overrides else _group_default(config, definition)
+        for name, definition in GROUP.items()
+    }
+
+
+def _group_default(config: Levels, definition: Definition) -> Any:
+    name = next((name for name in definition.synonyms if name in BROKER), None)
+    return definition.parse(definition.default or "") if name is None else config.get(name)
+
+
+def check_group_configs(config: Levels, overrides: Mapping[str, str]) -> None:
+    check_lengths(overrides)
+    for name in overrides:
+        if name not in GROUP:
+            raise ConfigError(f"Unknown group config name: {name}")
+    values = group_values(config, overrides)
+    for name, value in values.items():
+        kind, _, what = name.partition(".")
+        what = what.removeprefix("num.")
+        least, most = f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"
+        if least in BROKER and value < config.get(least):
+            raise ConfigError(f"{name} must be greater than or equal to {least}")
+        if most in BROKER and value > config.get(most):
+            raise ConfigError(f"{name} must be less than or equal to {most}")
+    for kind in ("consumer", "share", "streams"):
+        session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+        if values[session] <= values[heartbeat]:
+            raise ConfigError(f"{session} must be greater than {heartbeat}")

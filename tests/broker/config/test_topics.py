@@ -1,0 +1,60 @@
+"""A topic's settings: which level wins, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config.describe import (
+    describe_topic,
+)
+from broker.config.topics import check_topic_configs, log_config
+from broker.config.values import ConfigError
+from tests.broker.config.described import made
+
+
+def test_the_smallest_unit_wins() -> None:
+    hours = made(log_retention_hours="2", log_roll_hours="3")
+    assert log_config(hours, {}).retention_ms == 2 * 3_600_000
+    assert log_config(hours, {}).segment_ms == 3 * 3_600_000
+    minutes = made(log_retention_hours="2", log_retention_minutes="5")
+    assert log_config(minutes, {}).retention_ms == 5 * 60_000
+    ms = made(log_retention_minutes="5", log_retention_ms="7")
+    assert log_config(ms, {}).retention_ms == 7
+    assert log_config(made(log_retention_hours="-1"), {}).retention_ms == -1
+
+
+def test_topic_over_broker_over_default_over_static() -> None:
+    config = made(log_retention_ms="1", message_max_bytes="1000")
+    assert log_config(config, {}).retention_ms == 1
+    dynamic = config.with_dynamic(
+        default={"log.retention.ms": "2", "message.max.bytes": "2000"}, broker={"log.retention.ms": "3"}
+    )
+    assert log_config(dynamic, {}).retention_ms == 3
+    assert log_config(dynamic, {}).max_message_bytes == 2000
+    assert dynamic.message_max_bytes == 2000
+    assert log_config(dynamic, {"retention.ms": "4"}).retention_ms == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ({"retention.msec": "1"}, "Unknown topic config name: retention.msec"),
+        ({"retention.ms": "-2"}, "at least -1"),
+        ({"segment.bytes": "1000"}, "at least 1048576"),
+        ({"cleanup.policy": "compact,"}, "must not be empty"),
+        ({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"}, "conflict topic config setting"),
+        ({"remote.storage.enable": "true"}, "Tiered Storage functionality is disabled"),
+        ({"leader.replication.throttled.replicas": "0:1,x"}, "must be the literal"),
+        ({"compression.gzip.level": "0"}, "between 1 and 9"),
+    ],
+)
+def test_topic_settings_are_checked(overrides: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_topic_configs(made(), overrides)
+
+
+def test_small_segments_are_there_for_tests() -> None:
+    overrides = {"internal.segment.bytes": "200"}
+    check_topic_configs(made(), overrides)
+    assert log_config(made(), overrides).segment_bytes == 200
+    assert "internal.segment.bytes" not in {row.name for row in describe_topic(made(), overrides)}
