@@ -1,18 +1,17 @@
 """Requests of the classic group protocol and of committed offsets, in every version, to commands and back.
 
 Owns what a version lacks, renames or wants put otherwise, which topics and partitions exist, and where an
-error goes in each response. Does not own groups (`broker.coordinators.groups.machine`) nor
-which broker coordinates them (`broker.coordinators.groups.coordinator`).
-Invariant: an error of one item stays with that item; what a client is told comes from the machine or the
-image alone.
+error goes in each response. Does not own groups (`broker.coordinators.groups.machine`) nor which broker
+coordinates them (`broker.coordinators.groups.coordinator`).
+Invariant: an error of one item stays with that item; every answer comes from the machine or the image alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from broker.control.image import Image, TopicImage
@@ -32,12 +31,23 @@ from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffse
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset
-from protocol.messages import Fields, get
+from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
     from broker.coordinators.groups.coordinator import GroupCoordinator
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.delete_groups import DeleteGroupsRequest
+    from protocol.requests.describe_groups import DescribeGroupsRequest
+    from protocol.requests.find_coordinator import FindCoordinatorRequest
+    from protocol.requests.heartbeat import HeartbeatRequest
+    from protocol.requests.join_group import JoinGroupRequest
+    from protocol.requests.leave_group import LeaveGroupRequest
+    from protocol.requests.list_groups import ListGroupsRequest
+    from protocol.requests.offset_commit import OffsetCommitRequest, OffsetCommitRequestTopic
+    from protocol.requests.offset_delete import OffsetDeleteRequest
+    from protocol.requests.offset_fetch import OffsetFetchRequest
+    from protocol.requests.sync_group import SyncGroupRequest
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _GROUP_COORDINATOR: Final = 0
@@ -47,6 +57,18 @@ _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
 _TOPIC_IDS_FROM: Final = 10
 """Version of OffsetCommit and of OffsetFetch; it has ids in place of names."""
+
+
+Row: TypeAlias = dict[str, object]
+"""One item of a response; its error is set when the coordinator has answered."""
+
+
+class TopicAsked(NamedTuple):
+    """A topic of an OffsetFetch, by name or by id. Its versions have two structs for it."""
+
+    name: str | None
+    topic_id: UUID | None
+    partition_indexes: Sequence[int]
 
 
 class GroupHandlers:
@@ -71,10 +93,10 @@ class GroupHandlers:
 
     # --- finding the coordinator ---
 
-    async def find_coordinator(self, ctx: Context, request: Any) -> Fields:
+    async def find_coordinator(self, ctx: Context, request: FindCoordinatorRequest) -> Fields:
         if self._cluster.is_in_doubt():
             await self._cluster.doubt_over()
-        key_type = get(request, "key_type", _GROUP_COORDINATOR)
+        key_type = request.key_type
         if ctx.api_version < 4:
             return {
                 "throttle_time": 0,
@@ -96,7 +118,7 @@ class GroupHandlers:
     async def _coordinator_of(self, ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
         try:
             if key_type == _TRANSACTION_COORDINATOR:
-                # Final rather than 15, on which a producer would retry until its own time is up.
+                # Rather than COORDINATOR_NOT_AVAILABLE, which a producer would retry until its own timeout.
                 raise KafkaError(ErrorCode.invalid_request, "this broker coordinates no transactions")
             if key_type != _GROUP_COORDINATOR:
                 raise KafkaError(ErrorCode.invalid_request, f"no coordinator of type {key_type}")
@@ -119,13 +141,12 @@ class GroupHandlers:
 
     # --- membership ---
 
-    async def join_group(self, ctx: Context, request: Any) -> Fields:
+    async def join_group(self, ctx: Context, request: JoinGroupRequest) -> Fields:
         groups = self._groups
         member_id = request.member_id
         session_timeout_ms = request.session_timeout // _MILLISECOND
-        rebalance_timeout = get(request, "rebalance_timeout")
-        rebalance_timeout_ms = -1 if rebalance_timeout is None else rebalance_timeout // _MILLISECOND
-        instance_id = get(request, "group_instance_id")
+        rebalance_timeout_ms = request.rebalance_timeout // _MILLISECOND
+        instance_id = request.group_instance_id
         try:
             _check_group_id(request.group_id)
             groups.check_session_timeout(session_timeout_ms)
@@ -156,8 +177,8 @@ class GroupHandlers:
             reply = {**reply, "protocol_name": ""}
         return {"throttle_time": 0, **reply}
 
-    async def sync_group(self, ctx: Context, request: Any) -> Fields:
-        protocol_type, protocol_name = get(request, "protocol_type"), get(request, "protocol_name")
+    async def sync_group(self, ctx: Context, request: SyncGroupRequest) -> Fields:
+        protocol_type, protocol_name = request.protocol_type, request.protocol_name
         try:
             if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
                 raise KafkaError(ErrorCode.inconsistent_group_protocol)
@@ -168,7 +189,7 @@ class GroupHandlers:
                     group_id=request.group_id,
                     member_id=request.member_id,
                     generation=request.generation_id,
-                    instance_id=get(request, "group_instance_id"),
+                    instance_id=request.group_instance_id,
                     protocol_type=protocol_type,
                     protocol_name=protocol_name,
                     assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
@@ -178,7 +199,7 @@ class GroupHandlers:
             reply = sync_error(error.code)
         return {"throttle_time": 0, **reply}
 
-    async def heartbeat(self, ctx: Context, request: Any) -> Fields:
+    async def heartbeat(self, ctx: Context, request: HeartbeatRequest) -> Fields:
         try:
             _check_group_id(request.group_id)
             code = await self._groups.ask(
@@ -187,20 +208,20 @@ class GroupHandlers:
                     group_id=request.group_id,
                     member_id=request.member_id,
                     generation=request.generation_id,
-                    instance_id=get(request, "group_instance_id"),
+                    instance_id=request.group_instance_id,
                 ),
             )
         except KafkaError as error:
-            # While the coordinator loads nobody can lose a session, so members need not worry.
+            # While the coordinator loads no session can expire, so members may go on.
             is_loading = error.code is ErrorCode.coordinator_load_in_progress
             code = ErrorCode.none if is_loading else error.code
         return {"throttle_time": 0, "error_code": code}
 
-    async def leave_group(self, ctx: Context, request: Any) -> Fields:
+    async def leave_group(self, ctx: Context, request: LeaveGroupRequest) -> Fields:
         if ctx.api_version < 3:
             leavers: tuple[Leaver, ...] = (Leaver(request.member_id),)
         else:
-            leavers = tuple(Leaver(one.member_id, get(one, "group_instance_id")) for one in request.members)
+            leavers = tuple(Leaver(one.member_id, one.group_instance_id) for one in request.members)
         top = ErrorCode.none
         errors: tuple[ErrorCode, ...] = ()
         try:
@@ -223,16 +244,16 @@ class GroupHandlers:
 
     # --- offsets ---
 
-    async def offset_commit(self, ctx: Context, request: Any) -> Fields:
+    async def offset_commit(self, ctx: Context, request: OffsetCommitRequest) -> Fields:
         image = self._cluster.image
         offsets: list[OffsetToCommit] = []
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         topics = []
         for asked in request.topics:
             topic, missing = _find_topic(image, asked, ctx.api_version)
-            answered: list[dict[str, Any]] = []
+            answered: list[Row] = []
             for one in asked.partitions:
-                row = {"partition_index": one.partition_index, "error_code": missing}
+                row: Row = {"partition_index": one.partition_index, "error_code": missing}
                 answered.append(row)
                 if topic is None or not 0 <= one.partition_index < len(topic.partitions):
                     continue
@@ -242,13 +263,13 @@ class GroupHandlers:
                         topic.name,
                         one.partition_index,
                         one.committed_offset,
-                        get(one, "committed_leader_epoch", -1),
+                        one.committed_leader_epoch,
                         one.committed_metadata,
                         topic.id,
                     )
                 )
             if answered or topic is None:
-                topics.append({**_topic_names(asked), "partitions": answered})
+                topics.append({"name": asked.name, "topic_id": asked.topic_id, "partitions": answered})
         if offsets:
             errors = await self._commit(ctx, request, tuple(offsets))
             for row, code in zip(rows, errors, strict=True):
@@ -256,15 +277,14 @@ class GroupHandlers:
         return {"throttle_time": 0, "topics": topics}
 
     async def _commit(
-        self, ctx: Context, request: Any, offsets: tuple[OffsetToCommit, ...]
+        self, ctx: Context, request: OffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
     ) -> tuple[ErrorCode, ...]:
-        retention = get(request, "retention_time")
         command = Commit(
             group_id=request.group_id,
             member_id=request.member_id,
             generation=request.generation_id_or_member_epoch,
-            instance_id=get(request, "group_instance_id"),
-            retention_ms=-1 if retention is None else retention // _MILLISECOND,
+            instance_id=request.group_instance_id,
+            retention_ms=request.retention_time // _MILLISECOND,
             offsets=offsets,
             knows_missing_group=ctx.api_version >= 9,
         )
@@ -273,19 +293,33 @@ class GroupHandlers:
         except KafkaError as error:
             return (error.code,) * len(offsets)
 
-    def offset_fetch(self, ctx: Context, request: Any) -> Fields:
-        is_stable_only = bool(get(request, "require_stable", False))
-        if ctx.api_version >= 8:
-            found = [
-                self._fetch_group(ctx, one.group_id, one.topics, is_stable_only) for one in request.groups
-            ]
-            return {"throttle_time": 0, "groups": found}
-        return {
-            "throttle_time": 0,
-            **self._fetch_group(ctx, request.group_id, request.topics, is_stable_only),
-        }
+    def offset_fetch(self, ctx: Context, request: OffsetFetchRequest) -> Fields:
+        is_stable_only = request.require_stable
+        if ctx.api_version < 8:
+            topics = (
+                None
+                if request.topics is None
+                else [TopicAsked(one.name, None, one.partition_indexes) for one in request.topics]
+            )
+            found = self._fetch_group(ctx, request.group_id, topics, is_stable_only)
+            return {"throttle_time": 0, **found}
+        by_id = ctx.api_version >= _TOPIC_IDS_FROM
+        groups = []
+        for group in request.groups:
+            topics = (
+                None
+                if group.topics is None
+                else [
+                    TopicAsked(None if by_id else one.name, one.topic_id, one.partition_indexes)
+                    for one in group.topics
+                ]
+            )
+            groups.append(self._fetch_group(ctx, group.group_id, topics, is_stable_only))
+        return {"throttle_time": 0, "groups": groups}
 
-    def _fetch_group(self, ctx: Context, group_id: str, topics: Any, is_stable_only: bool) -> Fields:
+    def _fetch_group(
+        self, ctx: Context, group_id: str, topics: Sequence[TopicAsked] | None, is_stable_only: bool
+    ) -> Fields:
         image = self._cluster.image
         try:
             machine = self._groups.machine(group_id)
@@ -297,28 +331,26 @@ class GroupHandlers:
                     "name": asked.name,
                     "partitions": [_no_offset(p, error.code) for p in asked.partition_indexes],
                 }
-                for asked in topics
+                for asked in topics or ()
             ]
             return {"topics": failed}
-        by_id = ctx.api_version >= _TOPIC_IDS_FROM
         if topics is None:
-            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=by_id)
+            wants_ids = ctx.api_version >= _TOPIC_IDS_FROM
+            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=wants_ids)
         else:
-            rows = [
-                _topic_offsets(machine, image, group_id, asked, is_stable_only, by_id) for asked in topics
-            ]
+            rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
         return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
 
-    async def offset_delete(self, ctx: Context, request: Any) -> Fields:
+    async def offset_delete(self, ctx: Context, request: OffsetDeleteRequest) -> Fields:
         image = self._cluster.image
         wanted: list[tuple[str, int]] = []
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         topics = []
         for asked in request.topics:
             topic = image.topics.get(asked.name)
-            answered: list[dict[str, Any]] = []
+            answered: list[Row] = []
             for one in asked.partitions:
-                row = {
+                row: Row = {
                     "partition_index": one.partition_index,
                     "error_code": ErrorCode.unknown_topic_or_partition,
                 }
@@ -340,19 +372,19 @@ class GroupHandlers:
 
     # --- administration ---
 
-    def list_groups(self, ctx: Context, request: Any) -> Fields:
-        states, types = get(request, "states_filter", ()), get(request, "types_filter", ())
+    def list_groups(self, ctx: Context, request: ListGroupsRequest) -> Fields:
+        states, types = request.states_filter, request.types_filter
         try:
             found = [row for machine in self._groups.machines() for row in machine.listed(states, types)]
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "groups": ()}
         return {"throttle_time": 0, "error_code": ErrorCode.none, "groups": found}
 
-    def describe_groups(self, ctx: Context, request: Any) -> Fields:
-        wants_operations = get(request, "include_authorized_operations", False)
+    def describe_groups(self, ctx: Context, request: DescribeGroupsRequest) -> Fields:
+        wants_operations = request.include_authorized_operations
         return {
             "throttle_time": 0,
-            # Once each: whoever asks for a large group a thousand times must not get it as often.
+            # Once each: a request that names a large group a thousand times must not get it as often.
             "groups": [
                 self._describe(ctx, group_id, wants_operations) for group_id in dict.fromkeys(request.groups)
             ],
@@ -377,7 +409,7 @@ class GroupHandlers:
             "authorized_operations": operations,
         }
 
-    async def delete_groups(self, ctx: Context, request: Any) -> Fields:
+    async def delete_groups(self, ctx: Context, request: DeleteGroupsRequest) -> Fields:
         groups = self._groups
         by_partition: dict[int, list[str]] = {}
         for group_id in dict.fromkeys(request.groups_names):
@@ -388,7 +420,7 @@ class GroupHandlers:
         return {"throttle_time": 0, "results": [row for rows in answers for row in rows]}
 
     async def _delete_some(self, ctx: Context, group_ids: list[str]) -> list[Fields]:
-        """Groups of one partition of the coordinator."""
+        """Delete groups that share a partition of the coordinator."""
         try:
             errors = await self._groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
         except KafkaError as error:
@@ -398,13 +430,12 @@ class GroupHandlers:
 
 
 def _topic_offsets(
-    machine: GroupMachine, image: Image, group_id: str, asked: Any, is_stable_only: bool, by_id: bool
+    machine: GroupMachine, image: Image, group_id: str, asked: TopicAsked, is_stable_only: bool
 ) -> Fields:
-    names = _topic_names(asked)
-    name = None if by_id else asked.name
-    topic_id = get(asked, "topic_id")  # those of OffsetFetch 1 to 7 are a struct of their own, without
+    names = {"name": asked.name, "topic_id": asked.topic_id}
+    name, topic_id = asked.name, asked.topic_id
     if name is None:
-        name = image.topic_names.get(topic_id)
+        name = image.topic_names.get(topic_id) if topic_id is not None else None
         if name is None:
             unknown = ErrorCode.unknown_topic_id
             return {**names, "partitions": [_no_offset(p, unknown) for p in asked.partition_indexes]}
@@ -467,7 +498,7 @@ def _no_offset(index: int, code: ErrorCode = ErrorCode.none) -> Fields:
     }
 
 
-def _undescribed(group_id: str, code: ErrorCode, state: str) -> dict[str, Any]:
+def _undescribed(group_id: str, code: ErrorCode, state: str) -> Row:
     return {
         "group_id": group_id,
         "error_code": code,
@@ -481,17 +512,17 @@ def _undescribed(group_id: str, code: ErrorCode, state: str) -> dict[str, Any]:
 
 
 def _check_group_id(group_id: str) -> None:
-    """Committing, fetching, describing and deleting offsets of the empty group is allowed, as it always
-    was.
+    """Refuse the empty group id. Committing, fetching, describing and deleting its offsets is allowed, as in
+    Kafka.
     """
     if not group_id:
         raise KafkaError(ErrorCode.invalid_group_id)
 
 
-def _find_topic(image: Image, asked: Any, version: int) -> tuple[TopicImage | None, ErrorCode]:
-    """The topic, by id where the version has ids, and the error for each of its partitions that is not
-    there.
-    """
+def _find_topic(
+    image: Image, asked: OffsetCommitRequestTopic, version: int
+) -> tuple[TopicImage | None, ErrorCode]:
+    """Return the topic, by id where the version has ids, and the error for each missing partition."""
     if version < _TOPIC_IDS_FROM:
         return image.topics.get(asked.name), ErrorCode.unknown_topic_or_partition
     topic = image.topic_by_id(asked.topic_id) if asked.topic_id is not None else None
@@ -499,11 +530,6 @@ def _find_topic(image: Image, asked: Any, version: int) -> tuple[TopicImage | No
     return topic, missing
 
 
-def _topic_names(asked: Any) -> dict[str, Any]:
-    """What the client called the topic, to be echoed."""
-    return {"name": asked.name, "topic_id": get(asked, "topic_id")}
-
-
 def _is_of_another(committed: UUID | None, asked: UUID | None) -> bool:
-    """An offset of a topic that was deleted is not the new topic's, though they share the name."""
+    """Whether an offset belongs to another topic of the same name, one that was deleted."""
     return committed is not None and asked is not None and committed != asked
