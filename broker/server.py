@@ -47,7 +47,8 @@ from broker.handlers.produce import Produce
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
-from broker.net.server import Limits, NetworkServer, TcpNetwork
+from broker.net.server import Limits, NetworkServer
+from broker.net.tcp import TcpNetwork
 from broker.ports import Listening, World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers

@@ -30,7 +30,7 @@ from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
-    from broker.net.server import Connection
+    from broker.net.connection import Connection
 
 BEAT_EVERY_S = 2.0
 BEAT_FOR_FENCED_S = 8.0

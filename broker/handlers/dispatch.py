@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
-from broker.net.server import Answer, Connection, Disconnect, Frame
+from broker.handlers.produce_repeat import ProduceMemo
+from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
@@ -74,7 +75,7 @@ Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields]"]
 
 
 class FrameHandler(Protocol):
-    """Handles a frame of one API as a whole."""
+    """What handles the frames of one API as a whole."""
 
     def handle(
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
@@ -82,14 +83,26 @@ class FrameHandler(Protocol):
 
 
 class ProduceFrames(FrameHandler, Protocol):
-    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
-        """Handles frames from `at` on while they are Produces whose head was seen before; where it stopped.
-        `handle` does the same by the long way."""
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
+        """Handle frames from `at` on as long as each is a Produce with a known head; return the index of the
+        first that is not. `handle` does the same by the long way."""
 
 
 class FetchFrames(FrameHandler, Protocol):
     def repeat(self, connection: Connection, frame: Frame) -> Answer:
-        """Answers a Fetch that goes on as the last one did; None for any other, which `handle` takes."""
+        """Answer a Fetch that continues the connection's last one; None for any other, which `handle`
+        takes."""
+
+
+class Memo(ProduceMemo):
+    """What is remembered of a connection's requests."""
+
+    __slots__ = ("last_fetch",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_fetch: object | None = None
+        """The business of `FetchFrames`; None where its `repeat` cannot take a request."""
 
 
 class Dispatcher:
@@ -127,7 +140,10 @@ class Dispatcher:
         self._logged: set[tuple[object, ...]] = set()
         self._written: list[Partition] = []
 
-    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Any]) -> int:
+    def new_memo(self) -> Memo:
+        return Memo()
+
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
         try:
             stop = self._repeat(connection, frames, at, answers)
         except Exception as error:
@@ -150,21 +166,21 @@ class Dispatcher:
             self._log_once("a request", error)
             raise Disconnect("it asked for something this broker fails at") from None
 
-    def settle(self) -> list[Partition]:
+    def write_staged(self) -> list[Partition]:
         flushed = self._replicas.flush() if self._replicas.touched else []
         if not self._written:
             return flushed
         written, self._written = self._written, []
         return written + flushed
 
-    def settled(self, settlement: list[Partition]) -> None:
-        if settlement:
-            self._replicas.wake(settlement)
+    def wake(self, written: list[Partition]) -> None:
+        if written:
+            self._replicas.wake(written)
 
     def _handle(
         self, connection: Connection, frame: Frame, api_key: int, version: int, correlation_id: int
     ) -> Answer:
-        if api_key == Api.FETCH and connection.fetch_seen is not None:
+        if api_key == Api.FETCH and connection.memo.last_fetch is not None:
             self._write_first()
             answer = self._fetch.repeat(connection, frame)
             if answer is not None:
@@ -266,7 +282,7 @@ class Dispatcher:
         return slot
 
     async def _finish(
-        self, context: Context, request: Any, result: Awaitable[Fields | bytes], slot: Any
+        self, context: Context, request: Any, result: Awaitable[Fields | bytes], slot: AnswerSlot
     ) -> None:
         """Waits for a handler that could not answer at once, or for the answer of another broker."""
         try:

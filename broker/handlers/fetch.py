@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from broker.control.cluster import Cluster
-from broker.handlers.produce import leader_hint
-from broker.net.server import SENDFILE_MIN, Answer, Bulk, Connection, Frame, Slot
+from broker.handlers.leader_hints import leader_hint
+from broker.net.connection import Answer, AnswerSlot, Connection, Frame
+from broker.net.sending import SENDFILE_MIN, Bulk
 from broker.replicas.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn, Wanted
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.partition import Partition
@@ -166,17 +167,17 @@ class Fetch:
         view = memoryview(frame)
         request = parse_fetch(view, body_at, version)
         turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
-        connection.fetch_seen = None
+        connection.memo.last_fetch = None
         is_small = len(frame) <= _SEEN_BYTES_MAX
         if request.replica_id < 0 and version >= FETCH_SHAPES_FROM and is_small and _repeats(request, turn):
             shape = FetchShape(view, body_at, version, request)
-            connection.fetch_seen = Seen(shape, version, request, turn)
+            connection.memo.last_fetch = Seen(shape, version, request, turn)
         return self._answer(connection, request, turn, version, correlation_id)
 
     def repeat(self, connection: Connection, frame: Frame) -> Answer:
         """The answer to a Fetch that goes on with what the last one asked for, None to any other. `handle`
         does the same by the long way."""
-        seen: Seen | None = connection.fetch_seen
+        seen: Seen | None = connection.memo.last_fetch
         found = None if seen is None else seen.shape.read(frame)
         if seen is None or found is None:
             return None
@@ -466,7 +467,7 @@ class FetchWait(Waiter):
         failures: int,
     ) -> None:
         super().__init__()
-        self.slot: Slot = connection.slot()
+        self.slot: AnswerSlot = connection.slot()
         self._fetch = fetch
         self._connection = connection
         self._turn = turn

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Final
 
 from broker.handlers.fetch import NOBODY_IS_LEADER, Fetch, Fetched, FetchWait, Read, divergence
-from broker.net.server import Answer, Connection
+from broker.net.connection import Answer, Connection
 from broker.replicas.fetch_sessions import FetchTurn, Wanted
 from broker.replicas.partition import Partition, Visit
 from broker.replicas.purgatory import Waiter

@@ -123,7 +123,7 @@ def _queues(components: Components, owed: int) -> dict[str, int]:
         "ISR proposals": len(components.isr._waiting),
         "group commands": components.groups.statistics().waiting,
         "touched partitions": len(components.replicas.touched),
-        "rounds": len(network._rounds),
+        "rounds": len(network._deferred),
         "throttled": len(network._throttled),
         "flushing": len(logs._flushing),
         "checkpoint writes": len(logs._writing) + len(logs._write_again),

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from broker.net import server as network
-from broker.net.server import Connection, NetworkServer
+from broker.net.connection import Connection
+from broker.net.server import NetworkServer
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 
@@ -39,7 +40,7 @@ class Lingering:
         return getattr(self._loop, name)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> Any:
-        if callback.__name__ != "end_rounds":
+        if callback.__name__ != "finish_deferred":
             return self._loop.call_soon(callback, *args)
         self._opened["rounds"] += 1
         longest_s = LINGER_LONG_S if self._rng.random() < LINGER_LONG_CHANCE else LINGER_MAX_S

@@ -21,7 +21,12 @@ from typing import TypeVar
 from tools.cli import main
 from tools.console import Failure
 
-MODULES = ("broker.handlers.dispatch", "broker.handlers.fetch", "broker.handlers.produce")
+MODULES = (
+    "broker.handlers.dispatch",
+    "broker.handlers.fetch",
+    "broker.handlers.produce",
+    "broker.handlers.produce_repeat",
+)
 COUNTERS = ("stats", "_counts", "_errors")
 
 FunctionT = TypeVar("FunctionT", ast.FunctionDef, ast.AsyncFunctionDef)

@@ -54,8 +54,8 @@ async def test_every_version_appends_and_answers_alike_on_both_ways(broker: Brok
                 answers.append(repr(answer).replace(f"base_offset={answer.base_offset}", ""))
             assert len(set(answers)) == 1
         (connection,) = broker.components.network._connections
-        assert connection.produce_kind == 13
-        assert len(connection.produce_templates) == 1
+        assert connection.memo.version == 13
+        assert len(connection.memo.templates) == 1
         fetched = await client.fetch("t", 0)
         for at, (_, header) in enumerate(iter_batches(fetched.records)):
             assert header.base_offset == 3 * at
@@ -110,17 +110,17 @@ async def test_many_partitions_take_turns_on_one_connection(
                     answer = await client.produce(name, batch_of(b"x"), index=index)
                     assert (answer.error_code, answer.base_offset) == (ErrorCode.none, turn)
         (connection,) = broker.components.network._connections
-        assert len(connection.produce_templates) == 120
-        assert len(connection.produce_ends) == 3
-        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MAX", 120)
-        monkeypatch.setattr("broker.handlers.produce.TEMPLATES_MIN", 7)
+        assert len(connection.memo.templates) == 120
+        assert len(connection.memo.ends) == 3
+        monkeypatch.setattr("broker.handlers.produce_repeat.TEMPLATES_MAX", 120)
+        monkeypatch.setattr("broker.handlers.produce_repeat.TEMPLATES_MIN", 7)
         kept = []
         async with await RawClient.open(broker) as other:
             await other.produce("t", batch_of(b"x"))
             for timeout_ms in range(130):
                 answer = await client.produce("t", batch_of(b"x"), timeout=timeout_ms)
                 assert answer.error_code is ErrorCode.none
-                kept.append(len(connection.produce_templates))
+                kept.append(len(connection.memo.templates))
         assert max(kept) == 60, "two connections share what there is"
 
 
@@ -133,11 +133,11 @@ async def test_what_a_connection_remembers_of_requests_is_small(broker: Broker) 
             await client.send(client.encode(Api.PRODUCE, 9, fields, client_id="c" * 30_000))
             await client.receive_as(Api.PRODUCE, 9)
         (connection,) = broker.components.network._connections
-        assert sum(map(len, connection.produce_templates)) < 10_000
+        assert sum(map(len, connection.memo.templates)) < 10_000
         fields = fetch_fields("t", 0)
         fields["topics"][0]["partitions"] *= 5000
         await client.call(Api.FETCH, 12, **fields)
-        assert connection.fetch_seen is None
+        assert connection.memo.last_fetch is None
 
 
 async def test_a_template_does_not_outlive_its_topic(broker: Broker) -> None:
@@ -169,7 +169,7 @@ async def test_tagged_fields_in_the_header_are_no_hindrance_on_either_way(broker
             response = await client.receive_as(Api.PRODUCE, 9)
             assert response.responses[0].partition_responses[0].error_code is code
         (connection,) = broker.components.network._connections
-        assert connection.produce_templates
+        assert connection.memo.templates
 
 
 async def test_a_config_that_needs_a_walk_closes_the_short_way_at_once(broker: Broker) -> None:
@@ -586,7 +586,7 @@ async def test_a_fetch_that_goes_on_is_answered_as_any_other(
             ]
             answers = []
             for at, (client, group) in enumerate(((one, "a"), (other, "b"))):
-                second.fetch_seen = None
+                second.memo.last_fetch = None
                 topics = [
                     {
                         "topic": f"{group}{topic}",
@@ -608,7 +608,7 @@ async def test_a_fetch_that_goes_on_is_answered_as_any_other(
                 if has_session:
                     fields |= {"session_id": sessions[at], "session_epoch": epoch}
                 if at == 0:
-                    known += first.fetch_seen is not None
+                    known += first.memo.last_fetch is not None
                 answer = await client.call(Api.FETCH, version, **fields)
                 sessions[at] = answer.session_id
                 answers.append((answer.error_code, [told(topic) for topic in answer.responses]))

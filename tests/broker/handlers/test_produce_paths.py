@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from broker import server
 from broker.config.broker import from_properties
 from broker.control.image import Delta
-from broker.net.server import Connection, TcpNetwork
+from broker.net.connection import Connection
+from broker.net.tcp import TcpNetwork
 from broker.ports import World
 from protocol.apis import Api
 from protocol.compression import Codec
@@ -141,7 +142,7 @@ class Client:
         answers = []
         for each in requests:
             answers += await self.produce([each], version)
-            self.connection.produce_templates.clear()
+            self.connection.memo.templates.clear()
         return answers
 
 
@@ -192,8 +193,8 @@ async def compare(runs: list[list[Any]], version: int, data: str) -> None:
             mixed = [each for pair in pairs for each in pair]
             short = await clients[0].produce(mixed, version)
             assert short == await clients[1].produce_anew(mixed, version)
-        assert clients[0].connection.produce_templates
-        assert not clients[1].connection.produce_templates
+        assert clients[0].connection.memo.templates
+        assert not clients[1].connection.memo.templates
         assert_same(broker, "short", "long_")
 
 
@@ -314,6 +315,6 @@ async def test_who_led_when_a_round_was_opened_and_leads_no_more_answers_at_once
         topic = broker.components.cluster.image.topics["t"]
         for _ in broker.components.replicas.apply(Delta(topics_deleted=[topic])):
             pass
-        broker.components.network.end_rounds()
+        broker.components.network.finish_deferred()
         codes = [answer.error_code for _, answer in client.received(9)]
         assert codes == [ErrorCode.not_leader_or_follower] * 2

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from broker.net.channel import IN_FLIGHT_MAX, Channel, Channels, PeerLost
-from broker.net.server import TcpNetwork
+from broker.net.tcp import TcpNetwork
 from broker.ports import Endpoint, Network
 from protocol.apis import Api
 from protocol.messages import encode_response

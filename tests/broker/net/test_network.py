@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.net.server import PIPELINED_MAX, Connection
+from broker.net.connection import PIPELINED_MAX, Connection
+from broker.net.sending import BulkSender
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
@@ -131,7 +132,7 @@ async def test_many_big_fetches_that_were_held_keep_their_order(
 ) -> None:
     """A response the socket takes at once ends its own stall in the middle of a round of held requests."""
     if not is_real:
-        monkeypatch.setattr(Connection, "_open_socket", lambda self: False)
+        monkeypatch.setattr(BulkSender, "_open_socket", lambda self: False)
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
         await client.produce("t", batch_of(b"x" * 700_000))
@@ -147,7 +148,7 @@ async def test_many_big_fetches_that_were_held_keep_their_order(
 async def test_big_fetches_without_a_real_socket_go_in_chunks(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "_open_socket", lambda self: False)
+    monkeypatch.setattr(BulkSender, "_open_socket", lambda self: False)
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
         for at in range(8):

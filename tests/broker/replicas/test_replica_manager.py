@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker.control.topics import CreatePartitions, MorePartitions
-from broker.net import server as network
-from broker.net.server import Connection
+from broker.net.connection import Connection
 from broker.replicas import replica_manager
 from broker.replicas.partition import Partition
 from protocol.apis import Api
@@ -158,7 +157,7 @@ async def test_nothing_is_acknowledged_unwritten_while_another_write_fails(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed write answers waiters, and who goes on by that may append in the middle of the flush."""
-    monkeypatch.setattr(network, "PIPELINED_MAX", 2)
+    monkeypatch.setattr("broker.net.connection.PIPELINED_MAX", 2)
     await create_topic(broker, "p1")
     await create_topic(broker, "p2")
     replicas = broker.components.replicas

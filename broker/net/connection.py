@@ -1,0 +1,522 @@
+"""One client's connection: its requests in order, and their answers in the same order.
+
+Owns: reading frames, holding back what may not run yet, ordered slots, handing answers to the transport. Does
+not own: what a request means (the service), the limits that connections share (server), how a big answer
+leaves (sending). Invariant: the responses of one connection leave in the order of its requests; what one
+connection can make the broker keep is bounded: one read buffer, one frame, one read's worth of held frames,
+`PIPELINED_MAX` unanswered Produce requests, one round's answers behind them, and the transport's high water
+mark plus one chunk.
+
+A round is all complete frames of one read. Its phases: every frame is handled, which appends in memory and
+gives an answer or an `AfterWrite`; the service writes what was appended (one write per partition); every
+`AfterWrite` gives its answer; one send leaves with all of them; the service wakes whoever waited for what was
+written. Unbatched responses cost twice the CPU. A request that must wait stalls its connection, as Kafka's
+mute does, except Produce: the next Produce only appends behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+
+from broker.net.sending import Bulk, BulkSender
+from protocol.wire import FrameReader, FrameTooLarge
+
+logger = logging.getLogger(__name__)
+
+PIPELINED_MAX: Final = 1000
+"""Produce requests of one connection that may wait for their commit before the next request is held back."""
+_HELD_ROUND: Final = 64
+_UNSENT_MAX: Final = 256 * 1024
+_LARGE_BUFFER: Final = 1 << 20
+"""What a read buffer grows to by itself; a larger one is there for a large frame."""
+
+# Why a connection handles no further request just now; any bit set stalls it.
+WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED = 1, 2, 4, 8, 16, 32
+
+Frame: TypeAlias = "memoryview | bytearray"
+
+
+class Disconnect(Exception):
+    """The peer broke the protocol: close without an answer to this request."""
+
+
+class AnswerSlot:
+    """The place of an answer that is not there yet."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: bytes | Bulk | None = None
+
+
+Finish: TypeAlias = "Callable[[Connection, Any], Answer | list[Answer]]"
+AfterWrite: TypeAlias = tuple[Finish, *tuple[Any, ...]]
+"""The answer to one or more frames as far as it is known before the write: a callable, then whatever it wants
+to find. Once what was handled is written it is called with the connection and this tuple. It may give a list:
+the answers to several frames. A plain tuple, because one is made for each run of requests and a class of its
+own costs 0.1 µs more."""
+Answer: TypeAlias = "bytes | AnswerSlot | Bulk | AfterWrite | None"
+"""What handling a frame gives; None is no response at all."""
+
+WrittenT = TypeVar("WrittenT")
+
+
+class Service(Protocol[WrittenT]):
+    """What runs behind the connections. `WrittenT` is what one write gives those who are woken after it."""
+
+    def new_memo(self) -> Any:
+        """What the service remembers of one connection's requests, as `Connection.memo`. Its `templates` are
+        falsy as long as `repeat` has nothing to go by."""
+
+    def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
+        """Handle frames from `at` on by the short way for as long as it may; return where it stopped."""
+
+    def handle(self, connection: Connection, frame: Frame) -> Answer: ...
+
+    def write_staged(self) -> WrittenT:
+        """Write what was handled so far; the result goes to `wake` once the answers are out."""
+
+    def wake(self, written: WrittenT) -> None:
+        """Wake whoever waits for what was written."""
+
+
+class Waiter(Protocol):
+    """A wait whose end answers the slot that a connection stalls for."""
+
+    @property
+    def done(self) -> bool: ...
+    def abandoned(self) -> None:
+        """End the wait because the client went away."""
+
+
+class Host(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    tick: int
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def service(self) -> Service[Any]: ...
+    @property
+    def frame_bytes_max(self) -> int: ...
+    @property
+    def connection_count(self) -> int: ...
+
+    def admit(self, connection: Connection) -> str | None: ...
+    def forget(self, connection: Connection, *, queued: int) -> None: ...
+    def account(self, connection: Connection, change: int) -> None: ...
+    def keep_large_buffer(self, connection: Connection, size: int) -> None: ...
+    def forget_large_buffer(self, connection: Connection) -> None: ...
+    def defer_round(self, connection: Connection, answers: list[Answer], size: int) -> None: ...
+    def finish_round(self, connection: Connection, answers: list[Answer]) -> None: ...
+    def finish_deferred(self) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client. The service may use: `memo`, `slot`, `answer`, `resume`, `waiter`, `on_lost`, `unsent`,
+    `connection_count` and `close`."""
+
+    def __init__(self, host: Host, listener: str) -> None:
+        self.listener = listener
+        self.peer_host = ""
+        self.peer_port = 0
+        self.waiter: Waiter | None = None
+        """The wait that answers the slot this connection stalls for; it ends when the client goes away."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the client went away, whether or not it waited for anything then."""
+        self.memo = host.service.new_memo()
+        """What the service remembers of this connection's requests, and nobody else looks into."""
+        self.tick = host.tick
+        self.unsent = 0
+        """Bytes answered and not yet sent: a round ends early when they are many, and no other begins while
+        they stand behind an answer that is not there yet."""
+        self.has_deferred_round = False
+        """Its last round was handled and is neither written nor answered yet: `Host.finish_deferred`."""
+        self._host = host
+        self._service = host.service
+        self._reader = FrameReader(host.frame_bytes_max)
+        self._transport: asyncio.Transport | None = None
+        self._stalled = 0
+        self._paused = False
+        self._held: deque[bytearray] = deque()
+        self._slots: deque[Answer] = deque()
+        self._sender: BulkSender | None = None
+        """Made with the first big answer."""
+        self._bulk: BulkSender | None = None
+        """The sender while a big answer leaves."""
+        self._is_running = False
+        self._queued = 0
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer_host}:{self.peer_port} {self.listener} stalled={self._stalled:#x}>"
+
+    # --- transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = self._transport.get_extra_info("peername")
+        if isinstance(peer, tuple) and len(peer) >= 2:
+            self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
+        refusal = self._host.admit(self)
+        if refusal is not None:
+            logger.info("refused a connection from %s: %s", self.peer_host, refusal)
+            self._stalled |= CLOSED
+            self._transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stalled |= CLOSED
+        self._drop_sender()
+        self._host.forget(self, queued=self._queued)
+        self._queued = 0
+        self._held.clear()
+        self._slots.clear()
+        self._bulk = None
+        self.memo = self._service.new_memo()
+        self._reader.discard()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done:
+            waiter.abandoned()
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
+        self._transport = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.has_deferred_round:
+            # what was appended still lies in the buffer
+            self._host.finish_deferred()
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._stalled & CLOSED:
+            return
+        self.tick = self._host.tick
+        try:
+            frames = self._reader.received(nbytes)
+        except FrameTooLarge as error:
+            self.close(str(error))
+            return
+        if self._reader.error is not None:
+            # the frames before the bad size are good; handled unless they must wait, and then the connection
+            # goes
+            if not self._stalled and not self._held:
+                self._run(frames)
+            self.close(str(self._reader.error))
+            return
+        if not frames:
+            self._account()
+            return
+        if self._queued:
+            self._account()
+        if self._stalled or self._held:
+            self._hold(frames)
+        else:
+            self._run(frames)
+
+    def eof_received(self) -> bool:
+        if self.has_deferred_round:
+            self._host.finish_deferred()
+        return False
+
+    def pause_writing(self) -> None:
+        self._stalled |= WRITE
+
+    def resume_writing(self) -> None:
+        self._stalled &= ~WRITE
+        self.tick = self._host.tick
+        if self._bulk is not None:
+            self._bulk.resume()
+        self._continue()
+
+    # --- requests ---
+
+    def _run(self, frames: Sequence[Frame]) -> None:
+        self._is_running = True
+        try:
+            while frames:
+                frames = self._round(frames)
+                if self._stalled:
+                    if frames:
+                        self._hold(frames)
+                    return
+        finally:
+            self._is_running = False
+
+    def _round(self, frames: Sequence[Frame]) -> Sequence[Frame]:
+        """Handle frames until one stalls the connection; return what is left."""
+        answers: list[Answer] = []
+        at = 0
+        broken: str | None = None
+        try:
+            if self.memo.templates:
+                at = self._service.repeat(self, frames, 0, answers)
+                if at == len(frames):
+                    self._host.defer_round(self, answers, len(frames) * len(frames[0]))
+                    return ()
+            at = self._handle(frames, at, answers)
+        except Disconnect as error:
+            broken, at = str(error), len(frames)
+        self._host.finish_round(self, answers)
+        if broken is not None:
+            self.close(broken)
+        return frames[at:]
+
+    def _handle(self, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
+        """Handle them one by one, those that follow by the short way where it takes them, until one stalls
+        the connection; return where that is."""
+        handle, repeat = self._service.handle, self._service.repeat
+        while at < len(frames):
+            answer = handle(self, frames[at])
+            at += 1
+            if answer is not None:
+                answers.append(answer)
+            if self._stalled or self.unsent > _UNSENT_MAX:
+                break
+            if self.memo.templates and at < len(frames):
+                at = repeat(self, frames, at, answers)
+        return at
+
+    def reply(self, answers: list[Answer]) -> None:
+        """Answer a round once it is written."""
+        slots = self._slots
+        ready: list[bytes] = []
+        broken: str | None = None
+        answer: Any
+        for answer in answers:
+            if answer.__class__ is tuple:  # AfterWrite
+                try:
+                    answer = answer[0](self, answer)
+                except Disconnect as error:
+                    broken = str(error)
+                    break
+                if answer is None:
+                    continue
+                if answer.__class__ is list:
+                    slots.extend(answer)
+                    continue
+            if answer.__class__ is bytes and not slots and self._bulk is None:
+                ready.append(answer)
+            else:
+                slots.append(answer)
+        if slots:
+            self._release(ready)
+        else:
+            self.unsent = 0
+            if ready:
+                self._write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if broken is not None:
+            self.close(broken)
+
+    def _hold(self, frames: Sequence[Frame]) -> None:
+        """Keep frames until the connection may continue. Their buffer is about to be reused, so they are
+        copied.
+        """
+        held = [bytearray(frame) for frame in frames]
+        self._held.extend(held)
+        self._account()
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _continue(self) -> None:
+        """Handle what was held, and read on when nothing is.
+
+        A round may end the stall it began, as a big response does that the socket takes at once: the caller
+        of `_round` then handles what is left of that round before anything that is held.
+        """
+        if self._is_running:
+            return
+        held = self._held
+        self._is_running = True
+        try:
+            while held and not self._stalled:
+                rest = self._round([held.popleft() for _ in range(min(len(held), _HELD_ROUND))])
+                if rest:
+                    held.extendleft(reversed(rest))  # type: ignore[arg-type]
+        finally:
+            self._is_running = False
+        if self._stalled:
+            return
+        if self._queued:
+            self._account()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    # --- answers ---
+
+    def slot(self) -> AnswerSlot:
+        """Make a place for the answer to the request in hand, and stall until `resume`."""
+        self._stalled |= WAIT
+        return AnswerSlot()
+
+    def answer(self, slot: AnswerSlot, answer: bytes | Bulk) -> None:
+        slot.answer = answer
+        if not self._stalled & CLOSED:
+            self._release([])
+
+    def resume(self) -> None:
+        self.waiter = None
+        self._stalled &= ~WAIT
+        self._continue()
+
+    def _release(self, ready: list[bytes]) -> None:
+        """Send every answer that has nothing unanswered before it."""
+        slots = self._slots
+        while slots and self._bulk is None:
+            first: Any = slots[0]
+            if first.__class__ is AnswerSlot:
+                answered = first.answer
+                if answered is None:
+                    break
+                first = answered
+            slots.popleft()
+            if first.__class__ is bytes:
+                ready.append(first)
+            else:
+                self._start_bulk(ready, first)
+                ready = []
+        if ready:
+            self._write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if not slots:
+            self.unsent = 0
+        if len(slots) >= PIPELINED_MAX or self.unsent > _UNSENT_MAX:
+            self._stalled |= PIPELINE
+        elif self._stalled & PIPELINE and len(slots) < PIPELINED_MAX // 2:
+            self._stalled &= ~PIPELINE
+            self._continue()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._stalled & CLOSED:
+            self._transport.write(data)
+
+    def close(self, reason: str | None = None) -> None:
+        """Close after what was answered has left."""
+        if self.has_deferred_round:
+            self._host.finish_deferred()
+        if reason is not None and not self._stalled & CLOSED:
+            logger.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
+        if self._transport is not None:
+            self._stalled |= CLOSED
+            if self._bulk is None:
+                self._transport.close()
+            else:
+                self._transport.abort()
+
+    def abort(self, reason: str) -> None:
+        """Close at once, for a peer that does not take what is queued for it either."""
+        logger.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
+        if self._transport is not None:
+            self._stalled |= CLOSED
+            self._transport.abort()
+
+    # --- big answers ---
+
+    def _start_bulk(self, ready: list[bytes], bulk: Bulk) -> None:
+        """Send a big answer, `ready` before it."""
+        if self._transport is None or self._stalled & CLOSED:
+            return
+        if self._sender is None:
+            self._sender = BulkSender(loop=self._host.loop, transport=self._transport, owner=self)
+        self._bulk = self._sender
+        self._stalled |= BULK
+        self._bulk.send([*ready, *bulk.pieces])
+
+    @property
+    def is_writable(self) -> bool:
+        return self._transport is not None and not self._stalled & (WRITE | CLOSED)
+
+    def bulk_progressed(self) -> None:
+        self.tick = self._host.tick
+
+    def bulk_ended(self) -> None:
+        self._bulk = None
+        self.tick = self._host.tick
+        self._stalled &= ~BULK
+        if self._slots:
+            self._release([])
+        self._continue()
+
+    def bulk_failed(self, error: OSError) -> None:
+        logger.info("a response to %s:%d broke off: %s", self.peer_host, self.peer_port, error)
+        self._drop_sender()
+        if self._transport is not None:
+            self._stalled |= CLOSED
+            self._transport.abort()
+
+    def _drop_sender(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+
+    # --- bounds ---
+
+    def _account(self) -> None:
+        """Tell the server how many request bytes wait here: an incomplete frame and held ones."""
+        queued = self._reader.pending + sum(map(len, self._held))
+        self._host.account(self, queued - self._queued)
+        self._queued = queued
+        if not queued and self._reader.capacity > _LARGE_BUFFER:
+            self._host.keep_large_buffer(self, self._reader.capacity)
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections share what the broker keeps for all of them; at least this one."""
+        return max(self._host.connection_count, 1)
+
+    @property
+    def has_open_frame(self) -> bool:
+        return self._reader.pending > 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client waits for the broker, and not the broker for it."""
+        return bool(self._stalled & WAIT) or bool(
+            self._slots and not self._stalled & WRITE and self._bulk is None
+        )
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether the peer closed while nothing is read here: the loop does not notice then, and what the
+        peer waited for may be weeks away.
+        """
+        if not self._paused or self._transport is None:
+            return False
+        real = self._transport.get_extra_info("socket")
+        if real is None:
+            return False
+        state = select.poll()
+        state.register(real.fileno(), getattr(select, "POLLRDHUP", 0))
+        return bool(state.poll(0))
+
+    @property
+    def descriptor(self) -> int:
+        """The socket's, or -1 where there is none (simulation)."""
+        assert self._transport is not None
+        real = self._transport.get_extra_info("socket")
+        return -1 if real is None else int(real.fileno())
+
+    def pace(self) -> None:
+        """Read nothing until `unpace`."""
+        self._stalled |= PACED
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def unpace(self) -> None:
+        if self._stalled & PACED:
+            self._stalled &= ~PACED
+            self._continue()
+
+    def shrink(self) -> None:
+        """Give big buffers back, because the connection is quiet."""
+        if not self._queued:
+            self._reader.shrink()
+            self._host.forget_large_buffer(self)

@@ -1,0 +1,198 @@
+"""Sending answers that are too big to build in memory: in chunks, or straight from the file.
+
+Owns: how the pieces of one big answer leave, and the second descriptor of the socket that sendfile needs.
+Does not own: the order of answers, or what ends a connection (connection). Invariant: at most `CHUNK` bytes
+of an answer are in memory besides what the transport holds; one connection sends `PUMP_MAX` bytes from files
+at most before the loop gets another turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeAlias
+
+from storage.log import LogSlice
+
+SENDFILE_MIN: Final = 256 * 1024
+"""Below this a response is read and joined; one syscall is cheaper than three."""
+SLICE_SENDFILE_MIN: Final = 64 * 1024
+CHUNK: Final = 256 * 1024
+PUMP_MAX: Final = 2 << 20
+"""Bytes one connection may send from files before the loop gets another turn."""
+
+Piece: TypeAlias = "bytes | memoryview | LogSlice"
+
+
+class Bulk:
+    """A response too big to build in memory: bytes and log slices in order."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: list[bytes | LogSlice], size: int) -> None:
+        self.pieces = pieces
+        self.size = size
+
+
+class BulkOwner(Protocol):
+    """The connection that a big answer leaves by."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it is open and its transport takes more."""
+
+    def bulk_progressed(self) -> None: ...
+    def bulk_ended(self) -> None: ...
+    def bulk_failed(self, error: OSError) -> None: ...
+
+
+class BulkSender:
+    """Sends the big answers of one connection, one after the other."""
+
+    __slots__ = ("_can_sendfile", "_is_pumping", "_loop", "_owner", "_pieces", "_socket", "_transport")
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, owner: BulkOwner
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._owner = owner
+        self._pieces: deque[Piece] = deque()
+        self._socket: socket.socket | None = None
+        self._can_sendfile = True
+        self._is_pumping = False
+
+    def __repr__(self) -> str:
+        way = "chunks" if self._socket is None else "sendfile"
+        return f"<BulkSender {len(self._pieces)} pieces left by {way}>"
+
+    def send(self, pieces: Iterable[Piece]) -> None:
+        """Send from the file when the socket is real and nothing is queued before the answer."""
+        self._pieces = deque(pieces)
+        if (
+            self._can_sendfile
+            and self._transport.get_write_buffer_size() == 0
+            and any(map(_is_for_sendfile, self._pieces))
+            and self._open_socket()
+        ):
+            self._pump_file()
+        else:
+            self.close()
+            self._pump_chunks()
+
+    def resume(self) -> None:
+        """Go on because the transport takes more; what leaves by sendfile waits for the socket instead."""
+        if self._socket is None:
+            self._pump_chunks()
+
+    def close(self) -> None:
+        """Give up the descriptor of its own."""
+        out, self._socket = self._socket, None
+        if out is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._loop.remove_writer(out.fileno())
+            out.close()
+
+    def _pump_chunks(self) -> None:
+        """Write a chunk at a time, as fast as the transport takes them."""
+        pieces, owner = self._pieces, self._owner
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while pieces and owner.is_writable:
+                self._transport.write(_next_chunk(pieces))
+        except OSError as error:
+            owner.bulk_failed(error)
+            return
+        finally:
+            self._is_pumping = False
+        if not pieces:
+            owner.bulk_ended()
+
+    def _pump_file(self) -> None:
+        pieces, out = self._pieces, self._socket
+        if out is None:
+            return
+        sent = 0
+        try:
+            while pieces and sent < PUMP_MAX:
+                sent += _send_piece(out, pieces)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._owner.bulk_failed(error)
+            return
+        if sent:
+            self._owner.bulk_progressed()
+        if pieces:
+            self._loop.add_writer(out.fileno(), self._pump_file)
+            return
+        self._loop.remove_writer(out.fileno())
+        self._owner.bulk_ended()
+
+    def _open_socket(self) -> bool:
+        """Open our own descriptor of the transport's socket: the loop refuses writers on one it has a
+        transport for.
+        """
+        if self._socket is not None:
+            return True
+        real = self._transport.get_extra_info("socket")
+        encrypted = self._transport.get_extra_info("sslcontext") is not None
+        if real is None or encrypted:
+            self._can_sendfile = False
+            return False
+        self._socket = socket.socket(fileno=os.dup(real.fileno()))
+        self._socket.setblocking(False)
+        return True
+
+
+def _is_for_sendfile(piece: Piece) -> bool:
+    return isinstance(piece, LogSlice) and piece.size >= SLICE_SENDFILE_MIN and piece.file.fileno() >= 0
+
+
+def _next_chunk(pieces: deque[Piece]) -> bytes:
+    """Take up to `CHUNK` bytes from the left, joined."""
+    out: list[bytes | memoryview] = []
+    room = CHUNK
+    while pieces and room > 0:
+        piece = pieces.popleft()
+        if isinstance(piece, LogSlice):
+            take = min(piece.size, room)
+            data: bytes | memoryview = piece.file.pread(take, piece.position)
+            if len(data) != take:
+                raise OSError(f"{piece.file.path} ended early")
+            if take < piece.size:
+                pieces.appendleft(piece._replace(position=piece.position + take, size=piece.size - take))
+        else:
+            data = piece[:room]
+            if len(piece) > room:
+                pieces.appendleft(memoryview(piece)[room:])
+        room -= len(data)
+        out.append(data)
+    return bytes(out[0]) if len(out) == 1 else b"".join(out)
+
+
+def _send_piece(out: socket.socket, pieces: deque[Piece]) -> int:
+    """Send as much of the first piece as the socket takes; return how much."""
+    piece = pieces[0]
+    if isinstance(piece, LogSlice) and piece.size < SLICE_SENDFILE_MIN:
+        piece = pieces[0] = piece.read()
+    if isinstance(piece, LogSlice):
+        sent = os.sendfile(out.fileno(), piece.file.fileno(), piece.position, piece.size)
+        if sent == 0:
+            raise OSError(f"{piece.file.path} ended early")
+        if sent < piece.size:
+            pieces[0] = piece._replace(position=piece.position + sent, size=piece.size - sent)
+            return sent
+    else:
+        sent = out.send(piece, socket.MSG_MORE if len(pieces) > 1 else 0)
+        if sent < len(piece):
+            pieces[0] = memoryview(piece)[sent:]
+            return sent
+    pieces.popleft()
+    return sent
