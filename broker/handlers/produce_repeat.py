@@ -30,7 +30,7 @@ from protocol.hot import (
     ProduceShape,
     TopicKey,
 )
-from protocol.records import MAGIC
+from protocol.records import CRC_FROM, MAGIC
 
 TEMPLATES_MAX: Final = 65_536
 """Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
@@ -43,7 +43,6 @@ ENDS_MAX: Final = 8
 """Lengths of heads that are tried."""
 _ZSTD_FROM: Final = 7
 _NONE: Final = ErrorCode.none.value
-_CRC_FROM: Final = 21
 _CLIENT_ID_AT: Final = 8
 
 
@@ -177,7 +176,7 @@ class ProduceRepeat:
                 ):
                     break
                 batch = frame[start:stop]
-                if crc32c(batch[_CRC_FROM:]) != crc:
+                if crc32c(batch[CRC_FROM:]) != crc:
                     break
                 offset = append(
                     batch,
