@@ -7,6 +7,7 @@ Invariant: nothing else in the broker reads the outside world, so one seed decid
 
 from __future__ import annotations
 
+import os
 import random
 from asyncio import BaseProtocol, Transport
 from collections.abc import Awaitable, Callable
@@ -72,6 +73,8 @@ class World:
     now_ms: Callable[[], int]
     random: random.Random
     offload: Offload
+    absolute_path: Callable[[str], str] = os.path.abspath
+    """A log directory as an answer names it."""
     host_name: str = "localhost"
     """What a wildcard listener advertises."""
     rival_store: ObjectStore | None = None

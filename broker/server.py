@@ -1,9 +1,9 @@
-"""A broker, built once and in plain code, and its life from start to clean stop.
+"""The life of a broker, from start to clean stop.
 
-Owns: constructing every component, the root TaskGroup and all background work, the order of start and stop,
-and for a process of its own: the real world, the signals, the garbage collector. Does not own: any behaviour
-of a component. Invariant: nobody is answered before the cluster was joined and every log is open; a stop that
-returns left the clean-shutdown marker; a background task that dies takes the broker down.
+Owns: the root TaskGroup, the order in which the parts start and stop, and the work that is done
+every so often. Does not own: the parts (build), the process around it (process). Invariant: no client
+is answered before the cluster was joined and every log is open; a stop that returns left the
+clean-shutdown marker; a background task that fails ends the broker.
 """
 
 from __future__ import annotations
@@ -14,90 +14,27 @@ import errno
 import gc
 import logging
 import os
-import random
-import resource
-import signal
-import socket
-import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
-from broker.admin.metrics import Metrics
+from broker.background import run_offloaded
+from broker.build import build, take_configs
+from broker.components import Components
 from broker.config.broker import BrokerConfig
-from broker.config.topics import log_config
-from broker.config.values import ConfigError, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
-from broker.control.image import Delta
-from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers.api_versions import ApiVersionsHandler
-from broker.handlers.configs import ConfigHandlers
-from broker.handlers.dispatch import Dispatcher
-from broker.handlers.fetch import Fetch
-from broker.handlers.follower_fetch import ReplicaFetch
-from broker.handlers.groups import GroupHandlers
-from broker.handlers.log_dirs import LogDirHandlers
-from broker.handlers.metadata import MetadataHandlers
-from broker.handlers.offsets import OffsetHandlers
-from broker.handlers.peers import PeerHandlers
-from broker.handlers.produce import Produce
-from broker.handlers.producers import ProducerHandlers
-from broker.handlers.replicas import ReplicaHandlers
-from broker.handlers.topics import TopicHandlers
-from broker.net.server import Limits, NetworkServer
-from broker.net.tcp import TcpNetwork
 from broker.ports import Listening, World
-from broker.replicas.fetch_sessions import FetchSessions
-from broker.replicas.fetcher import ReplicaFetchers
-from broker.replicas.isr import IsrManager
-from broker.replicas.nearest import ReplicaSelector
-from broker.replicas.purgatory import Purgatory
-from broker.replicas.replica_manager import ReplicaManager
-from broker.replicas.throttle import Throttle
 from protocol.apis import SERVED
 from protocol.messages import load
-from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
-from remote.store.metered import StoreStats
-from remote.store.object_store import ObjectStore
-from remote.store.stores import open_store
-from storage.files import DiskFiles
-from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
 
 if TYPE_CHECKING:
     from broker.admin.http import AdminHttp
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 MAINTAIN_EVERY_S: Final = 1.0
 SYNCS_AT_ONCE: Final = 32
-FILE_DESCRIPTORS: Final = 256
-"""That many connections never get, or a quarter where fewer than 1,024 may be open."""
 WARM_PAUSE_S: Final = 0.02
-GC_THRESHOLDS: Final = (50_000, 20, 100)
-"""A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Components:
-    """Everything a handler may reach."""
-
-    config: BrokerConfig
-    world: World
-    logs: LogManager
-    cluster: Cluster
-    purgatory: Purgatory
-    replicas: ReplicaManager
-    isr: IsrManager
-    groups: GroupCoordinator
-    fetch_sessions: FetchSessions
-    metrics: Metrics
-    network: NetworkServer = field(init=False)
-    absolute_path: Callable[[str], str] = os.path.abspath
 
 
 class Broker:
@@ -115,8 +52,6 @@ class Broker:
         self._admin_address = admin
         self._root: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
-        self._background: set[asyncio.Task[None]] = set()
-        self._fetchers: ReplicaFetchers
         self._stopping = asyncio.Event()
         self._failure: str | None = None
 
@@ -159,21 +94,16 @@ class Broker:
         self._failure = reason
         self.request_stop()
 
-    def _directory_failed(self, path: str, error: OSError) -> None:
-        self.components.replicas.directory_failed(path, error)
-        logs = self.components.logs
-        if len(logs.offline_dirs) == len(logs.dirs):
-            # as Kafka: nothing is left to serve, and whoever runs this process should know
-            self.fail(f"every log directory has failed: {', '.join(logs.dirs)}")
-
     async def _run(self, ready: asyncio.Future[None]) -> None:
-        self._build()
-        logs = self.components.logs
+        cluster = Cluster(self.config, self.world, on_fenced=self.fail)
+        self.components = components = build(self.config, self.world, cluster, fail=self.fail)
+        logs = components.logs
         logs.lock_and_open()
         is_clean = False
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                components.background.begin(tasks)
                 if await self._is_opened():
                     self.is_ready = True
                     ready.set_result(None)
@@ -186,170 +116,10 @@ class Broker:
             raise _first_cause(failures) from failures
         finally:
             self.is_ready = False
-            self.components.network.stop_listening()
+            components.network.stop_listening()
             if self.admin is not None:
                 await self.admin.stop()
-            logs.close(clean=is_clean, broker_epoch=self.components.cluster.broker_epoch)
-
-    def _build(self) -> None:
-        """Every component, once."""
-        config, world = self.config, self.world
-        loop = asyncio.get_running_loop()
-        purgatory = Purgatory(loop)
-        logs = LogManager(
-            files=world.files,
-            dirs=config.log_dirs,
-            now_ms=world.now_ms,
-            random=world.random,
-            defaults=log_config(config, {}),
-            on_dir_failure=lambda path, error: self._directory_failed(path, error),
-            background=lambda job, done: self.spawn(_offloaded(world, job, done)),
-            intervals=_intervals(config),
-            cleaner=_cleaner(config),
-            producer_expiration_ms=config.producer_id_expiration_ms,
-        )
-        cluster = Cluster(config, world, on_fenced=self.fail)
-        replicas = ReplicaManager(
-            node_id=config.node_id,
-            world=world,
-            logs=logs,
-            purgatory=purgatory,
-            log_config=cluster.log_config,
-            spawn=self.spawn,
-            clock=loop.time,
-            lag_ms=config.replica_lag_time_max_ms,
-            flush_single=config.log_flush_single_replica,
-        )
-        cluster.subscribe(replicas.apply)
-        cluster.subscribe(self._follow_configs)
-        sessions = FetchSessions(
-            max_sessions=config.max_incremental_fetch_session_cache_slots, randrange=world.random.randrange
-        )
-        self.components = components = Components(
-            config=config,
-            world=world,
-            logs=logs,
-            cluster=cluster,
-            purgatory=purgatory,
-            replicas=replicas,
-            isr=IsrManager(replicas=replicas, controller=cluster),
-            groups=GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas),
-            fetch_sessions=sessions,
-            metrics=Metrics(),
-        )
-        cluster.subscribe(components.metrics.follow)
-        self._fetchers = ReplicaFetchers(
-            replicas=replicas,
-            channels=cluster.channels,
-            broker_epoch=lambda: cluster.broker_epoch,
-            config=lambda: cluster.broker_config,
-            throttle=self._throttle(lambda: cluster.broker_config.follower_replication_throttled_rate),
-        )
-        followers = ReplicaFetch(
-            node_id=config.node_id,
-            throttle=self._throttle(lambda: cluster.broker_config.leader_replication_throttled_rate),
-            replicas=replicas,
-            cluster=cluster,
-            sessions=sessions,
-            purgatory=purgatory,
-            now_ms=world.now_ms,
-            max_bytes=config.fetch_max_bytes,
-        )
-        dispatcher = Dispatcher(
-            broker=components,
-            cluster=cluster,
-            replicas=replicas,
-            inter_broker_listener=config.inter_broker_listener,
-            requests=components.metrics.requests,
-            errors=components.metrics.errors,
-            handlers={
-                **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
-                **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
-                **LogDirHandlers(
-                    logs=logs,
-                    files=world.files,
-                    log_dirs=config.log_dirs,
-                    absolute_path=components.absolute_path,
-                ).routes(),
-                **GroupHandlers(groups=components.groups, cluster=cluster).routes(),
-                **ApiVersionsHandler(cluster=cluster).routes(),
-                **MetadataHandlers(cluster=cluster).routes(),
-                **TopicHandlers(cluster=cluster).routes(),
-                **ConfigHandlers(cluster=cluster).routes(),
-                **ReplicaHandlers(
-                    cluster=cluster,
-                    logs=logs,
-                    now_ms=world.now_ms,
-                    absolute_path=components.absolute_path,
-                ).routes(),
-                **PeerHandlers(cluster=cluster).routes(),
-            },
-            produce=Produce(
-                replicas=replicas,
-                cluster=cluster,
-                purgatory=purgatory,
-                now_ms=world.now_ms,
-                offload=world.offload,
-                spawn=self.spawn,
-            ),
-            fetch=Fetch(
-                followers=followers,
-                near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
-                replicas=replicas,
-                cluster=cluster,
-                sessions=sessions,
-                purgatory=purgatory,
-                now_ms=world.now_ms,
-                max_bytes=config.fetch_max_bytes,
-            ),
-            spawn=self.spawn,
-        )
-        components.network = NetworkServer(
-            loop=loop,
-            network=world.network,
-            service=dispatcher,
-            limits=_limits(config),
-            has_room=self._has_room,
-        )
-        if isinstance(world.files, DiskFiles):
-            world.files.make_room = logs.release_files
-
-    def _has_room(self, descriptor: int) -> bool:
-        """Whether a new connection leaves files what they need. The kernel gives out the lowest free number,
-        so a low one says that many are free."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        bound = limit - min(FILE_DESCRIPTORS, limit // 4)
-        if limit < 0 or descriptor < bound:
-            return True
-        self.components.logs.release_files()
-        try:
-            lowest = os.dup(descriptor)
-        except OSError:
-            return False
-        os.close(lowest)
-        return lowest < bound
-
-    def _throttle(self, rate: Callable[[], int]) -> Throttle:
-        return Throttle(
-            rate=rate,
-            clock=asyncio.get_running_loop().time,
-            samples=self.config.replication_quota_window_num,
-            sample_s=self.config.replication_quota_window_size_seconds,
-        )
-
-    def _follow_configs(self, delta: Delta) -> None:
-        if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
-            self._take_configs()
-
-    def _take_configs(self) -> None:
-        """What of the broker's own dynamic configuration reaches others than the logs of its topics."""
-        config, logs = self.components.cluster.broker_config, self.components.logs
-        self.components.network.limits = _limits(config)
-        logs.cleaner = _cleaner(config)
-        if logs.producer_expiration_ms != config.producer_id_expiration_ms:
-            logs.producer_expiration_ms = config.producer_id_expiration_ms
-            for held in logs.logs.values():
-                held.producer_expiration_ms = config.producer_id_expiration_ms
+            logs.close(clean=is_clean, broker_epoch=cluster.broker_epoch)
 
     async def _is_opened(self) -> bool:
         """False when it was asked to stop before: whatever the start waits for then, it waits no longer."""
@@ -376,38 +146,36 @@ class Broker:
         if self._admin_address is not None:
             from broker.admin.http import AdminHttp
 
-            self.admin = AdminHttp(components, is_ready=lambda: self.is_ready)
+            self.admin = AdminHttp(components.metrics, is_ready=lambda: self.is_ready)
             with _named(*self._admin_address):
                 await self.admin.start(*self._admin_address)
         ports = {name: listening.port for name, listening in self.listeners.items()}
         await components.cluster.read()
-        self._take_configs()
+        take_configs(components)
         await _in_slices(components.logs.loading(components.cluster.log_config, components.cluster.topic_id))
         holds = None if components.logs.offline_dirs else components.replicas.holds
         await components.cluster.join(ports=ports, task_group=self._tasks, holds=holds)
-        self._take_configs()
+        take_configs(components)
         await _in_slices(components.replicas.load(components.cluster.image))
-        self._background.update(components.isr.start(self._tasks))
-        self._fetchers.start(self._tasks)
+        components.background.adopt(components.isr.start(self._tasks))
+        components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         components.network.open()
 
     def _after_ready(self) -> None:
-        self.spawn(self._maintain())
-        self.spawn(self._clean())
+        spawn = self.components.background.spawn
+        spawn(self._maintain())
+        spawn(self._clean())
         if self.warms_codecs:
-            self.spawn(self._warm())
+            spawn(self._warm())
 
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
-        self._fetchers.stop()
+        components.fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()
-        for task in list(self._background):
-            # not before its first step: what it was given to await would never be
-            asyncio.get_running_loop().call_soon(task.cancel)
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await components.background.cancel()
         await components.network.close()
         await components.cluster.stop()
         await self._sync_logs()
@@ -418,17 +186,11 @@ class Broker:
 
         async def work() -> None:
             for job, done in jobs:
-                await _offloaded(self.world, job, done)
+                await run_offloaded(self.world, job, done)
 
         await asyncio.gather(*(work() for _ in range(SYNCS_AT_ONCE)))
 
     # ------------------------------------------------------------------------------------------- background
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs in the root TaskGroup, until it ends or the broker stops."""
-        task = self._tasks.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _maintain(self) -> None:
         """Retention, delayed deletes, flushes by time, checkpoints; logs that could not be opened."""
@@ -450,7 +212,7 @@ class Broker:
 
     async def _warm(self) -> None:
         """Codecs load on first use; all of them take 0.7 s, so they come one by one while nobody asks."""
-        requests = self.components.metrics.requests
+        requests = self.components.counters.requests
         for key, row in SERVED.items():
             for version in range(row.max_version, row.served_from - 1, -1):
                 handled = -1
@@ -477,187 +239,8 @@ async def _in_slices(steps: Iterable[None]) -> None:
         await asyncio.sleep(0)
 
 
-async def _offloaded(world: World, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
-    try:
-        await world.offload(job)
-    except OSError as error:
-        done(error)
-    else:
-        done(None)
-
-
-def _cleaner(config: BrokerConfig) -> CleanerSettings:
-    return CleanerSettings(
-        enabled=config.log_cleaner_enable,
-        dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
-        io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
-    )
-
-
-def _intervals(config: BrokerConfig) -> Intervals:
-    return Intervals(
-        retention_ms=config.log_retention_check_interval_ms,
-        recovery_points_ms=config.log_flush_offset_checkpoint_interval_ms,
-        log_starts_ms=config.log_flush_start_offset_checkpoint_interval_ms,
-        high_watermarks_ms=config.replica_high_watermark_checkpoint_interval_ms,
-    )
-
-
 def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     first: BaseException = failures
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
-
-
-def _limits(config: BrokerConfig) -> Limits:
-    return Limits(
-        request_bytes=config.socket_request_max_bytes,
-        connections=config.max_connections,
-        connections_per_ip=config.max_connections_per_ip,
-        connections_per_ip_overrides=config.max_connections_per_ip_overrides,
-        creation_rate=config.max_connection_creation_rate,
-        idle_ms=config.connections_max_idle_ms,
-        queued_bytes=config.queued_max_request_bytes,
-        backlog=config.socket_listen_backlog_size,
-    )
-
-
-# --------------------------------------------------------------------------------------- a process of its own
-
-
-def run(
-    config: BrokerConfig,
-    store_url: str | None,
-    admin: str | None,
-    print_ready: Callable[[str], None],
-) -> None:
-    """Runs one broker on the real world until a signal, whose clean stop ends the process; StartupError says
-    in one line what prevented that."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    gc.set_threshold(*GC_THRESHOLDS)
-    if config.ignored:
-        logger.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
-    raise_descriptor_limit()
-    admin_address = _address(admin) if admin is not None else None
-    store = _store_name(config, store_url)
-    try:
-        world = real_world(config, store_url)
-    except OSError as error:
-        raise StartupError(f"{error.filename}: {error.strerror}") from error
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        try:
-            runner.run(_serve(config, world, admin_address, store, print_ready))
-        except LogDirError as error:
-            raise StartupError(str(error)) from error
-
-
-def raise_descriptor_limit() -> None:
-    """Every connection and every segment in use takes a descriptor; the usual soft limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # macOS names an infinite limit and refuses it
-            logger.warning("open files stay limited to %d: %s", soft, error)
-
-
-async def _serve(
-    config: BrokerConfig,
-    world: World,
-    admin: tuple[str, int] | None,
-    store: str,
-    print_ready: Callable[[str], None],
-) -> None:
-    broker = Broker(config, world, admin=admin)
-    broker.warms_codecs = True
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # signal.signal would raise inside a transport's callback, where uvloop swallows it
-        loop.add_signal_handler(number, broker.request_stop)
-    loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
-    try:
-        if await broker.start():
-            gc.freeze()
-            first = next(iter(broker.listeners.values()))
-            host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
-            print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
-            await broker.run_until_stopped()
-            logger.info("node %d stopped", config.node_id)
-        else:
-            logger.info("node %d stopped before it was ready", config.node_id)
-        sys.stdout.flush()
-        # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
-        # without the loop's handlers one more signal would end a clean stop with another exit code.
-        os._exit(0)
-    finally:
-        await world.store.close()
-
-
-def real_world(config: BrokerConfig, store_url: str | None) -> World:
-    files, stats = DiskFiles(), StoreStats()
-    location = _store_location(config, store_url)
-    return World(
-        files=files,
-        network=TcpNetwork(
-            send_buffer_bytes=config.socket_send_buffer_bytes,
-            receive_buffer_bytes=config.socket_receive_buffer_bytes,
-        ),
-        store=store_at(location, stats),
-        rival_store=store_at(location, StoreStats()),
-        now_ms=wall_clock_ms,
-        random=random.Random(),
-        offload=offload,
-        host_name=socket.gethostname(),
-        store_stats=stats,
-    )
-
-
-def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
-    return open_store(
-        location,
-        files=DiskFiles(),
-        offload=offload,
-        now_ms=wall_clock_ms,
-        rng=random.Random(),
-        environ=os.environ,
-        stats=stats,
-    )
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000  # noqa: TID251
-
-
-async def offload(call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, call)
-
-
-def _store_location(config: BrokerConfig, store_url: str | None) -> StoreLocation:
-    if store_url is None:
-        return FileLocation(os.path.join(config.log_dirs[0], "store"))
-    try:
-        return parse_store_url(store_url, os.environ)
-    except BadStoreUrl as error:
-        raise ConfigError(f"--store {error}") from None
-
-
-def _store_name(config: BrokerConfig, store_url: str | None) -> str:
-    return store_url or f"file://{os.path.abspath(config.log_dirs[0])}/store"
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--admin {text}: give HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -50,7 +50,7 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[B
     Properties are Kafka's, with `_` for `.`. All brokers of one test share one data directory, so a second
     one is a restart of the first: stop that before.
     """
-    from broker import server
+    from broker import process, server
     from broker.config import broker as config
 
     started: list[Broker] = []
@@ -63,7 +63,7 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[B
             **{name.replace("_", "."): value for name, value in properties.items()},
         }
         parsed = config.from_properties(properties, standalone=True)
-        broker = server.Broker(parsed, server.real_world(parsed, None))
+        broker = server.Broker(parsed, process.real_world(parsed, None))
         await broker.start()
         started.append(broker)
         return broker

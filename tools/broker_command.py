@@ -66,12 +66,12 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 def run_broker(options: BrokerOptions) -> None:
     """Until a signal."""
     config = read_config(options)
-    from broker import server
+    from broker import process
     from broker.config.values import ConfigError
     from broker.control.directories import StartupError
 
     try:
-        server.run(config, options.store, options.admin, print_ready)
+        process.run(config, options.store, options.admin, print_ready)
     except (ConfigError, StartupError) as error:
         raise Failure(str(error)) from None
 

@@ -12,7 +12,7 @@ import os
 import random
 from dataclasses import asdict
 
-from broker.server import store_at
+from broker.process import store_at
 from remote.store.location import BadStoreUrl, StoreLocation, parse_store_url
 from remote.store.metered import StoreStats
 from remote.store.object_store import StoreError

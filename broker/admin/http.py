@@ -1,13 +1,13 @@
 """The admin port: metrics for Prometheus, and whether the broker lives and may be used.
 
-Owns: three read-only pages. Does not own: the numbers (metrics). Invariant: nothing here is imported where no
-admin port is asked for, nothing here changes the broker, and no client of these pages holds up its end.
+Owns: three read-only pages. Does not own: the numbers (metrics). Invariant: nothing here is imported unless
+an admin port is configured, nothing here changes the broker, and no client of these pages delays its stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -15,12 +15,8 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from broker.admin.metrics import collect
-
 if TYPE_CHECKING:
     from prometheus_client import Metric
-
-    from broker.server import Components
 
 STOP_WITHIN_S = 1.0
 
@@ -36,9 +32,9 @@ class _One(Collector):
 class AdminHttp:
     """`/metrics`, `/healthz` (the loop turns) and `/readyz` (clients may connect)."""
 
-    def __init__(self, components: Components, *, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, collect: Callable[[], Iterable[Metric]], *, is_ready: Callable[[], bool]) -> None:
+        self._collect = collect
         self._is_ready = is_ready
-        self._components = components
         self._runner: web.AppRunner | None = None
         self.host = ""
         self.port = 0
@@ -64,7 +60,7 @@ class AdminHttp:
     async def _metrics(self, request: web.Request) -> web.Response:
         text = bytearray()
         family = ""
-        for piece in collect(self._components):
+        for piece in self._collect():
             lines = generate_latest(_One(piece))
             # a family is headed once: two lines, its help and its type
             text += lines.split(b"\n", 2)[2] if piece.name == family else lines

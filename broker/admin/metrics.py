@@ -1,9 +1,8 @@
-"""Counters of the request path, and everything the broker tells about itself under the names Kafka exporters
-use.
+"""Everything a broker reports about itself, under the names that Kafka exporters use.
 
-Owns: the numbers that no component keeps for itself, and the collection at scrape time. Does not own: serving
-them (admin_http). Invariant: counting is an addition to a plain int; all other work happens when somebody
-scrapes, in pieces that may lie turns of the loop apart.
+Owns: names, labels and the collection at scrape time. Does not own: the numbers (the parts and `counters`
+keep them) or serving them (http). Invariant: all work happens during a scrape, in pieces between which the
+loop may turn.
 """
 
 from __future__ import annotations
@@ -25,56 +24,62 @@ from remote.store.object_store import Operation
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from broker.control.image import Delta
+    from broker.admin.counters import Counters
+    from broker.control.cluster import Cluster
+    from broker.coordinators.groups.coordinator import GroupCoordinator
+    from broker.net.server import NetworkServer
+    from broker.replicas.fetch_sessions import FetchSessions
+    from broker.replicas.isr import IsrManager
     from broker.replicas.partition import Partition
-    from broker.server import Components
+    from broker.replicas.purgatory import Purgatory
+    from broker.replicas.replica_manager import ReplicaManager
+    from remote.store.metered import StoreStats
+    from storage.log_manager import LogManager
 
 T = TypeVar("T")
 
-_API_KEYS: Final = 128
 PIECE: Final = 200
-"""Samples in one go, about 1 ms: those of 5,000 partitions would hold the loop for 0.2 s."""
+"""Samples in one piece, about 1 ms; those of 5,000 partitions would hold the loop for 0.2 s."""
 
 
-class Metrics:
-    def __init__(self) -> None:
-        self.requests = [0] * _API_KEYS
-        """By API key."""
-        self.errors: Counter[int] = Counter()
-        self.elections = 0
-        self.unclean_elections = 0
-
-    def follow(self, delta: Delta) -> None:
-        self.elections += delta.elections
-        self.unclean_elections += delta.unclean_elections
-
-
-def collect(components: Components) -> Iterator[Metric]:
+def collect(
+    *,
+    counters: Counters,
+    replicas: ReplicaManager,
+    logs: LogManager,
+    isr: IsrManager,
+    fetch_sessions: FetchSessions,
+    network: NetworkServer,
+    groups: GroupCoordinator,
+    cluster: Cluster,
+    store_stats: StoreStats,
+) -> Iterator[Metric]:
     """Every family, a large one in several pieces that follow each other."""
-    yield from _requests(components)
-    yield from _topics(components)
-    yield from _logs(components)
-    yield from _replicas(components)
-    yield from _sockets(components)
-    yield from _groups(components)
-    yield from _controller(components)
+    yield from _requests(counters)
+    yield from _topics(replicas)
+    yield from _logs(replicas, logs)
+    yield from _replicas(replicas, isr)
+    yield from _fetch_sessions(fetch_sessions)
+    yield from _sockets(network)
+    yield from _groups(groups)
+    yield from _controller(cluster, counters)
     yield from _process()
-    yield from _store(components)
+    yield from _store(store_stats)
 
 
-def _requests(components: Components) -> Iterator[Metric]:
+def _requests(counters: Counters) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
     requests = CounterMetricFamily(
         "kafka_network_requestmetrics_requests", "Requests by API.", labels=["request"]
     )
     for key, row in KNOWN.items():
-        requests.add_metric([row.name], components.metrics.requests[key])
+        requests.add_metric([row.name], counters.requests[key])
     yield requests
     errors = CounterMetricFamily(
         "kafka_network_requestmetrics_errors", "Requests answered as a whole with an error.", labels=["error"]
     )
-    for code, count in components.metrics.errors.items():
+    for code, count in counters.errors.items():
         errors.add_metric([error_code(code).name.upper()], count)
     yield errors
 
@@ -92,10 +97,10 @@ _TOPIC_FAMILIES: Final = (
 )
 
 
-def _topics(components: Components) -> Iterator[Metric]:
+def _topics(replicas: ReplicaManager) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
-    stats = list(components.replicas.topic_stats.items())
+    stats = list(replicas.topic_stats.items())
     for name, attribute, text in _TOPIC_FAMILIES:
         for rows in _pieces(stats):
             family = CounterMetricFamily(f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"])
@@ -121,10 +126,10 @@ _PARTITION_FAMILIES: Final[tuple[tuple[str, str, Callable[[Partition], int]], ..
 )
 
 
-def _logs(components: Components) -> Iterator[Metric]:
+def _logs(replicas: ReplicaManager, logs: LogManager) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
-    partitions = list(components.replicas.partitions())
+    partitions = list(replicas.partitions())
     for name, text, value in _PARTITION_FAMILIES:
         for rows in _pieces(partitions):
             family = GaugeMetricFamily(name, text, labels=["topic", "partition"])
@@ -134,27 +139,27 @@ def _logs(components: Components) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kafka_log_logmanager_offlinelogdirectorycount",
         "Log directories that failed.",
-        value=len(components.logs.offline_dirs),
+        value=len(logs.offline_dirs),
     )
     yield GaugeMetricFamily(
         "kafka_log_logmanager_logstobedeleted",
         "Logs of deleted partitions whose files are still there.",
-        value=components.logs.to_be_deleted,
+        value=logs.to_be_deleted,
     )
 
 
 def _pieces(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """At least one, so that a family without samples is named too."""
+    """Slices of `rows`; at least one, so that a family without samples is named too."""
     for at in range(0, max(len(rows), 1), PIECE):
         yield rows[at : at + PIECE]
 
 
-def _replicas(components: Components) -> Iterator[Metric]:
+def _replicas(replicas: ReplicaManager, isr: IsrManager) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    partitions = list(components.replicas.partitions())
+    partitions = list(replicas.partitions())
     leaders = [partition for partition in partitions if partition.is_leader and not partition.offline]
-    name, isr = "kafka_server_replicamanager", components.isr
+    name = "kafka_server_replicamanager"
     yield GaugeMetricFamily(f"{name}_partitioncount", "Partitions here.", value=len(partitions))
     yield GaugeMetricFamily(f"{name}_leadercount", "Partitions led here.", value=len(leaders))
     yield CounterMetricFamily(f"{name}_isrexpands", "In-sync replicas that grew.", value=isr.expands)
@@ -182,15 +187,19 @@ def _replicas(components: Components) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         f"{name}_offlinereplicacount",
         "Replicas on failed directories.",
-        value=components.replicas.offline_count,
+        value=replicas.offline_count,
     )
     yield GaugeMetricFamily(
         f"{name}_produceridcount",
         "Producers that the partitions here remember.",
         value=sum(len(partition.log.producer_table.entries) for partition in partitions),
     )
-    yield from _waiting(components, partitions)
-    sessions = components.fetch_sessions
+    yield from _waiting(replicas.purgatory, partitions)
+
+
+def _fetch_sessions(sessions: FetchSessions) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
     name = "kafka_server_fetchsessioncache"
     yield GaugeMetricFamily(f"{name}_numincrementalfetchsessions", "Fetch sessions.", value=len(sessions))
     yield GaugeMetricFamily(
@@ -203,10 +212,10 @@ def _replicas(components: Components) -> Iterator[Metric]:
     )
 
 
-def _waiting(components: Components, partitions: Sequence[Partition]) -> Iterator[Metric]:
+def _waiting(purgatory: Purgatory, partitions: Sequence[Partition]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
-    name, purgatory = "kafka_server_delayedoperationpurgatory", components.replicas.purgatory
+    name = "kafka_server_delayedoperationpurgatory"
     yield GaugeMetricFamily(f"{name}_purgatorysize", "Requests that wait.", value=len(purgatory))
     watched = GaugeMetricFamily(
         f"{name}_watched", "Waits at partitions, one for each partition.", labels=["delayedOperation"]
@@ -216,10 +225,9 @@ def _waiting(components: Components, partitions: Sequence[Partition]) -> Iterato
     yield watched
 
 
-def _sockets(components: Components) -> Iterator[Metric]:
+def _sockets(network: NetworkServer) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    network = components.network
     name = "kafka_server_socketservermetrics"
     connections = GaugeMetricFamily(f"{name}_connection_count", "Open connections.", labels=["listener"])
     for listener, count in network.connections_by_listener().items():
@@ -245,10 +253,10 @@ _GROUP_EVENTS: Final = (
 """Since the partition was loaded."""
 
 
-def _groups(components: Components) -> Iterator[Metric]:
+def _groups(groups: GroupCoordinator) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    statistics = components.groups.statistics()
+    statistics = groups.statistics()
     machines = statistics.machines
     states: Counter[State] = Counter()
     for machine in machines:
@@ -272,15 +280,15 @@ def _groups(components: Components) -> Iterator[Metric]:
         yield CounterMetricFamily(f"{name}_{suffix}", text, value=total)
 
 
-def _controller(components: Components) -> Iterator[Metric]:
-    """By the image of this broker: each of them may come to be the controller."""
+def _controller(cluster: Cluster, counters: Counters) -> Iterator[Metric]:
+    """What this broker's own image says: any broker may become the controller."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    image, metrics = components.cluster.image, components.metrics
+    image = cluster.image
     name = "kafka_controller_kafkacontroller"
     partitions = [partition for topic in image.topics.values() for partition in topic.partitions]
     yield GaugeMetricFamily(
-        f"{name}_activecontrollercount", "1 on the controller.", value=components.cluster.is_controller
+        f"{name}_activecontrollercount", "1 on the controller.", value=cluster.is_controller
     )
     yield GaugeMetricFamily(f"{name}_globaltopiccount", "Topics.", value=len(image.topics))
     yield GaugeMetricFamily(f"{name}_globalpartitioncount", "Partitions.", value=len(partitions))
@@ -294,17 +302,17 @@ def _controller(components: Components) -> Iterator[Metric]:
     )
     name = "kafka_controller_controllerstats"
     yield CounterMetricFamily(
-        f"{name}_leaderelections", "Partitions that got another leader.", value=metrics.elections
+        f"{name}_leaderelections", "Partitions that got another leader.", value=counters.elections
     )
     yield CounterMetricFamily(
         f"{name}_uncleanleaderelections",
         "Partitions that got a leader that was not in sync.",
-        value=metrics.unclean_elections,
+        value=counters.unclean_elections,
     )
 
 
 def _process() -> Iterator[Metric]:
-    """Under the names that Prometheus' own clients use; memory and open files where the system tells them."""
+    """The process under the names that Prometheus' own clients use; memory and open files where known."""
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.process_collector import ProcessCollector
 
@@ -327,11 +335,11 @@ _STORE_COUNTERS: Final = (
 )
 
 
-def _store(components: Components) -> Iterator[Metric]:
-    """Kafka has no such thing; the names are ours."""
+def _store(stats: StoreStats) -> Iterator[Metric]:
+    """The object store; the names are ours, since Kafka has no such part."""
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-    stats, name = components.world.store_stats, "tidewal_object_store"
+    name = "tidewal_object_store"
     requests = CounterMetricFamily(f"{name}_requests", "Requests by operation.", labels=["operation"])
     latency = HistogramMetricFamily(f"{name}_request_seconds", "Time to an answer.", labels=["operation"])
     for operation in Operation:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
@@ -32,9 +32,6 @@ from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
 from protocol.messages import Fields, decode_request, encode_response
 from protocol.wire import RequestHead, parse_head
-
-if TYPE_CHECKING:
-    from broker.server import Components
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +63,6 @@ class Context:
     correlation_id: int
     client_id: str | None
     connection: Connection
-    broker: Components
     is_passed_on: bool = False
     """By the broker that a client had asked, to this one as the controller."""
 
@@ -111,7 +107,6 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        broker: Components,
         cluster: Cluster,
         replicas: ReplicaManager,
         inter_broker_listener: str,
@@ -125,7 +120,6 @@ class Dispatcher:
         """Counts `requests` by API key, and `errors` that answer a whole request by their code."""
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
         assert not missing, f"served without a handler: {missing}"
-        self._broker = broker
         self._cluster = cluster
         self._replicas = replicas
         self._inter_broker_listener = inter_broker_listener
@@ -220,7 +214,6 @@ class Dispatcher:
             correlation_id=head.correlation_id,
             client_id=head.client_id,
             connection=connection,
-            broker=self._broker,
             is_passed_on=is_passed_on,
         )
 

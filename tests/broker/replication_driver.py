@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
-from broker.admin.metrics import Metrics
+from broker.build import build
+from broker.components import Components
 from broker.config import broker as broker_config
 from broker.config.broker import BrokerConfig
 from broker.config.topics import log_config
@@ -32,31 +33,12 @@ from broker.control.metadata_records import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers.api_versions import ApiVersionsHandler
-from broker.handlers.configs import ConfigHandlers
-from broker.handlers.dispatch import Dispatcher
-from broker.handlers.fetch import Fetch
-from broker.handlers.follower_fetch import ReplicaFetch
-from broker.handlers.groups import GroupHandlers
-from broker.handlers.log_dirs import LogDirHandlers
-from broker.handlers.metadata import MetadataHandlers
-from broker.handlers.offsets import OffsetHandlers
-from broker.handlers.produce import Produce
-from broker.handlers.producers import ProducerHandlers
-from broker.handlers.replicas import ReplicaHandlers
-from broker.handlers.topics import TopicHandlers
 from broker.net.channel import Channel, Channels, PeerLost
-from broker.net.server import Limits, NetworkServer
 from broker.ports import Endpoint, World
-from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrManager
-from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.partition import Partition
-from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
-from broker.replicas.throttle import Throttle
-from broker.server import Components
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.messages import Fields, decode_response, encode_response, entity
@@ -90,6 +72,7 @@ class Member:
         self.node_id = node_id
         self.config = self.broker_config = config
         self.image = Image()
+        self.channels: Channels
         self.broker_epoch = -1
         self.is_controller = False
         self.listeners: list[DeltaListener] = []
@@ -122,6 +105,8 @@ class Node:
         self.is_held = False
         """Its image stands still until `let_go`."""
         self.held: list[Record] = []
+        self.failures: list[str] = []
+        """Why it would have ended, were it a whole broker."""
         self._world = world
         self.process: Process
         self.member: Member
@@ -157,117 +142,23 @@ class Node:
             offload=_offload,
             host_name=self.name,
         )
-        self.logs = LogManager(
-            files=files,
-            dirs=config.log_dirs,
-            now_ms=world.now_ms,
-            random=random.Random(self.id),
-            defaults=log_config(config, {}),
-            on_dir_failure=lambda path, error: self.replicas.directory_failed(path, error),
-        )
-        purgatory = Purgatory(loop)
+        self.channels = member.channels = Channels(at.network, self.id, member.endpoint_of)
         cluster: Any = member
-        self.replicas = ReplicaManager(
-            node_id=self.id,
-            world=at,
-            logs=self.logs,
-            purgatory=purgatory,
-            log_config=member.log_config,
-            spawn=self._spawn,
-            clock=loop.time,
-            lag_ms=config.replica_lag_time_max_ms,
-        )
-        sessions = FetchSessions(max_sessions=100, randrange=at.random.randrange)
-        self.channels = Channels(at.network, self.id, member.endpoint_of)
-        self.isr = IsrManager(replicas=self.replicas, controller=member)
-        self.fetchers = ReplicaFetchers(
-            replicas=self.replicas,
-            channels=self.channels,
-            broker_epoch=lambda: member.broker_epoch,
-            config=lambda: member.broker_config,
-            throttle=self._throttle(lambda: config.follower_replication_throttled_rate),
-        )
-        self.groups = GroupCoordinator(config=config, world=at, cluster=cluster, replicas=self.replicas)
-        components = self.components = Components(
-            config=config,
-            world=at,
-            logs=self.logs,
-            cluster=cluster,
-            purgatory=purgatory,
-            replicas=self.replicas,
-            isr=self.isr,
-            groups=self.groups,
-            fetch_sessions=sessions,
-            metrics=Metrics(),
-        )
-        member.subscribe(self.replicas.apply)
-        member.subscribe(components.metrics.follow)
-        shared: dict[str, Any] = {
-            "replicas": self.replicas,
-            "cluster": cluster,
-            "sessions": sessions,
-            "purgatory": purgatory,
-            "now_ms": world.now_ms,
-            "max_bytes": config.fetch_max_bytes,
-        }
-        self.fetch_followers = ReplicaFetch(
-            node_id=self.id,
-            throttle=self._throttle(lambda: config.leader_replication_throttled_rate),
-            **shared,
-        )
-        dispatcher = Dispatcher(
-            broker=components,
-            cluster=cluster,
-            replicas=self.replicas,
-            inter_broker_listener=config.inter_broker_listener,
-            requests=components.metrics.requests,
-            errors=components.metrics.errors,
-            handlers={
-                **OffsetHandlers(replicas=self.replicas, purgatory=purgatory).routes(),
-                **ProducerHandlers(replicas=self.replicas, cluster=cluster).routes(),
-                **LogDirHandlers(
-                    logs=self.logs,
-                    files=files,
-                    log_dirs=config.log_dirs,
-                    absolute_path=components.absolute_path,
-                ).routes(),
-                **GroupHandlers(groups=self.groups, cluster=cluster).routes(),
-                **ApiVersionsHandler(cluster=cluster).routes(),
-                **MetadataHandlers(cluster=cluster).routes(),
-                **TopicHandlers(cluster=cluster).routes(),
-                **ConfigHandlers(cluster=cluster).routes(),
-                **ReplicaHandlers(
-                    cluster=cluster,
-                    logs=self.logs,
-                    now_ms=world.now_ms,
-                    absolute_path=components.absolute_path,
-                ).routes(),
-            },
-            produce=Produce(
-                replicas=self.replicas,
-                cluster=cluster,
-                purgatory=purgatory,
-                now_ms=world.now_ms,
-                offload=_offload,
-                spawn=self._spawn,
-            ),
-            fetch=Fetch(
-                followers=self.fetch_followers,
-                near=ReplicaSelector(lambda: member.image) if config.is_rack_aware else None,
-                **shared,
-            ),
-            spawn=self._spawn,
-        )
-        components.network = self.server = NetworkServer(
-            loop=loop, network=at.network, service=dispatcher, limits=Limits()
-        )
+        components = self.components = build(config, at, cluster, fail=self._failed)
+        self.logs = components.logs
+        self.replicas = components.replicas
+        self.isr = components.isr
+        self.fetchers = components.fetchers
+        self.fetch_followers = components.follower_fetch
+        self.groups = components.groups
+        self.server = components.network
 
-    def _throttle(self, rate: Callable[[], int]) -> Throttle:
-        return Throttle(rate=rate, clock=self._world.loop.time, samples=11, sample_s=1)
+    def _failed(self, reason: str) -> None:
+        self.failures.append(reason)
 
     async def live(self, ready: asyncio.Future[None]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+            self.components.background.begin(tasks)
             self.logs.lock_and_open()
             self.logs.load(self.member.log_config)
             for _ in self.replicas.load(self.member.image):
@@ -279,9 +170,6 @@ class Node:
             self.server.open()
             ready.set_result(None)
             await asyncio.Event().wait()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
 
     def here(self, call: Callable[..., T], *rest: Any) -> T:
         """Runs inside this node's life, so that what it starts ends with it."""

@@ -42,7 +42,6 @@ class Client:
             correlation_id=1,
             client_id="test",
             connection=cast(Any, self._connection),
-            broker=cast(Any, None),
         )
         answer = await self._answer(self._handlers[api], context, request)
         data = encode_response(api, version, context.correlation_id, answer)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from broker import server
+from broker import process, server
 from broker.config.broker import BrokerConfig, from_properties
 from broker.config.values import ConfigError
 from broker.control.directories import StartupError
+from broker.net.descriptors import raise_descriptor_limit
 from broker.replicas.partition import NAMED_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
@@ -70,7 +71,7 @@ async def test_a_stop_before_it_joined_does_not_make_good_for_a_crash(
     await create_topic(first, "t")
     await first.stop()
     (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
-    second = server.Broker(first.config, server.real_world(first.config, None))
+    second = server.Broker(first.config, process.real_world(first.config, None))
 
     async def never_joins(cluster: Any, **_: Any) -> None:
         second.request_stop()
@@ -147,7 +148,7 @@ async def test_a_background_task_that_dies_takes_the_broker_down(make_broker: Ma
     async def die() -> None:
         raise RuntimeError("a bug")
 
-    broker.spawn(die())
+    broker.components.background.spawn(die())
     async with asyncio.timeout(5):
         with pytest.raises(RuntimeError, match="a bug"):
             await broker.run_until_stopped()
@@ -186,7 +187,7 @@ async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
         {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")},
         standalone=True,
     )
-    broker = server.Broker(parsed, server.real_world(parsed, None), admin=("127.0.0.1", 0))
+    broker = server.Broker(parsed, process.real_world(parsed, None), admin=("127.0.0.1", 0))
     await broker.start()
     try:
         await create_topic(broker, "t", 2)
@@ -235,7 +236,7 @@ async def test_the_admin_port_tells_health_and_metrics(tmp_path: Path) -> None:
 def test_store_urls_that_cannot_be(url: str, tmp_path: Path) -> None:
     parsed = from_properties({"node.id": "1", "log.dirs": str(tmp_path)}, standalone=True)
     with pytest.raises(ConfigError, match="--store"):
-        server.real_world(parsed, url)
+        process.real_world(parsed, url)
 
 
 async def test_a_stop_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ async def test_a_stop_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> 
     )
     profile = FaultProfile(down=True)
     store = FaultyStore(MemoryStore(), profile, random.Random(1))
-    broker = server.Broker(parsed, dataclasses.replace(server.real_world(parsed, None), store=store))
+    broker = server.Broker(parsed, dataclasses.replace(process.real_world(parsed, None), store=store))
     starting = asyncio.create_task(broker.start())
     async with asyncio.timeout(10):
         while not broker.listeners:  # noqa: ASYNC110 - the last thing before the store is asked
@@ -253,7 +254,7 @@ async def test_a_stop_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> 
     await broker.stop()
     assert not await starting
     profile.heal()
-    again = server.Broker(parsed, dataclasses.replace(server.real_world(parsed, None), store=store))
+    again = server.Broker(parsed, dataclasses.replace(process.real_world(parsed, None), store=store))
     await again.start()
     await again.stop()
 
@@ -261,7 +262,7 @@ async def test_a_stop_does_not_wait_for_a_store_that_is_away(tmp_path: Path) -> 
 @pytest.mark.parametrize("address", ["nope", "host:", "host:99999", ":x"])
 def test_admin_addresses_that_cannot_be(address: str) -> None:
     with pytest.raises(ConfigError, match="--admin"):
-        server._address(address)
+        process._address(address)
 
 
 async def test_several_log_dirs_and_one_of_them_fails(make_broker: MakeBroker, tmp_path: Path) -> None:
@@ -344,7 +345,7 @@ def test_the_descriptor_limit_is_raised_as_far_as_it_goes() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        server.raise_descriptor_limit()
+        raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -378,7 +379,7 @@ def clean_notes(data: Path) -> Any:
 
 async def stopped_while_loading(config: BrokerConfig, monkeypatch: pytest.MonkeyPatch) -> server.Broker:
     """A broker that is asked to stop after the first slice of opening its logs."""
-    broker = server.Broker(config, server.real_world(config, None))
+    broker = server.Broker(config, process.real_world(config, None))
     loading = LogManager.loading
 
     def asked_to_stop(logs: LogManager, config_of: ConfigOf, id_of: IdOf) -> Iterator[None]:

@@ -13,11 +13,12 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from broker.components import Components
 from broker.control.image import Image
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel
-from broker.server import Broker, Components
+from broker.server import Broker
 from storage.log_manager import DELETE_SUFFIX
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Census, TopicPartition
@@ -138,6 +139,7 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
     """Whatever belongs to a replica this node does not have, to a topic or to a broker that is gone."""
     components = broker.components
     cluster, replicas, logs = components.cluster, components.replicas, components.logs
+    fetchers = components.fetchers
     snapshot = node.disk.snapshot()
     due: set[TopicPartition] = {
         (topic.name, partition.index)
@@ -149,7 +151,7 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
     for what, held in (
         ("a log", logs.logs.keys()),
         ("a partition", partitions),
-        ("a position to fetch from", {(each.topic, each.index) for each in broker._fetchers._positions}),
+        ("a position to fetch from", {(each.topic, each.index) for each in fetchers._positions}),
         ("a directory", segments(snapshot, node.log_dirs).keys()),
         ("a cleaned offset", logs.cleaned_upto.keys()),
     ):
@@ -166,5 +168,5 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
         yield from (f"{what} of {name}" for name in sorted(left_over))
     gone = {number for number, _ in cluster.channels._channels} - truth.brokers.keys()
     yield from (f"a channel to node {number}" for number in sorted(gone))
-    idle = [fetcher.leader_id for fetcher in broker._fetchers._fetchers.values() if not fetcher.positions]
+    idle = [fetcher.leader_id for fetcher in fetchers._fetchers.values() if not fetcher.positions]
     yield from (f"a fetcher from node {number} with nothing to fetch" for number in sorted(idle))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.admin.metrics import collect
 from tests.soak.figures import HELD, RESIDENT, Figures, read
 from tests.soak.run import Sample, left, table, verdict
 
@@ -74,7 +73,7 @@ def test_the_table_has_a_row_for_each_moment_and_for_the_end() -> None:
 
 
 async def test_every_figure_is_one_that_the_broker_tells(broker: Broker) -> None:
-    told = {family.name for family in collect(broker.components)}
+    told = {family.name for family in broker.components.metrics()}
     assert {name.removesuffix("_total") for name in (*HELD.values(), RESIDENT)} <= told
 
 

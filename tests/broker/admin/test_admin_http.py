@@ -26,10 +26,10 @@ async def test_a_scrape_of_many_partitions_comes_in_pieces_and_reads_as_one(
     monkeypatch.setattr(metrics, "PIECE", 10)
     count = 2 * metrics.PIECE + 1
     await create_topic(broker, "t", count)
-    pieces = list(metrics.collect(broker.components))
+    pieces = list(broker.components.metrics())
     sizes = [len(piece.samples) for piece in pieces if piece.name == "kafka_log_log_size"]
     assert sizes == [10, 10, 1]
-    admin = AdminHttp(broker.components, is_ready=lambda: True)
+    admin = AdminHttp(broker.components.metrics, is_ready=lambda: True)
     await admin.start("127.0.0.1", 0)
     try:
         url = f"http://127.0.0.1:{admin.port}/metrics"
@@ -63,7 +63,7 @@ async def test_groups_producers_and_the_process_are_told_of(broker: Broker) -> N
         assert (await client.call(Api.JOIN_GROUP, 3, **join)).error_code == 0
         found = {
             sample.name: sample.value
-            for family in metrics.collect(broker.components)
+            for family in broker.components.metrics()
             for sample in family.samples
             if not sample.labels
         }

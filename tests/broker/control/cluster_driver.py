@@ -260,7 +260,6 @@ class Call:
             correlation_id=0,
             client_id=None,
             connection=cast(Any, self._connection),
-            broker=cast(Any, None),
         )
         found = handlers[api](context, request)
         return await found if asyncio.iscoroutine(found) else cast(Fields, found)

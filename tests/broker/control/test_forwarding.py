@@ -13,7 +13,8 @@ import pytest
 
 from broker.config.broker import from_properties
 from broker.control.brokers import UnregisterBroker
-from broker.server import Broker, real_world
+from broker.process import real_world
+from broker.server import Broker
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from protocol.messages import decode_response, encode_request

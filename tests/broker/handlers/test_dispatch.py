@@ -122,7 +122,7 @@ async def test_an_error_that_escapes_a_handler_is_the_answer(broker: Broker) -> 
     async with await RawClient.open(broker) as client:
         response = await client.call(Api.HEARTBEAT, 4, **HEARTBEAT)
         assert response.error_code is ErrorCode.coordinator_not_available
-    assert broker.components.metrics.errors[ErrorCode.coordinator_not_available.value] == 1
+    assert broker.components.counters.errors[ErrorCode.coordinator_not_available.value] == 1
 
 
 async def test_a_request_that_a_stop_meets_before_its_first_step_is_begun(
@@ -151,8 +151,8 @@ async def test_a_request_that_a_stop_meets_before_its_first_step_is_begun(
 
 
 async def test_every_served_api_has_a_handler_and_counts(broker: Broker) -> None:
-    before = list(broker.components.metrics.requests)
+    before = list(broker.components.counters.requests)
     async with await RawClient.open(broker) as client:
         await client.call(Api.API_VERSIONS, 3, client_software_name="x", client_software_version="1")
-    changed = [at for at, count in enumerate(broker.components.metrics.requests) if count != before[at]]
+    changed = [at for at, count in enumerate(broker.components.counters.requests) if count != before[at]]
     assert changed == [int(Api.API_VERSIONS)]

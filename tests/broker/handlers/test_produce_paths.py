@@ -17,7 +17,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import server
+from broker import process, server
 from broker.config.broker import from_properties
 from broker.control.image import Delta
 from broker.net.connection import Connection
@@ -156,7 +156,7 @@ async def running(data: str, **properties: str) -> AsyncIterator[server.Broker]:
         store=MemoryStore(),
         now_ms=lambda: NOW_MS,
         random=random.Random(1),
-        offload=server.offload,
+        offload=process.offload,
     )
     broker = server.Broker(config, world)
     await broker.start()

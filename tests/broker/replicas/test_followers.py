@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker.admin import metrics
 from broker.config.checks import RACK_AWARE_SELECTOR
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerRegistered, ConfigChanged
@@ -244,7 +243,7 @@ def told(world: Replicas, node_id: int) -> dict[str, float]:
     """What a scrape of this node finds, of all that has no labels but the topic's."""
     return {
         sample.name.removeprefix("kafka_"): sample.value
-        for family in metrics.collect(world.nodes[node_id].components)
+        for family in world.nodes[node_id].components.metrics()
         for sample in family.samples
         if sample.labels in ({}, {"topic": "t"})
     }

@@ -1,0 +1,239 @@
+"""One broker from its configuration, its world and its cluster: every part made once, in plain code.
+
+Owns: which part gets which other part, and what a changed configuration of the broker reaches. Does not own:
+the parts, nor when they start and stop (server). Invariant: nothing runs and no file is opened in here, so a
+process, a simulation and a test's driver get the same broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from broker.admin.counters import Counters
+from broker.background import Background, run_offloaded
+from broker.components import Components
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
+from broker.config.values import ResourceType
+from broker.control.cluster import Cluster
+from broker.control.image import Delta
+from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.handlers.api_versions import ApiVersionsHandler
+from broker.handlers.configs import ConfigHandlers
+from broker.handlers.dispatch import Dispatcher
+from broker.handlers.fetch import Fetch
+from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.groups import GroupHandlers
+from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.metadata import MetadataHandlers
+from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.peers import PeerHandlers
+from broker.handlers.produce import Produce
+from broker.handlers.producers import ProducerHandlers
+from broker.handlers.replicas import ReplicaHandlers
+from broker.handlers.topics import TopicHandlers
+from broker.net.descriptors import DescriptorRoom
+from broker.net.server import Limits, NetworkServer
+from broker.ports import World
+from broker.replicas.fetch_sessions import FetchSessions
+from broker.replicas.fetcher import ReplicaFetchers
+from broker.replicas.isr import IsrManager
+from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.throttle import Throttle
+from storage.files import DiskFiles
+from storage.log_manager import CleanerSettings, Intervals, LogManager
+
+
+def build(
+    config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callable[[str], None]
+) -> Components:
+    """`fail` ends the broker: no log directory is left."""
+    loop = asyncio.get_running_loop()
+    background = Background()
+    spawn = background.spawn
+    purgatory = Purgatory(loop)
+
+    def directory_failed(path: str, error: OSError) -> None:
+        replicas.directory_failed(path, error)
+        if len(logs.offline_dirs) == len(logs.dirs):
+            # as Kafka does: nothing is left to serve, and the operator should know
+            fail(f"every log directory has failed: {', '.join(logs.dirs)}")
+
+    logs = LogManager(
+        files=world.files,
+        dirs=config.log_dirs,
+        now_ms=world.now_ms,
+        random=world.random,
+        defaults=log_config(config, {}),
+        on_dir_failure=directory_failed,
+        background=lambda job, done: spawn(run_offloaded(world, job, done)),
+        intervals=_intervals(config),
+        cleaner=_cleaner(config),
+        producer_expiration_ms=config.producer_id_expiration_ms,
+    )
+    replicas = ReplicaManager(
+        node_id=config.node_id,
+        world=world,
+        logs=logs,
+        purgatory=purgatory,
+        log_config=cluster.log_config,
+        spawn=spawn,
+        clock=loop.time,
+        lag_ms=config.replica_lag_time_max_ms,
+        flush_single=config.log_flush_single_replica,
+    )
+    sessions = FetchSessions(
+        max_sessions=config.max_incremental_fetch_session_cache_slots, randrange=world.random.randrange
+    )
+    fetchers = ReplicaFetchers(
+        replicas=replicas,
+        channels=cluster.channels,
+        broker_epoch=lambda: cluster.broker_epoch,
+        config=lambda: cluster.broker_config,
+        throttle=_throttle(config, lambda: cluster.broker_config.follower_replication_throttled_rate),
+    )
+    follower_fetch = ReplicaFetch(
+        node_id=config.node_id,
+        throttle=_throttle(config, lambda: cluster.broker_config.leader_replication_throttled_rate),
+        replicas=replicas,
+        cluster=cluster,
+        sessions=sessions,
+        purgatory=purgatory,
+        now_ms=world.now_ms,
+        max_bytes=config.fetch_max_bytes,
+    )
+    fetch = Fetch(
+        followers=follower_fetch,
+        near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
+        replicas=replicas,
+        cluster=cluster,
+        sessions=sessions,
+        purgatory=purgatory,
+        now_ms=world.now_ms,
+        max_bytes=config.fetch_max_bytes,
+    )
+    produce = Produce(
+        replicas=replicas,
+        cluster=cluster,
+        purgatory=purgatory,
+        now_ms=world.now_ms,
+        offload=world.offload,
+        spawn=spawn,
+    )
+    isr = IsrManager(replicas=replicas, controller=cluster)
+    counters = Counters()
+    # the cluster's listeners hear of a change in the order in which they subscribe
+    cluster.subscribe(replicas.apply)
+    cluster.subscribe(lambda delta: _follow_configs(components, delta))
+    groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
+    cluster.subscribe(counters.follow)
+    dispatcher = Dispatcher(
+        cluster=cluster,
+        replicas=replicas,
+        inter_broker_listener=config.inter_broker_listener,
+        requests=counters.requests,
+        errors=counters.errors,
+        handlers={
+            **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
+            **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
+            **LogDirHandlers(
+                logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
+            ).routes(),
+            **GroupHandlers(groups=groups, cluster=cluster).routes(),
+            **ApiVersionsHandler(cluster=cluster).routes(),
+            **MetadataHandlers(cluster=cluster).routes(),
+            **TopicHandlers(cluster=cluster).routes(),
+            **ConfigHandlers(cluster=cluster).routes(),
+            **ReplicaHandlers(
+                cluster=cluster, logs=logs, now_ms=world.now_ms, absolute_path=world.absolute_path
+            ).routes(),
+            **PeerHandlers(cluster=cluster).routes(),
+        },
+        produce=produce,
+        fetch=fetch,
+        spawn=spawn,
+    )
+    network = NetworkServer(
+        loop=loop,
+        network=world.network,
+        service=dispatcher,
+        limits=_limits(config),
+        has_room=DescriptorRoom(logs.release_files),
+    )
+    if isinstance(world.files, DiskFiles):
+        world.files.make_room = logs.release_files
+    components = Components(
+        config=config,
+        world=world,
+        background=background,
+        logs=logs,
+        cluster=cluster,
+        purgatory=purgatory,
+        replicas=replicas,
+        isr=isr,
+        fetchers=fetchers,
+        fetch_sessions=sessions,
+        follower_fetch=follower_fetch,
+        groups=groups,
+        counters=counters,
+        network=network,
+    )
+    return components
+
+
+def _follow_configs(components: Components, delta: Delta) -> None:
+    if any(resource is ResourceType.BROKER for resource, _name in delta.configs_changed):
+        take_configs(components)
+
+
+def take_configs(components: Components) -> None:
+    """Put the broker's own dynamic configuration into force where it reaches more than topics' logs."""
+    config, logs = components.cluster.broker_config, components.logs
+    components.network.limits = _limits(config)
+    logs.cleaner = _cleaner(config)
+    if logs.producer_expiration_ms != config.producer_id_expiration_ms:
+        logs.producer_expiration_ms = config.producer_id_expiration_ms
+        for held in logs.logs.values():
+            held.producer_expiration_ms = config.producer_id_expiration_ms
+
+
+def _throttle(config: BrokerConfig, rate: Callable[[], int]) -> Throttle:
+    return Throttle(
+        rate=rate,
+        clock=asyncio.get_running_loop().time,
+        samples=config.replication_quota_window_num,
+        sample_s=config.replication_quota_window_size_seconds,
+    )
+
+
+def _cleaner(config: BrokerConfig) -> CleanerSettings:
+    return CleanerSettings(
+        enabled=config.log_cleaner_enable,
+        dedupe_bytes=config.log_cleaner_dedupe_buffer_size,
+        io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+    )
+
+
+def _intervals(config: BrokerConfig) -> Intervals:
+    return Intervals(
+        retention_ms=config.log_retention_check_interval_ms,
+        recovery_points_ms=config.log_flush_offset_checkpoint_interval_ms,
+        log_starts_ms=config.log_flush_start_offset_checkpoint_interval_ms,
+        high_watermarks_ms=config.replica_high_watermark_checkpoint_interval_ms,
+    )
+
+
+def _limits(config: BrokerConfig) -> Limits:
+    return Limits(
+        request_bytes=config.socket_request_max_bytes,
+        connections=config.max_connections,
+        connections_per_ip=config.max_connections_per_ip,
+        connections_per_ip_overrides=config.max_connections_per_ip_overrides,
+        creation_rate=config.max_connection_creation_rate,
+        idle_ms=config.connections_max_idle_ms,
+        queued_bytes=config.queued_max_request_bytes,
+        backlog=config.socket_listen_backlog_size,
+    )

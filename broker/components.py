@@ -1,0 +1,63 @@
+"""The parts of one broker, by name.
+
+Owns: nothing but the list. Does not own: their construction (build) or their life (server). Invariant: every
+part is there once `build` has returned; what works on one of them takes that one, not this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.admin.counters import Counters
+from broker.background import Background
+from broker.config.broker import BrokerConfig
+from broker.control.cluster import Cluster
+from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.handlers.follower_fetch import ReplicaFetch
+from broker.net.server import NetworkServer
+from broker.ports import World
+from broker.replicas.fetch_sessions import FetchSessions
+from broker.replicas.fetcher import ReplicaFetchers
+from broker.replicas.isr import IsrManager
+from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_manager import ReplicaManager
+from storage.log_manager import LogManager
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    config: BrokerConfig
+    world: World
+    background: Background
+    logs: LogManager
+    cluster: Cluster
+    purgatory: Purgatory
+    replicas: ReplicaManager
+    isr: IsrManager
+    fetchers: ReplicaFetchers
+    fetch_sessions: FetchSessions
+    follower_fetch: ReplicaFetch
+    groups: GroupCoordinator
+    counters: Counters
+    network: NetworkServer
+
+    def metrics(self) -> Iterator[Metric]:
+        """Every family that `/metrics` serves."""
+        from broker.admin.metrics import collect
+
+        return collect(
+            counters=self.counters,
+            replicas=self.replicas,
+            logs=self.logs,
+            isr=self.isr,
+            fetch_sessions=self.fetch_sessions,
+            network=self.network,
+            groups=self.groups,
+            cluster=self.cluster,
+            store_stats=self.world.store_stats,
+        )

@@ -1,0 +1,169 @@
+"""A process that is one broker: the real world, the signals, the garbage collector.
+
+Owns: the five seams as the operating system has them, and the life of the process around that of the broker.
+Does not own: the broker (server). Invariant: a signal ends in a clean stop with exit code 0; what keeps the
+broker from starting is one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from broker.config.broker import BrokerConfig
+from broker.config.values import ConfigError
+from broker.control.directories import StartupError
+from broker.net.descriptors import raise_descriptor_limit
+from broker.net.tcp import TcpNetwork
+from broker.ports import World
+from broker.server import SYNCS_AT_ONCE, Broker
+from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
+from remote.store.metered import StoreStats
+from remote.store.object_store import ObjectStore
+from remote.store.stores import open_store
+from storage.files import DiskFiles
+from storage.log_manager import LogDirError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+"""A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
+
+
+def run(
+    config: BrokerConfig,
+    store_url: str | None,
+    admin: str | None,
+    print_ready: Callable[[str], None],
+) -> None:
+    """Runs one broker on the real world until a signal, whose clean stop ends the process; StartupError says
+    in one line what prevented that."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    gc.set_threshold(*GC_THRESHOLDS)
+    if config.ignored:
+        logger.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+    raise_descriptor_limit()
+    admin_address = _address(admin) if admin is not None else None
+    store = _store_name(config, store_url)
+    try:
+        world = real_world(config, store_url)
+    except OSError as error:
+        raise StartupError(f"{error.filename}: {error.strerror}") from error
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            runner.run(_serve(config, world, admin_address, store, print_ready))
+        except LogDirError as error:
+            raise StartupError(str(error)) from error
+
+
+async def _serve(
+    config: BrokerConfig,
+    world: World,
+    admin: tuple[str, int] | None,
+    store: str,
+    print_ready: Callable[[str], None],
+) -> None:
+    broker = Broker(config, world, admin=admin)
+    broker.warms_codecs = True
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # signal.signal would raise inside a transport's callback, where uvloop swallows it
+        loop.add_signal_handler(number, broker.request_stop)
+    loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
+    try:
+        if await broker.start():
+            gc.freeze()
+            first = next(iter(broker.listeners.values()))
+            host = f"[{first.host}]" if ":" in first.host else first.host or world.host_name
+            print_ready(f"ready node={config.node_id} listen={host}:{first.port} store={store}")
+            await broker.run_until_stopped()
+            logger.info("node %d stopped", config.node_id)
+        else:
+            logger.info("node %d stopped before it was ready", config.node_id)
+        sys.stdout.flush()
+        # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
+        # without the loop's handlers one more signal would end a clean stop with another exit code.
+        os._exit(0)
+    finally:
+        await world.store.close()
+
+
+def real_world(config: BrokerConfig, store_url: str | None) -> World:
+    files, stats = DiskFiles(), StoreStats()
+    location = _store_location(config, store_url)
+    return World(
+        files=files,
+        network=TcpNetwork(
+            send_buffer_bytes=config.socket_send_buffer_bytes,
+            receive_buffer_bytes=config.socket_receive_buffer_bytes,
+        ),
+        store=store_at(location, stats),
+        rival_store=store_at(location, StoreStats()),
+        now_ms=wall_clock_ms,
+        random=random.Random(),
+        offload=offload,
+        host_name=socket.gethostname(),
+        store_stats=stats,
+    )
+
+
+def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
+    return open_store(
+        location,
+        files=DiskFiles(),
+        offload=offload,
+        now_ms=wall_clock_ms,
+        rng=random.Random(),
+        environ=os.environ,
+        stats=stats,
+    )
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000  # noqa: TID251
+
+
+async def offload(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _store_location(config: BrokerConfig, store_url: str | None) -> StoreLocation:
+    if store_url is None:
+        return FileLocation(os.path.join(config.log_dirs[0], "store"))
+    try:
+        return parse_store_url(store_url, os.environ)
+    except BadStoreUrl as error:
+        raise ConfigError(f"--store {error}") from None
+
+
+def _store_name(config: BrokerConfig, store_url: str | None) -> str:
+    return store_url or f"file://{os.path.abspath(config.log_dirs[0])}/store"
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--admin {text}: give HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
