@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,9 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 topics_app = typer.Typer(help="Create, delete, list, describe and alter topics.", no_args_is_help=True)
-bench_app = typer.Typer(
-    help="Measure any Kafka-compatible broker with confluent-kafka.", no_args_is_help=True
-)
+bench_app = typer.Typer(no_args_is_help=True)
 store_app = typer.Typer(help="Look at an object store.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
 app.add_typer(bench_app, name="bench")
@@ -381,6 +380,13 @@ JsonFile = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+@bench_app.callback()
+def need_bench_client() -> None:
+    """Measure any Kafka-compatible broker with confluent-kafka."""
+    if find_spec("confluent_kafka") is None:
+        raise Failure("bench needs a client, which is not installed: pip install 'tidewal[bench]'")
 
 
 @bench_app.command("produce")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT, BrokerProcess, DidNotStart
-from tools import cli
+from tools import cli, commands
 
 COMMANDS = (
     (),
@@ -52,6 +52,16 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: tup
     text = capsys.readouterr().out
     assert "Usage: " in text
     assert "--help" in text
+
+
+@pytest.mark.parametrize("command", ["produce", "consume", "latency"])
+def test_without_its_client_bench_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    code, line = complaint(capsys, "bench", command)
+    assert code == 1
+    assert line == "tidewal: bench needs a client, which is not installed: pip install 'tidewal[bench]'"
 
 
 def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
