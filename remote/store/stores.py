@@ -10,9 +10,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from remote.store.local_store import LocalStore
 from remote.store.location import FileLocation, StoreLocation
 from remote.store.metered import MeteredStore, StoreStats
-from remote.store.object_store import LocalStore, ObjectStore
+from remote.store.object_store import ObjectStore
 from remote.store.resilient import DeadlineStore, HedgedStore, RetryStore
 from storage.files import Files
 

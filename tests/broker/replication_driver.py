@@ -43,7 +43,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.messages import Fields, decode_response, encode_response, entity
 from protocol.records import iter_batches, iter_records
-from remote.store.object_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from storage.log import Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig

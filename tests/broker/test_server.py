@@ -26,10 +26,10 @@ from broker.replicas.partition import NAMED_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
-from remote.store.faulty import FaultProfile, FaultyStore
-from remote.store.object_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from storage.log_manager import ConfigOf, IdOf, LogDirLocked, LogManager
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 
 if TYPE_CHECKING:
     from tests.conftest import MakeBroker

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.store.faulty import FaultProfile, FaultyStore
+from remote.store.local_store import LocalStore
 from remote.store.location import FileLocation, StoreLocation, parse_store_url
+from remote.store.memory_store import MemoryStore
 from remote.store.metered import MeteredStore, StoreStats
 from remote.store.object_store import (
     KEY_MAX_CHARS,
-    LocalStore,
-    MemoryStore,
     NoSuchObject,
     ObjectStore,
     PutResult,
@@ -32,6 +31,7 @@ from storage.files import DiskFiles
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3, wall_ms
+from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from remote.store.object_store import MemoryStore, PutResult, StoreError
+from remote.store.memory_store import MemoryStore
+from remote.store.object_store import PutResult, StoreError
 from tests.sim.history import StoreChange
 from tests.sim.loop import Process, SimLoop
 

@@ -36,7 +36,8 @@ from broker.control.metadata_records import ClusterBorn, ControllerElected, enco
 from broker.control.topics import CreateTopics, DeleteTopics, NewTopic, TopicRef
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import slot_hash
-from remote.store.object_store import MemoryStore, PutResult, StoreError
+from remote.store.memory_store import MemoryStore
+from remote.store.object_store import PutResult, StoreError
 from storage.files import Files, write_whole
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.sim.store import Bucket

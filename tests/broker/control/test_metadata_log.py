@@ -21,7 +21,8 @@ from broker.control.metadata_log import (
 )
 from broker.control.metadata_records import ClusterBorn, ControllerElected, SnapshotTaken, encode_record
 from protocol.formats import decode_slot, slot_hash
-from remote.store.object_store import MemoryStore, ObjectStore, PutResult, StoreError
+from remote.store.memory_store import MemoryStore
+from remote.store.object_store import ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop
 from tests.sim.store import Bucket, SimStore, StoreProfile
 

@@ -27,7 +27,7 @@ from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.errors import ErrorCode
 from protocol.messages import decode_response, encode_request
-from remote.store.object_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from storage.files import DiskFile, DiskFiles
 from tests.broker.raw_client import batch_of, create_topic, produce_fields
 

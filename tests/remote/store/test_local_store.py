@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import pytest
 
-from remote.store.object_store import LocalStore, NoSuchObject, PutResult, StoreError
+from remote.store.local_store import LocalStore
+from remote.store.object_store import NoSuchObject, PutResult, StoreError
 from storage.files import DiskFiles, File
 
 T = TypeVar("T")

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.store.faulty import FaultProfile, FaultyStore
+from remote.store.memory_store import MemoryStore
 from remote.store.metered import StoreStats
-from remote.store.object_store import MemoryStore, NoSuchObject, ObjectStore, PutResult, StoreError
+from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
 from remote.store.probe import RACE_KEYS, judge_race, probe, probe_conditions
 from remote.store.stores import harden
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3
+from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 from tests.sim.loop import SimLoop
 
 WON, LOST, UNKNOWN = PutResult

@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.store.faulty import HANG_S_MAX, FaultProfile, FaultyStore
+from remote.store.memory_store import MemoryStore
 from remote.store.metered import LATENCY_BOUNDS_S, MeteredStore, StoreStats
-from remote.store.object_store import (
-    Fault,
-    MemoryStore,
-    NoSuchObject,
-    ObjectStore,
-    Operation,
-    PutResult,
-    StoreError,
-)
+from remote.store.object_store import Fault, NoSuchObject, ObjectStore, Operation, PutResult, StoreError
 from remote.store.resilient import (
     BYTES_PER_S_MIN,
     DEADLINE_S,
@@ -41,6 +33,7 @@ from remote.store.resilient import (
 )
 from remote.store.stores import harden
 from remote.store.wrapper import Call, StoreWrapper
+from tests.remote.store.faulty_store import HANG_S_MAX, FaultProfile, FaultyStore
 from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
