@@ -12,7 +12,7 @@ import random
 from asyncio import BaseProtocol, Transport
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
@@ -25,23 +25,6 @@ class Offload(Protocol):
     """Runs a blocking call away from the loop; the only door to another thread."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Where a broker listens, as it is registered."""
-
-    listener: str
-    host: str
-    port: int
-    protocol: str = "PLAINTEXT"
-
-    def packed(self) -> list[Any]:
-        return [self.listener, self.host, self.port, self.protocol]
-
-    @staticmethod
-    def unpacked(row: list[Any]) -> Endpoint:
-        return Endpoint(listener=row[0], host=row[1], port=row[2], protocol=row[3])
 
 
 class Listening(Protocol):

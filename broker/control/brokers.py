@@ -27,7 +27,7 @@ from broker.control.metadata_records import (
     Record,
 )
 from broker.decisions import Decision
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK = 1000

@@ -43,8 +43,9 @@ from broker.control.metadata_records import ControllerElected, Record
 from broker.control.producer_ids import ProducerIds
 from broker.control.sessions import SILENT_AFTER_S, Patience
 from broker.control.topics import CreateTopics, NewTopic, TopicResult, internal_topic
+from broker.endpoint import Endpoint
 from broker.net.channel import Channels, PeerLost
-from broker.ports import Endpoint, World
+from broker.ports import World
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields

@@ -21,7 +21,7 @@ from broker.config.broker import BrokerConfig
 from broker.config.listeners import Listener
 from broker.config.properties import parse_properties
 from broker.control.image import BrokerImage
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 from storage.files import Files, write_whole
 
 META_PROPERTIES = "meta.properties"

@@ -22,8 +22,8 @@ from broker.control.command_queue import Beat
 from broker.control.commands import ControllerCommand
 from broker.control.image import BrokerImage
 from broker.control.sessions import Sessions
+from broker.endpoint import Endpoint
 from broker.net.channel import PeerLost
-from broker.ports import Endpoint
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields

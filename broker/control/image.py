@@ -35,7 +35,7 @@ from broker.control.metadata_records import (
     TopicCreated,
     TopicDeleted,
 )
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 
 FIRST_PRODUCER_ID = 0
 

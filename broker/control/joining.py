@@ -36,8 +36,9 @@ from broker.control.leaders import AlterPartition, IsrChange
 from broker.control.metadata_log import BrokenLog
 from broker.control.metadata_records import ClusterBorn, PartitionImage, Record
 from broker.control.sessions import Patience
+from broker.endpoint import Endpoint
 from broker.net.channel import PeerLost
-from broker.ports import Endpoint, World
+from broker.ports import World
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import Fields

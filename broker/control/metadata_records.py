@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 
 NO_LEADER = -1
 

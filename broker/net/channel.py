@@ -19,7 +19,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final, cast
 
-from broker.ports import Endpoint, Network
+from broker.endpoint import Endpoint
+from broker.ports import Network
 from protocol.apis import Api, PeerApi
 from protocol.errors import FrameTooLarge, MalformedRequest
 from protocol.messages import Fields, decode_response, encode_request

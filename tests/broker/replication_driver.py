@@ -33,8 +33,9 @@ from broker.control.metadata_records import (
     TopicDeleted,
 )
 from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.endpoint import Endpoint
 from broker.net.channel import Channel, Channels, PeerLost
-from broker.ports import Endpoint, World
+from broker.ports import World
 from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrManager
 from broker.replicas.partition import Partition

@@ -29,7 +29,8 @@ from broker.coordinators.replicated_state import (
     StateConfig,
     Status,
 )
-from broker.ports import Endpoint, World
+from broker.endpoint import Endpoint
+from broker.ports import World
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 

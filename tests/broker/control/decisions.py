@@ -20,7 +20,7 @@ from broker.control.metadata_records import (
 )
 from broker.control.topics import CreateTopics, NewTopic, TopicResult
 from broker.decisions import Decision
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
 CONFIG = from_properties({"num.partitions": "2", "default.replication.factor": "2"})

@@ -25,7 +25,7 @@ from broker.control.metadata_records import (
     new_partition,
 )
 from broker.control.topics import CreateTopics, NewTopic
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode
 from tests.broker.control.decisions import (
     CONFIG,

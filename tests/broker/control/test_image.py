@@ -34,7 +34,7 @@ from broker.control.metadata_records import (
     encode_record,
     new_partition,
 )
-from broker.ports import Endpoint
+from broker.endpoint import Endpoint
 
 DISK = UUID(int=100)
 OTHER_DISK = UUID(int=101)

@@ -15,12 +15,12 @@ from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.metadata_records import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
 from broker.control.topics import NewTopic
+from broker.endpoint import Endpoint
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Handler
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.topics import TopicHandlers
-from broker.ports import Endpoint
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site

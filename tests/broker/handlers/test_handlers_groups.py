@@ -18,8 +18,8 @@ from broker.config.values import ResourceType
 from broker.control.image import Delta, Image
 from broker.control.metadata_records import BrokerRegistered, PartitionImage, TopicCreated, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator, partition_of
+from broker.endpoint import Endpoint
 from broker.handlers.groups import GroupHandlers
-from broker.ports import Endpoint
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset, OffsetRecord

@@ -23,11 +23,11 @@ from broker.control.metadata_records import (
     new_partition,
 )
 from broker.control.topics import NewTopic
+from broker.endpoint import Endpoint
 from broker.handlers.dispatch import Handler
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.peers import PeerHandlers
 from broker.handlers.replicas import ReplicaHandlers
-from broker.ports import Endpoint
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from tests.broker.control.cluster_driver import Site

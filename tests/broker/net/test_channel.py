@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from broker.endpoint import Endpoint
 from broker.net.channel import IN_FLIGHT_MAX, Channel, Channels, PeerLost
 from broker.net.tcp import TcpNetwork
-from broker.ports import Endpoint, Network
+from broker.ports import Network
 from protocol.apis import Api
 from protocol.messages import encode_response
 from protocol.wire import FrameReader, parse_head

@@ -12,9 +12,9 @@ import pytest
 from broker.config.checks import RACK_AWARE_SELECTOR
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerRegistered, ConfigChanged
+from broker.endpoint import Endpoint
 from broker.handlers.fetch import Read
 from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
-from broker.ports import Endpoint
 from broker.replicas.fetch_sessions import Wanted
 from broker.replicas.partition import Partition
 from protocol.apis import Api
