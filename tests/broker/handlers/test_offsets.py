@@ -62,6 +62,19 @@ async def fill(world: Replicas, *node_ids: int, topic: str = "t") -> None:
     await world.agree(*node_ids, topic=topic)
 
 
+def test_a_delete_reaches_followers_that_have_agreed_long_ago() -> None:
+    """Nobody produces: only the log start is news to their sessions."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        await fill(world, 1, 2, 3)
+        await asyncio.sleep(12)
+        assert await start_delete(world, 1, 6, timeout=5_000) == [(ErrorCode.none, 6)]
+        assert [log_of(world, each).log_start_offset for each in (2, 3)] == [6, 6]
+
+    Replicas().run(main)
+
+
 @pytest.mark.parametrize("power", [False, True])
 def test_what_was_deleted_stays_deleted_whichever_replica_is_killed(power: bool) -> None:
     async def main(world: Replicas) -> None:

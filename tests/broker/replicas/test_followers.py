@@ -21,6 +21,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchItem
 from protocol.records import iter_batches
+from protocol.replication import FetchedPartition
 from tests.broker.raw_client import batch_of, fetch_fields, produce_fields
 from tests.broker.replication_driver import LISTENER, PORT, Replicas
 
@@ -141,6 +142,28 @@ def test_a_follower_keeps_producers_as_the_leader_does() -> None:
             answer = response.responses[0].partition_responses[0]
             assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 0)
         assert log_of(world, 2).log_end_offset == 2
+
+    Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_a_duplicate_is_acknowledged_when_its_original_is_committed(again: int) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        batch = batch_of(b"x", producer_id=7, producer_epoch=0, base_sequence=0)
+        fields = produce_fields("t", batch, acks=-1, timeout=60_000)
+        waiting = [asyncio.ensure_future(world.ask(1, Api.PRODUCE, 9, **fields)) for _ in range(1 + again)]
+        await world.until(lambda: world.nodes[1].partition().commit_waits == 1 + again)
+        await asyncio.sleep(2)
+        assert not any(answer.done() for answer in waiting)
+        world.fabric.heal()
+        for response in await asyncio.gather(*waiting):
+            answer = response.responses[0].partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 1)
+        assert log_of(world, 1).log_end_offset == log_of(world, 2).log_end_offset == 2
 
     Replicas(2).run(main)
 
@@ -333,6 +356,27 @@ def test_a_quiet_partition_costs_no_look_and_its_follower_stays_in_sync() -> Non
         leader.isr._look_at(leader.partition())
         assert leader.partition().proposal is None
         await world.until(lambda: world.isr() == (1,))
+
+    Replicas(2, replica_lag_time_max_ms="3000").run(main)
+
+
+def test_a_follower_that_drops_a_partition_from_its_session_leaves_the_isr() -> None:
+    """However often it asks for the others."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.create(1, 2, topic="busy")
+        await world.append(1, b"a")
+        await world.append(1, b"a", topic="busy")
+        fetchers = world.nodes[2].fetchers
+        (fetcher,) = fetchers._fetchers.values()
+        fetcher.remove(fetchers._positions[world.nodes[2].partition()])
+        async with asyncio.timeout(10):
+            while world.isr() == (1, 2):
+                await world.append(1, b"x", acks=1)
+                await world.append(1, b"x", topic="busy")
+                await asyncio.sleep(0.1)
+        assert world.isr("busy") == (1, 2)
 
     Replicas(2, replica_lag_time_max_ms="3000").run(main)
 
@@ -789,6 +833,33 @@ def test_a_change_of_one_partition_leaves_the_others_of_its_topic_alone() -> Non
             node.replicas.on_role.append(heard.append)
         world.change(leader=2, partition=3)
         assert heard == [node.partition(3) for node in world.nodes.values()]
+
+    Replicas(2).run(main)
+
+
+def test_what_was_asked_in_an_earlier_epoch_is_not_appended_in_the_next() -> None:
+    """The same leader again, and the log ends where it did: only the epoch says that another may have led."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.create(1, 2, topic="other")
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        node = world.nodes[2]
+        (fetcher,) = node.fetchers._fetchers.values()
+        before = node.fetchers._positions[node.partition()]
+        asked = before.item(1000)
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"stale", acks=1)
+        part = log_of(world, 1).read(1, 1000, bound=2, min_one=True)
+        world.change(leader=1)
+        position = node.fetchers._positions[node.partition()]
+        answer = FetchedPartition(*position.key, 0, 2, 0, None, memoryview(part.read()))
+        assert (position.key, position.item(1000).offset) == (before.key, asked.offset)
+        await node.run(fetcher._take_all({position.key: asked}, [answer]))
+        assert (log_of(world, 2).log_end_offset, log_of(world, 2).high_watermark) == (1, 1)
+        await node.run(fetcher._take_all({position.key: position.item(1000)}, [answer]))
+        assert log_of(world, 2).log_end_offset == 2
 
     Replicas(2).run(main)
 

@@ -228,3 +228,30 @@ def test_what_was_cut_off_while_another_partition_was_walked_is_not_acknowledged
 
     monkeypatch.setattr(replication_driver, "_offload", offload)
     Replicas().run(main)
+
+
+def test_a_topic_that_is_deleted_while_another_partition_is_walked_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moves: list[Callable[[], Any]] = []
+
+    async def offload(call: Callable[[], Any]) -> Any:
+        if moves:
+            moves.pop()()
+        return call()
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.create(1, topic="walked", cleanup_policy="compact")
+        world.fabric.cut("node1", "node2")
+        moves.append(world.delete)
+        fields = produce_fields("t", batch_of(b"gone"), acks=-1, timeout=30_000)
+        fields["topic_data"] += produce_fields("walked", batch_of_many())["topic_data"]
+        since = world.loop.now
+        response = await world.ask(1, Api.PRODUCE, 10, **fields)
+        codes = [topic.partition_responses[0].error_code for topic in response.responses]
+        assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.none]
+        assert world.loop.now - since < 1
+
+    monkeypatch.setattr(replication_driver, "_offload", offload)
+    Replicas(2).run(main)
