@@ -19,11 +19,25 @@ def demands(folder: Path, table: str = TABLE) -> list[conformance.Demand]:
 
 def test_page(tmp_path: Path) -> None:
     page = conformance.render(demands(tmp_path), {"X-1": ["tests/broker/test_a.py::test_b"]})
-    assert "**1 of 2 demands are covered by a test.**" in page
+    assert "\n1 of 2 demands are covered by a test." in page
+    assert "| Where the KIPs meet | begun: 1 of 2 demands are covered by a test |" in page
     assert "| X-1 | A \\| B | ours |  | `broker/test_a.py::test_b` |" in page
     assert "| X-2 | C |  | kafkas | not yet |" in page
     assert "| X-3 | D |  |  | narrative |" in page
     assert "| 18 | ApiVersions | 0 to 4 |" in page
+
+
+@pytest.mark.parametrize(
+    ("covered", "state"), [(0, "not begun (3 demands)"), (1, "begun: 1 of 3"), (3, "done: each of 3")]
+)
+def test_a_part_is_not_begun_begun_or_done(covered: int, state: str) -> None:
+    assert conformance._state(covered, 3).startswith(state)
+
+
+def test_what_is_served_comes_first(tmp_path: Path) -> None:
+    page = conformance.render(demands(tmp_path), {})
+    assert page.index("| served: ") < page.index("| not begun ") < page.index("## APIs served")
+    assert "| Transactions | not begun |" in page
 
 
 def test_marks_without_a_demand_are_found(tmp_path: Path) -> None:
