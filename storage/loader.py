@@ -110,7 +110,6 @@ def load(
         for base in bases
     ]
     if not segments:
-        _remove_snapshots(files, path)
         segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
     loaded = Loaded(
         topic_id=read_topic_id(files, path),
@@ -160,9 +159,8 @@ def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, no
     """Apply the checkpointed log start. Past the log's end it means the log lost its tail: begin anew
     there, so that no offset that was deleted is ever given out again."""
     if log_start_offset > loaded.log_end_offset:
-        _remove_snapshots(
-            files, path
-        )  # first, or one that is left would bring its producers into the new log
+        # snapshots first: one that is left would bring its producers into the new log
+        _remove_snapshots(files, path)
         for segment in loaded.segments:
             remove_segment_files(files, segment)
         loaded.segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]

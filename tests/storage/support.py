@@ -13,7 +13,7 @@ from uuid import UUID
 from protocol.records import BatchHeader, Record, build_batch, iter_batches, iter_records, parse_header
 from storage.files import Buffer, DiskFiles, File
 from storage.log import Appended
-from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.log_manager import CleanerSettings, Done, Intervals, LogManager, run_inline
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 
@@ -83,6 +83,30 @@ class FaultyFile:
 
     def fsync(self) -> None:
         self._files.step("fsync", self.path)
+
+
+class HeldJobs:
+    """A background whose jobs wait until they are let go, if they are of those to hold."""
+
+    def __init__(self, holds: Callable[[Callable[[], None]], bool] = lambda job: True) -> None:
+        self._holds = holds
+        self.jobs: list[tuple[Callable[[], None], Done]] = []
+
+    def __call__(self, job: Callable[[], None], done: Done) -> None:
+        if self._holds(job):
+            self.jobs.append((job, done))
+        else:
+            run_inline(job, done)
+
+    def let_all_go(self) -> None:
+        """Run and report what waits, and hold nothing any more."""
+        self._holds = lambda job: False
+        while self.jobs:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Run and report the oldest job."""
+        run_inline(*self.jobs.pop(0))
 
 
 def batch_of(
@@ -209,6 +233,7 @@ __all__ = [
     "TOPIC_ID",
     "CleanerSettings",
     "FaultyFiles",
+    "HeldJobs",
     "Intervals",
     "PowerCut",
     "append",

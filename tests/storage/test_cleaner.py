@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 from protocol.compression import Codec
 from protocol.records import end_txn_marker, iter_batches, parse_header, records_data
 from storage.cleaner import KeyMap, plan_cleaning, walk
-from storage.log_manager import CleanerSettings, LogManager
+from storage.log_manager import CleanerSettings, LogManager, PointsWrite
 from storage.policy import LogConfig, SegmentExtent, plan_groups
-from storage.unified_log import UnifiedLog
+from storage.unified_log import SegmentFlush, UnifiedLog
+from tests.sim.disk import Disk
 from tests.storage.support import (
     NOW,
     TOPIC_ID,
     FaultyFiles,
+    HeldJobs,
     PowerCut,
     append,
     batch_of,
@@ -269,6 +272,49 @@ def test_a_truncation_during_compaction_stops_it(tmp_path: Path) -> None:
             log.truncate_to(10)
     assert [record.offset for record in records_of(log)] == list(range(10))
     assert not manager.uncleanable
+
+
+def test_a_truncation_while_the_cleaned_segment_is_synced_stops_it(tmp_path: Path) -> None:
+    held = HeldJobs(lambda job: not isinstance(getattr(job, "__self__", None), (PointsWrite, SegmentFlush)))
+    manager, log = new_log(tmp_path, background=held)
+    for value in range(60):
+        put(log, value % 4, value)
+    rounds = manager.clean(NOW)
+    while not held.jobs:
+        next(rounds)
+    cut = log.segments[1].base_offset + 1
+    log.truncate_to(cut)
+    append(log, batch_of([(b"key-9", b"value-9")]), epoch=1)
+    held.let_all_go()
+    drain(rounds)
+    assert [record.offset for record in records_of(log)] == list(range(cut + 1))
+    assert not [name for name in directory_bytes(log.directory) if name.endswith((".cleaned", ".swap"))]
+    assert not manager.uncleanable and log.offline is None
+
+
+@pytest.mark.parametrize("mode", ["nothing", "prefix", "subset", "all"])
+def test_compaction_waits_for_the_recovery_point_on_the_disk(mode: str) -> None:
+    """Past the one there, a gap that compaction leaves would pass for a tail that was lost."""
+    disk = Disk(random.Random(mode), lambda: NOW)
+    held = HeldJobs(lambda job: isinstance(getattr(job, "__self__", None), PointsWrite))
+    manager = manager_on("", files=disk.mount(), dirs=("data",), config=COMPACT, background=held)  # type: ignore[arg-type]
+    log = manager.create("topic", TOPIC_ID, 0, COMPACT)
+    for value in range(60):
+        put(log, value % 4, value)
+    log.fsync()
+    before, end = state_of(log), log.log_end_offset
+    size = log.size
+    clean(manager)
+    assert held.jobs and log.size == size
+    clean(manager)
+    copy = disk.clone()  # the checkpoint never gets there
+    copy.power_cut(mode)
+    again = manager_on("", files=copy.mount(), dirs=("data",), config=COMPACT).logs["topic", 0]  # type: ignore[arg-type]
+    again.set_high_watermark(again.log_end_offset)
+    assert (state_of(again), again.log_end_offset) == (before, end)
+    held.let_go()
+    clean(manager)
+    assert log.size < size and state_of(log) == before
 
 
 @settings(max_examples=40, deadline=None)
