@@ -93,8 +93,9 @@ def deletes_stay_done(case: Case) -> Iterator[str]:
 
 
 def sync_is_kept(case: Case) -> Iterator[str]:
-    """1 (disk) What recovery can read after a crash reaches at least as far as the last sync; of topics that
-    are deleted nothing need be kept, and what is made anew has the same name; of what moved away neither."""
+    """1 (disk) What can be read after a crash, and what recovery makes of it, reaches at least as far as the
+    last sync; of topics that are deleted nothing need be kept, and what is made anew has the same name; of
+    what moved away neither."""
     history = case.history
     deletable = _deletable(history)
     passing = {event.topic for slot in history.slots for event in slot.events if event.kind == "delete"}
@@ -105,9 +106,11 @@ def sync_is_kept(case: Case) -> Iterator[str]:
             state = case.custody.at(tp, crash.at)
             is_held = state is None or crash.node in state.replicas
             is_owed = is_held and tp[0] not in passing and end > deletable.get(tp, 0)
-            if is_owed and crash.kept_end.get(tp, 0) < end:
-                kept = crash.kept_end.get(tp, 0)
-                yield f"{tp} node {crash.node} life {crash.life}: synced to {end}, readable to {kept}"
+            recovered_end = crash.kept_end if crash.recovered_end is None else crash.recovered_end
+            for what, ends in (("readable", crash.kept_end), ("recovered", recovered_end)):
+                if is_owed and ends.get(tp, 0) < end:
+                    kept = ends.get(tp, 0)
+                    yield f"{tp} node {crash.node} life {crash.life}: synced to {end}, {what} to {kept}"
 
 
 def no_holes(case: Case) -> Iterator[str]:

@@ -94,6 +94,8 @@ class Env:
     ends: Callable[[TopicPartition], tuple[tuple[int, int], ...]] = lambda _: ()
     patience_s: tuple[float, ...] = (2.0,)
     stopping: bool = False
+    is_quiet: bool = False
+    """Nobody produces for now."""
 
     @property
     def now(self) -> float:
@@ -511,24 +513,32 @@ class SimClient:
             Mark(topic=topic, topic_id=str(found.topic_id), value=value, result=result, done=self.now)
         )
 
-    async def delete_records(self, tp: TopicPartition, before: int) -> None:
-        invoked, result, low = self.now, "unknown", -1
+    async def delete_records(self, tp: TopicPartition, before: int, *, timeout_ms: int = 2000) -> None:
+        invoked, result, low, error = self.now, "unknown", -1, "lost"
         try:
             row = {"partition_index": tp[1], "offset": before}
             answer = await self.ask(
                 Api.DELETE_RECORDS,
-                {"topics": [{"name": tp[0], "partitions": [row]}], "timeout": 2000},
+                {"topics": [{"name": tp[0], "partitions": [row]}], "timeout": timeout_ms},
                 line=await self.line_to(tp),
+                timeout_s=timeout_ms / 1000 + 1.0,
             )
             found = answer.topics[0].partitions[0]
             if found.error_code in STALE_METADATA:
                 self.forget(tp)
             result, low = classify(found.error_code), int(found.low_watermark)
+            error = "" if result == "ok" else found.error_code.name
         except Lost:
             pass
         self.env.history.deletes.append(
             DeleteRecords(
-                tp=tp, before=before, invoked=invoked, done=self.now, result=result, low_watermark=low
+                tp=tp,
+                before=before,
+                invoked=invoked,
+                done=self.now,
+                result=result,
+                low_watermark=low,
+                error=error,
             )
         )
 

@@ -131,6 +131,7 @@ class DeleteRecords:
     done: float
     result: Result
     low_watermark: int = -1
+    error: str = ""
 
 
 AdminKind = Literal["create", "delete", "grow", "configure", "reassign", "elect"]
@@ -245,8 +246,9 @@ class CommitRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A life of a broker that ended without a clean stop, and what the disk kept of each log; `replaced`
-    when the next life begins on an empty disk."""
+    """A life of a broker that ended without a clean stop, and what the disk kept of each log: as read from
+    the bytes (`kept_end`), and as the broker's own recovery has it. `replaced` when the next life begins on
+    an empty disk."""
 
     life: int
     at: float
@@ -255,6 +257,7 @@ class Crash:
     replaced: bool = False
     synced_end: Mapping[TopicPartition, int] = field(default_factory=dict)
     kept_end: Mapping[TopicPartition, int] = field(default_factory=dict)
+    recovered_end: Mapping[TopicPartition, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

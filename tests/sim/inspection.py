@@ -9,20 +9,18 @@ Invariant: the disk that is looked at is not changed by looking.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.config.broker import BrokerConfig
-from broker.config.topics import log_config
 from protocol import records
-from storage.log_manager import LogManager
 from storage.segment import Segment
 from storage.unified_log import UnifiedLog
 from tests.sim.client import read_batch
 from tests.sim.disk import Disk
 from tests.sim.history import Batch, Recovery, TopicPartition
+from tests.sim.restart import open_logs
 
 REMEMBERED_BATCHES = 5
 
@@ -42,13 +40,13 @@ def inspect(
     expired_ms = latest_ms - config.producer_id_expiration_ms
     differences: list[str] = []
     first_disk = disk.clone()
-    first = _open(first_disk, config, differences)
+    first = open_logs(first_disk, config, differences)
     found = {tp: _contents(first.logs[tp]) for tp in partitions if tp in first.logs}
     for tp, log in sorted(first.logs.items()):
         differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log, expired_ms)]
     before = {tp: _state(log) for tp, log in sorted(first.logs.items())}
     second_disk = first_disk.clone()
-    second = _open(second_disk, config, differences)
+    second = open_logs(second_disk, config, differences)
     after = {tp: _state(log) for tp, log in sorted(second.logs.items())}
     differences += [
         f"{tp[0]}-{tp[1]}: a second restart changed {before.get(tp)} to {after.get(tp)}"
@@ -57,20 +55,6 @@ def inspect(
     ]
     differences += _changed_logs(first_disk, second_disk)
     return found, Recovery(differences=tuple(differences))
-
-
-def _open(disk: Disk, config: BrokerConfig, differences: list[str]) -> LogManager:
-    logs = LogManager(
-        files=disk.mount(),
-        dirs=config.log_dirs,
-        now_ms=disk.now_ms,
-        random=random.Random(0),
-        defaults=log_config(config, {}),
-        on_dir_failure=lambda path, error: differences.append(f"{path} failed: {error}"),
-    )
-    logs.lock_and_open()
-    logs.load()
-    return logs
 
 
 def _changed_logs(first: Disk, second: Disk) -> list[str]:

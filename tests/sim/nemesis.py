@@ -13,10 +13,11 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.sim.client import SimClient
 from tests.sim.node import Node
-from tests.sim.plan import Fault, Plan
+from tests.sim.plan import INTO_A_HOLD, INTO_A_HOLD_OF_A_CLUSTER, Fault, Plan
 from tests.sim.stage import Stage
 
 FLAPS = 4
@@ -121,8 +122,8 @@ class Nemesis:
 
     # what ---------------------------------------------------------------------------------------------------
 
-    async def _commit(self, fault: Fault) -> None:
-        stage, node = self.stage, self._target(fault)
+    async def _commit(self, fault: Fault, node: Node | None = None) -> None:
+        stage, node = self.stage, node or self._target(fault)
         fabric, kind = stage.fabric, fault.kind
         match kind:
             case "kill" | "power" | "kill-in-write" | "power-in-write":
@@ -188,6 +189,14 @@ class Nemesis:
                 self._break_disk(node, fault)
             case "kill-client":
                 self._kill_client()
+            case "hold":
+                node.hold.begin()
+                self._later(fault.seconds, node.hold.let_go)
+                self._strike_into_hold(node, fault)
+            case "hold-answers":
+                node.line.holds_answers = True
+                self._later(fault.seconds, node.line.heal)
+                self._strike_into_hold(node, fault)
             case _:
                 self._spoil_store(node, fault)
 
@@ -211,6 +220,22 @@ class Nemesis:
             process.die_in_steps(fault.amount, power=fault.amount % 2 == 0 and may_lose)
         else:
             files.die_in_changes(fault.amount, power=fault.amount % 2 == 0 and may_lose)
+
+    def _strike_into_hold(self, node: Node, fault: Fault) -> None:
+        """Something happens to the broker between what was done and the news of it."""
+        is_cluster = len(self.stage.nodes) > 1
+        kind = self.rng.choice(INTO_A_HOLD_OF_A_CLUSTER if is_cluster else INTO_A_HOLD)
+        if not kind:
+            return
+        strike = replace(fault, kind=kind, seconds=fault.seconds * self.rng.random())
+
+        async def commit() -> None:
+            await asyncio.sleep(self.rng.random() * fault.seconds)
+            if not self._is_over:
+                self.stage.loop.trace("fault in a hold", kind, node.name)
+                await self._commit(strike, node)
+
+        self.stage.loop.create_task(commit(), name=f"into the hold of {node.name}")
 
     def _break_disk(self, node: Node, fault: Fault) -> None:
         node.may_break = True
@@ -242,9 +267,9 @@ class Nemesis:
     def _kill_client(self) -> None:
         living = [entry for entry in self.mortal if entry[0].process.alive]
         if living:
-            client, replace = self.rng.choice(living)
+            client, start_another = self.rng.choice(living)
             client.process.die()
-            replace()
+            start_another()
 
     def _cut(self, ends: list[str], fault: Fault, *, seconds: float | None = None) -> None:
         if self._is_over:

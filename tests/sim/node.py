@@ -3,7 +3,8 @@ lives of the broker on it.
 
 A life begins with `start` and ends by a clean stop, a kill or a power cut; between lives the disk may be
 replaced by an empty one. What the disk kept of each log is worked out here from the bytes alone, without the
-broker's own recovery, so that the verdict does not depend on the code it judges. Does not own the faults.
+broker's own recovery, so that the verdict does not depend on the code it judges; what that recovery makes of
+it is noted beside it. Does not own the faults.
 
 Invariant: at most one life is alive, and a life that ended otherwise than by a clean stop left exactly one
 Crash in the history; so did every disk that was replaced.
@@ -21,10 +22,12 @@ from broker.control.image import Image
 from broker.ports import World
 from broker.server import Broker
 from storage.unified_log import UnifiedLog
+from tests.sim.background import Background, Hold
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Crash, History, TopicPartition
 from tests.sim.loop import Killed, Process, SimFailure, SimLoop
 from tests.sim.net import Fabric
+from tests.sim.restart import recovered_ends
 from tests.sim.salvage import readable_ends
 from tests.sim.store import Bucket, SimStore, StoreProfile
 
@@ -34,9 +37,6 @@ NAME = "broker-"
 WALL_CLOCK_AT_ZERO_MS = 1_700_000_000_000
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
-OFFLOAD_MAX_S = 0.003
-OFFLOAD_SLOW_S = 1.0  # a disk that is busy: two syncs of one log may then overlap and end in either order
-OFFLOAD_SLOW_CHANCE = 0.1
 
 
 def host_of(node_id: int) -> str:
@@ -72,6 +72,7 @@ class Node:
         self._clock_ahead_ms = 0
         self._clock_was_ahead_ms = 0  # at most
         self.line = StoreProfile()
+        self.hold = Hold(loop, self.name, random.Random(f"{seed}/{self.name}/hold"))
         self.disks = 0
         self.disk = self._new_disk(loop, seed)
         self._fabric = fabric
@@ -152,13 +153,10 @@ class Node:
         slow = random.Random(f"{self._seed}/{self.name}/{self.life}/offload")
         store_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/store")
 
-        async def offload(call: Callable[[], T]) -> T:
-            slowest_s = OFFLOAD_SLOW_S if slow.random() < OFFLOAD_SLOW_CHANCE else OFFLOAD_MAX_S
-            await asyncio.sleep(slow.random() * slowest_s)
-            return call()
+        background = Background(self.hold, slow)
 
         def start_offload(call: Callable[[], T], /) -> Awaitable[T]:
-            return offload(call)
+            return background.run(call)
 
         return World(
             files=files,
@@ -248,11 +246,12 @@ class Node:
         if not ready.done():
             ready.set_result(False)
         synced = {}
+        whole = self.disk.snapshot()
         if power:
             self._fabric.power_off(self.name)
-            synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs)
+            synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs, whole)
             self.disk.power_cut()
-        self._left = kept = readable_ends(self.disk.snapshot(), self.log_dirs)
+        self._left = kept = readable_ends(self.disk.snapshot(), self.log_dirs, whole)
         if self._stopped:
             return
         self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))
@@ -264,5 +263,6 @@ class Node:
                 power=power,
                 synced_end=synced,
                 kept_end=kept,
+                recovered_end=recovered_ends(self.disk, self.config) if power else kept,
             )
         )

@@ -36,6 +36,8 @@ KINDS = (
     "store-hangs",
     "store-lossy",
     "kill-client",
+    "hold",
+    "hold-answers",
 )
 # What takes several.
 CLUSTER_KINDS = (
@@ -61,7 +63,11 @@ HEAVY = {
     **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
     **dict.fromkeys(("pause", "cut-from-peers"), 3),
     **dict.fromkeys(("zombie", "die-alone"), 6),
+    **dict.fromkeys(("hold", "hold-answers"), 4),
 }
+# What comes to a broker while its background jobs or the store's answers are held. Nothing may come, too.
+INTO_A_HOLD = ("", "kill", "power", "power", "restart", "reset")
+INTO_A_HOLD_OF_A_CLUSTER = (*INTO_A_HOLD, "cut-from-peers", "zombie", "zombie", "pause", "cut-pair")
 
 BROKERS = (1, 1, 2, 3, 3, 3, 3, 3, 3, 4, 5)
 
@@ -89,7 +95,8 @@ class ProducerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`consumers` are the racks they are in, `operators` how many orders each of them gives."""
+    """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
+    times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet."""
 
     brokers: int
     replicas: int
@@ -100,10 +107,12 @@ class Plan:
     consumers: tuple[str, ...]
     members: int
     deletes: int
+    quiet: tuple[tuple[float, float], ...]
     operators: tuple[int, ...]
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
+    ends_quietly: bool
     ends_with_kill: bool
 
     @property
@@ -126,6 +135,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     replicas = min(brokers, rng.choice((1, 2, 3, 3, 3, 3))) if is_cluster else 1
     last_s = rng.choice((10.0, 20.0, 30.0)) if is_cluster else 5.0
     of_brokers, of_topics = _upkeep(random.Random(f"{seed}/upkeep"))
+    of_quiet = random.Random(f"{seed}/quiet")
     return Plan(
         brokers=brokers,
         replicas=replicas,
@@ -136,6 +146,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
         deletes=rng.choice((0, 1, 3)),
+        quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
         faults=_faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s),
         faults_last_s=last_s,
@@ -144,8 +155,15 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
             spike_chance=rng.choice((0.0, 0.0, 0.05)),
             window_bytes=rng.choice((2000, 65536, 262144)),
         ),
+        ends_quietly=of_quiet.random() < 0.5,
         ends_with_kill=rng.random() < 0.7,
     )
+
+
+def _quiet(rng: random.Random, last_s: float) -> tuple[tuple[float, float], ...]:
+    if rng.random() < 0.6:
+        return ()
+    return ((rng.random() * last_s, rng.choice((2.0, 6.0, 12.0)) if last_s > 5.0 else 1.0),)
 
 
 def _properties(rng: random.Random, brokers: int) -> dict[str, str]:

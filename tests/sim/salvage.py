@@ -36,16 +36,22 @@ def segments(
     return found
 
 
-def readable_ends(snapshot: Mapping[str, bytes], log_dirs: Sequence[str]) -> dict[TopicPartition, int]:
-    return {tp: _readable_end(parts) for tp, parts in segments(snapshot, log_dirs).items()}
+def readable_ends(
+    snapshot: Mapping[str, bytes], log_dirs: Sequence[str], whole: Mapping[str, bytes] | None = None
+) -> dict[TopicPartition, int]:
+    """`whole` is what the files held before a power cut: a segment that is still so lost no tail, and if the
+    next one begins later, then because compaction took what was between."""
+    return {tp: _readable_end(parts, whole or {}) for tp, parts in segments(snapshot, log_dirs).items()}
 
 
-def _readable_end(parts: list[tuple[str, int, bytes]]) -> int:
+def _readable_end(parts: list[tuple[str, int, bytes]], whole: Mapping[str, bytes]) -> int:
     """Where a careful reader stops: at the first byte that is not part of a valid batch, or at a gap."""
     end = parts[0][1]
-    for _, base, data in parts:
-        if base > end:
+    is_whole = False
+    for path, base, data in parts:
+        if base > end and not is_whole:
             return end
+        end, is_whole = max(base, end), whole.get(path) == data
         at = 0
         while at < len(data):
             if len(data) - at < records.HEADER_SIZE:

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.sim.client import RETRY_S, Lost, SimClient
-from tests.sim.history import History
+from tests.sim.history import History, TopicPartition
 from tests.sim.nemesis import Nemesis
 from tests.sim.operators import Operator
 from tests.sim.plan import GROUP, Plan, ProducerPlan, brokers_of, plan_of
 from tests.sim.stage import Stage
 from tests.sim.verdict import Verdict, Violation, judge
 from tests.sim.workload import Consumer, Member, Producer, read_commit
+
+DELETED = ("d", 0)
+"""The partition whose records are deleted now and then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,10 @@ class Simulation:
         self._start_clients()
         nemesis = stage.loop.create_task(self.nemesis.run(), name="nemesis")
         keeper = stage.loop.create_task(self.nemesis.keep_alive(), name="keeper")
+        quiet = stage.loop.create_task(self._be_quiet(), name="quiet")
         await nemesis
+        quiet.cancel()
+        stage.env.is_quiet = False
         stage.sample(self.partitions)
         stage.heal()
         await stage.become_whole()
@@ -121,6 +127,8 @@ class Simulation:
         stage.env.stopping = True
         await stage.finish(self._alive(self._readers))
         self.partitions[:] = stage.partitions_of(plan.topics)
+        if plan.ends_quietly:
+            await self._end_quietly()
         if plan.members:
             await self._read_commits()
         if stage.history.forgets:
@@ -185,10 +193,46 @@ class Simulation:
     async def _delete_now_and_then(self, client: SimClient) -> None:
         for _ in range(self.plan.deletes):
             await client.pause(1.5)
-            fetches = self.stage.history.fetches
-            seen = max((fetch.high_watermark for fetch in fetches if fetch.tp == ("d", 0)), default=0)
-            if seen > 0:
-                await client.delete_records(("d", 0), client.rng.randrange(seen + 1))
+            await self._delete_once(client)
+
+    def _seen(self, tp: TopicPartition) -> int:
+        """The highest high watermark that a consumer was shown."""
+        fetches = self.stage.history.fetches
+        return max((fetch.high_watermark for fetch in fetches if fetch.tp == tp), default=0)
+
+    # quiet --------------------------------------------------------------------------------------------------
+
+    async def _be_quiet(self) -> None:
+        """Nobody produces for a while; deletions, changes of roles and whatever the nemesis does go on, and
+        nothing but themselves makes anyone look."""
+        env, begun = self.stage.env, self.stage.loop.now
+        for at_s, seconds in self.plan.quiet:
+            await asyncio.sleep(max(0.0, begun + at_s - env.now))
+            env.is_quiet = True
+            client = self.stage.client(f"quiet-{at_s:.3f}")
+            self._workers.append(client.start(self._delete_once(client)))
+            await asyncio.sleep(seconds)
+            env.is_quiet = False
+
+    async def _delete_once(self, client: SimClient) -> None:
+        seen = self._seen(DELETED)
+        if seen > 0:
+            await client.delete_records(DELETED, client.rng.randrange(seen + 1))
+
+    async def _end_quietly(self) -> None:
+        """After healing, while nobody produces: a deletion is answered in time by whoever leads, before and
+        after the leader has changed."""
+        stage = self.stage
+        client = stage.client("quiet end")
+        start, end = stage.log_range(DELETED)
+
+        async def delete() -> None:
+            for share in (1, 2, 3):
+                await client.elect_preferred(DELETED)
+                await stage.quietly_deleted(client, DELETED, start + (end - start) * share // 3)
+
+        await stage.settled("every replica has everything", lambda: stage.uneven([DELETED]))
+        await stage.finish([client.start(delete())])
 
     async def _keep_all(self, admin: SimClient) -> None:
         """What is read in the end is still there when the files are looked at."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.control.image import Image
+from protocol.errors import ErrorCode
 from tests.sim import census, inspection, leak_checks, metalog, salvage
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
 from tests.sim.history import Batch, FinalLog, History, MetaSlot, Remains, ReplicaLog, Sample, TopicPartition
@@ -31,6 +32,10 @@ SETTLE_S = 90.0
 WHOLE_S = 60.0
 QUIESCE_S = 5.0
 LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
+QUIET_DELETE_MS = 4_000
+"""Time for every replica to hear of it and to have it on a disk that is now and then busy."""
+PASSING = frozenset({ErrorCode.not_leader_or_follower.name, "lost"})
+"""Of a leader that has changed since the client asked who leads."""
 STEPS_PER_BROKER = 400_000
 
 
@@ -172,6 +177,12 @@ class Stage:
                 found.append(f"{tp} {partition}: HW and end by node {marks}")
         return found
 
+    def log_range(self, tp: TopicPartition) -> tuple[int, int]:
+        """The leader's log start and high watermark."""
+        leader = self.leader(tp)
+        log = None if leader is None else leader.log(tp)
+        return (0, 0) if log is None else (log.log_start_offset, log.high_watermark)
+
     def orphans(self) -> list[TopicPartition]:
         """Partitions whose last in-sync replica lost its disk: nobody but an operator can bring them back."""
         return [
@@ -220,6 +231,17 @@ class Stage:
         if late:
             raise Stuck("; ".join(self.stuck))
 
+    async def quietly_deleted(self, client: SimClient, tp: TopicPartition, before: int) -> None:
+        """Liveness of a deletion in a healthy cluster: asked of the leader, it is answered well at once."""
+        deletes = self.history.deletes
+        while True:
+            await client.delete_records(tp, before, timeout_ms=QUIET_DELETE_MS)
+            if deletes[-1].result == "ok":
+                return
+            if deletes[-1].error not in PASSING:
+                self.stuck.append(f"DeleteRecords of {tp} before {before} ended with {deletes[-1].error}")
+                return
+
     # healing ------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -231,6 +253,7 @@ class Stage:
         for node in self.nodes.values():
             node.line.heal()
             node.line.let_go()
+            node.hold.let_go()
             node.resume()
             node.disk.disarm()
             if node.process is not None and node.files is not None:

@@ -52,12 +52,13 @@ class StoreProfile:
     down: bool = False
     hang: bool = False
     holds: bool = False  # changes that arrive now wait for `let_go`
+    holds_answers: bool = False  # what was done or read is not heard of before healing
     held: list[Callable[[], None]] = field(default_factory=list)
     released: list[asyncio.Future[None]] = field(default_factory=list)
 
     def heal(self) -> None:
         self.error_before_chance = self.error_after_chance = self.stale_chance = self.late_chance = 0.0
-        self.down = self.hang = self.holds = False
+        self.down = self.hang = self.holds = self.holds_answers = False
         waiting, self.released = self.released, []
         for waiter in waiting:
             if not waiter.done():
@@ -180,7 +181,18 @@ class SimStore:
 
     async def _answer_travels(self) -> None:
         await asyncio.sleep(max(self._chance("stale_chance", "stale_max_s"), self._latency()))
+        for profile in self._profiles:
+            if profile.holds_answers:
+                self._loop.trace("answer held", self._node)
+                await self._released(profile)
         await self._check_line()
+
+    async def _released(self, profile: StoreProfile) -> None:
+        waiter = self._loop.create_future()
+        profile.released.append(waiter)
+        await asyncio.wait([waiter], timeout=CALL_TIMEOUT_S)
+        if not waiter.done():
+            raise StoreError("deadline passed")
 
     async def _check_line(self) -> None:
         for profile in self._profiles:

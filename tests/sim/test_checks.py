@@ -356,11 +356,17 @@ def lose_the_synced_on_disk(history: History) -> None:
     history.crashes[0] = replace(history.crashes[0], synced_end={T: 5, U: 0})
 
 
+def recover_less_than_was_synced(history: History) -> None:
+    crash = history.crashes[0]
+    history.crashes[0] = replace(crash, synced_end={T: 4, U: 3}, recovered_end={T: 4, U: 2})
+
+
 MUTATIONS: dict[Mutation, set[str]] = {
     drop_an_acked_value: {"1 acked is kept"},
     lose_an_acked_value_to_power_despite_the_flush: {"1 acked is kept"},
     lose_what_was_synced_to_power: {"1 acked is kept", "1 sync is kept"},
     lose_the_synced_on_disk: {"1 sync is kept"},
+    recover_less_than_was_synced: {"1 sync is kept"},
     lose_the_middle: {"1 no holes"},
     begin_the_log_where_nobody_asked: {"1 acked is kept"},
     bring_back_what_was_deleted: {"1 deletes stay done"},

@@ -30,6 +30,9 @@ from tests.sim.history import (
     payload,
 )
 
+QUIET_LOOK_S = 0.2
+"""How often a producer looks whether it may go on."""
+
 # producers --------------------------------------------------------------------------------------------------
 
 
@@ -84,6 +87,9 @@ class Producer:
 
     async def run(self) -> None:
         while self.sent < self.batches:
+            if self.client.env.is_quiet:
+                await self.client.pause(QUIET_LOOK_S)
+                continue
             if self.is_idempotent and self.producer is None:
                 await self._init_producer()
             tp = self.client.rng.choice(self.partitions)

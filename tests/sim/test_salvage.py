@@ -1,0 +1,36 @@
+"""The second opinion on a disk is checked: where it stops reading, and which gap it takes for one that
+compaction made."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import records
+from tests.sim.salvage import readable_ends
+
+TP = ("t", 0)
+FIRST, SECOND = (f"/data/t-0/{base:020d}.log" for base in (0, 5))
+
+
+def stored(base_offset: int) -> bytes:
+    """A batch of two records."""
+    batch = records.build_batch([(None, b"a", (), 1), (None, b"b", (), 1)])
+    batch[:8] = base_offset.to_bytes(8, "big")
+    return bytes(batch)
+
+
+def end_of(first: bytes, second: bytes, whole: dict[str, bytes] | None = None) -> int:
+    return readable_ends({FIRST: first, SECOND: second}, ["/data"], whole)[TP]
+
+
+def test_it_reads_on_into_the_segment_that_follows() -> None:
+    assert end_of(stored(0) + stored(3), stored(5)) == 7
+
+
+@pytest.mark.parametrize("first", [stored(0), stored(0) + stored(3)[:-1], b""])
+def test_it_stops_where_a_tail_is_missing(first: bytes) -> None:
+    assert end_of(first, stored(5), {FIRST: stored(0) + stored(3)}) < 5
+
+
+def test_it_goes_on_behind_a_segment_that_lost_nothing() -> None:
+    assert end_of(stored(0), stored(5), {FIRST: stored(0)}) == 7
