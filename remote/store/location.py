@@ -1,8 +1,8 @@
-"""Where a store is, as its URL says.
+"""The location of a store, read from its URL.
 
-Owns: reading file:///DIR and s3://BUCKET/PREFIX?endpoint=URL&region=NAME, and what is wrong with any other.
-Does not own opening what is there (remote.stores).
-Invariant: a location that was read can be asked; and it never holds a secret, because URLs are printed.
+Owns: reading file:///DIR and s3://BUCKET/PREFIX?endpoint=URL&region=NAME, and what is wrong with any other
+URL. Does not own opening the store (remote.store.stores).
+Invariant: a location never holds a secret, because URLs are printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 class BadStoreUrl(ValueError):
-    """One line that starts with the URL and ends with what to give instead."""
+    """A URL that names no store. The message is one line: the URL, what is wrong, what to give instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class S3Location:
     """Empty, or ends with a slash."""
     scheme: str
     host: str
-    """As the Host header wants it: with the port, unless that is the scheme's own."""
+    """The Host header: with the port, unless that is the scheme's default."""
     region: str
     in_host: bool
-    """The bucket's name is part of the host name."""
+    """Whether the bucket's name is part of the host name."""
 
     def __str__(self) -> str:
         where = "" if self.in_host else f" at {self.scheme}://{self.host}"
@@ -53,7 +53,7 @@ StoreLocation = FileLocation | S3Location
 
 
 def parse_store_url(url: str, environ: Mapping[str, str]) -> StoreLocation:
-    """What the URL leaves open is taken from the usual AWS_* variables."""
+    """Return the location. What the URL leaves open comes from the usual AWS_* variables."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "file":
@@ -78,11 +78,11 @@ def _s3(url: str, environ: Mapping[str, str]) -> S3Location:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise BadStoreUrl(
-            "s3://…@…: credentials do not belong into the URL: set AWS_ACCESS_KEY_ID and "
+            "s3://…@…: credentials do not belong in the URL: set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or configure a profile"
         )
     if _BUCKET.fullmatch(parts.netloc) is None:
-        raise BadStoreUrl(f"{url}: {parts.netloc!r} is no bucket name: give {FORMS}")
+        raise BadStoreUrl(f"{url}: {parts.netloc!r} is not a bucket name: give {FORMS}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     unknown = options.keys() - {"endpoint", "region"}
     if unknown or parts.fragment:
@@ -90,7 +90,7 @@ def _s3(url: str, environ: Mapping[str, str]) -> S3Location:
     prefix = unquote(parts.path).strip("/")
     region = options.get("region") or _first(environ, _REGION_VARIABLES) or DEFAULT_REGION
     if _REGION.fullmatch(region) is None:
-        raise BadStoreUrl(f"{url}: {region!r} is no region")
+        raise BadStoreUrl(f"{url}: {region!r} is not a region: give one like eu-central-1")
     endpoint = options.get("endpoint") or _first(environ, _ENDPOINT_VARIABLES)
     in_host = endpoint is None and "." not in parts.netloc
     scheme, host = _endpoint(url, endpoint or f"https://s3.{region}.amazonaws.com")
@@ -108,7 +108,7 @@ def _endpoint(url: str, endpoint: str) -> tuple[str, str]:
     parts = urlsplit(endpoint)
     is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
-        raise BadStoreUrl(f"{url}: {endpoint!r} is no endpoint: give http://HOST:PORT")
+        raise BadStoreUrl(f"{url}: {endpoint!r} is not an endpoint: give http://HOST:PORT")
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     is_usual = parts.port in (None, 443 if parts.scheme == "https" else 80)
     return parts.scheme, name if is_usual else f"{name}:{parts.port}"

@@ -1,7 +1,7 @@
-"""Counts what a store is asked and how it answers.
+"""Counters of what a store is asked and how it answers.
 
 Owns: the numbers, one StoreStats for all wrappers of one store, and the wrapper that takes most of them.
-Does not own how they are shown (broker.metrics, tools).
+Does not own how they are shown (broker.admin.metrics, tools).
 Invariant: every call that reaches the store inside is counted once, and once more by its answer or its fault,
 unless it was given up before; counting is an addition and never waits.
 """
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 UNKNOWN_OUTCOME: Final = "unknown"
-"""A conditional put whose reply was lost: no error to its caller, and no answer either."""
+"""The label of a conditional put whose reply was lost: its caller gets neither an error nor an answer."""
 
 
 class StoreStats:
     def __init__(self) -> None:
         self.requests: Counter[Operation] = Counter()
         self.errors: Counter[tuple[Operation, str]] = Counter()
-        """By operation and fault."""
+        """Failed calls by operation and fault."""
         self.latency_counts = {operation: [0] * (len(LATENCY_BOUNDS_S) + 1) for operation in Operation}
-        """Of answers, by the first bound they are not above; the last is above all."""
+        """Answers by the first bound they do not exceed; the last number is of those that exceed all."""
         self.latency_sums_s = dict.fromkeys(Operation, 0.0)
         self.bytes_read = 0
         self.bytes_written = 0

@@ -1,4 +1,4 @@
-"""Finds out whether a store keeps the promises everything else is built on.
+"""A probe of whether a store keeps the promises that everything else is built on.
 
 Owns: the race for keys that a cluster runs before it trusts a store, the checks of every other promise, and
 how long each operation takes. Does not own what a broker does with the verdict, nor how it is shown (tools).
@@ -38,7 +38,7 @@ KEY_CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the race has shown."""
+    """The result of the race."""
 
     keys: int
     complaints: tuple[str, ...]
@@ -52,7 +52,7 @@ class Conditions:
 class Check:
     name: str
     complaint: str | None = None
-    """What is wrong; None when nothing is."""
+    """What is wrong, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +74,15 @@ class ProbeReport:
 
     @property
     def is_fit(self) -> bool:
-        """Every promise is one that a cluster builds on."""
+        """Whether a cluster may use the store: it needs every one of the promises."""
         return not self.complaints
 
 
 async def probe_conditions(
     store_a: ObjectStore, store_b: ObjectStore, rng: random.Random, *, prefix: str = PREFIX
 ) -> Conditions:
-    """Two connections race for each of a few keys: one must win, the other hear that it lost, and both must
-    read the winner's bytes. StoreError when the store does not answer.
+    """Let two connections race for each of a few keys: one must win, the other must lose, and both must read
+    the winner's bytes. StoreError when the store does not answer.
     """
     root = f"{prefix}{rng.randbytes(8).hex()}/"
     keys = [f"{root}{number:02d}" for number in range(RACE_KEYS)]
@@ -96,8 +96,8 @@ async def probe_conditions(
 async def probe(
     store_a: ObjectStore, store_b: ObjectStore, rng: random.Random, *, prefix: str = PREFIX
 ) -> ProbeReport:
-    """Every promise, with two connections where one might remember what the other cannot know, then how long
-    each operation takes. StoreError when the store does not answer.
+    """Check every promise, with two connections where one might remember what the other cannot know, then
+    measure how long each operation takes. StoreError when the store does not answer.
     """
     root = f"{prefix}{rng.randbytes(8).hex()}/"
     await store_a.list(root)
@@ -110,11 +110,11 @@ async def probe(
     return ProbeReport(checks=tuple(checks), latencies=tuple(latencies))
 
 
-# --- the race -----------------------------------------------------------------------------------------------
+# --- the race ---
 
 
 async def _race(store_a: ObjectStore, store_b: ObjectStore, key: str) -> str | None:
-    """What is wrong with how this key was won."""
+    """Return what is wrong with how this key was won, or None."""
     earlier: list[bytes] = []
     for attempt in range(RACE_TRIES):
         bodies = [b"%c%d" % (rival, attempt) for rival in b"ab"]
@@ -126,7 +126,7 @@ async def _race(store_a: ObjectStore, store_b: ObjectStore, key: str) -> str | N
             return judge_race(results, bodies, found, earlier=earlier)
         earlier += bodies
         await asyncio.sleep(RACE_PAUSE_S)
-    raise StoreError(f"{key}: the store leaves it open whether it took any of {RACE_TRIES * 2} puts")
+    raise StoreError(f"{key}: the store did not say whether it did any of {RACE_TRIES * 2} puts")
 
 
 def judge_race(
@@ -136,21 +136,21 @@ def judge_race(
     *,
     earlier: Sequence[bytes] = (),
 ) -> str | None:
-    """What contradicts that one rival won, everybody reads its bytes, and nobody was told otherwise. Puts of
-    an earlier try whose replies were lost may still win.
+    """Return what contradicts that one rival won, both read its bytes, and both were told so. Puts of an
+    earlier try whose replies were lost may still win.
     """
     if results.count(PutResult.WON) > 1:
-        return "more than one connection was told that it had won the same key"
+        return "more than one connection was told that it won the same key"
     if len(set(found)) > 1:
         return "two connections read different objects under the same key"
     there = found[0]
     if there is None:
         return "a key that was put is not there"
     if there not in bodies and there not in earlier:
-        return "a key holds what nobody put there"
+        return "a key holds bytes that no connection put there"
     owner = results[bodies.index(there)] if there in bodies else PutResult.UNKNOWN
     if owner is PutResult.LOST:
-        return "a connection was told that it had lost a key that it had won"
+        return "a connection was told that it lost a key that it won"
     if PutResult.WON in results and owner is not PutResult.WON:
         return "a key was won and then overwritten by a conditional put"
     return None
@@ -163,15 +163,15 @@ async def _read(store: ObjectStore, key: str) -> bytes | None:
         return None
 
 
-# --- all other promises -------------------------------------------------------------------------------------
+# --- all other promises ---
 
 
 class _Broken(Exception):
-    """A promise is not kept; says which."""
+    """The store breaks a promise; the message says which."""
 
 
 class _Bench:
-    """One probe under way: `a` writes, and mostly `b` looks."""
+    """One probe: `a` writes, and mostly `b` reads."""
 
     def __init__(self, a: ObjectStore, b: ObjectStore, rng: random.Random, root: str) -> None:
         self.a = a
@@ -189,10 +189,10 @@ class _Bench:
             ("read after overwrite", self._read_after_overwrite),
             ("list after write, in order, from a key on", self._list_after_write),
             ("ranged reads", self._ranges),
-            ("delete, also of what is not there", self._deletes),
+            ("delete, also of a missing object", self._deletes),
             ("an empty object", self._empty),
             ("an object of 8 MiB", self._large),
-            ("every key that may be", self._keys),
+            ("every legal key", self._keys),
         ]
 
     async def check(self, name: str, ask: Callable[[], Awaitable[None]]) -> Check:
@@ -201,7 +201,7 @@ class _Bench:
         except _Broken as broken:
             return Check(name=name, complaint=str(broken))
         except NoSuchObject as missing:
-            return Check(name=name, complaint=f"{missing} is not there, though it was put")
+            return Check(name=name, complaint=f"{missing} is missing although it was put")
         except StoreError as error:
             return Check(name=name, complaint=f"no answer: {error}")
         return Check(name=name)
@@ -333,7 +333,7 @@ async def _timed(call: Awaitable[T]) -> tuple[T, float]:
 
 
 def _latency(operation: str, samples_ms: Sequence[float]) -> Latency:
-    """Percentiles are the smallest sample not below their share."""
+    """Return the percentiles: each is the smallest sample that is not below its share."""
     last = len(samples_ms) - 1
     return Latency(
         operation=operation,
@@ -351,5 +351,5 @@ async def _leftovers(store: ObjectStore, root: str) -> Sequence[str]:
 
 
 async def _clean(store: ObjectStore, keys: Sequence[str]) -> None:
-    """What cannot be deleted is only space: the prefix is never used again."""
+    """Delete the keys. One that stays only takes space: its prefix is never used again."""
     await asyncio.gather(*(store.delete(key) for key in keys), return_exceptions=True)

@@ -1,7 +1,7 @@
 """Deadlines, retries and hedged reads around a store that is far away.
 
-Owns: how long one attempt may take, which failures are tried again and when, when a read is asked a second
-time, and the bound on each. Does not own the order in which they are put together (remote.stores), nor what a
+Owns: how long one attempt may take, which failures are retried and when, when a read is sent a second time,
+and the bound on each. Does not own the order in which they are put together (remote.store.stores), nor what a
 failure means to the caller.
 
 Invariants: every wait ends. A conditional put is sent once: after a failure only its caller, who can read
@@ -24,19 +24,20 @@ T = TypeVar("T")
 
 DEADLINE_S: Final = 10.0
 LIST_DEADLINE_S: Final = 120.0
-"""For as many pages as there are; the store itself gives up a page that does not come."""
+"""The time for all pages of a list; the store itself gives up on a page that does not come."""
 BYTES_PER_S_MIN: Final = 1 << 20
-"""A store that is slower than this with a large object is as good as hanging."""
+"""A store slower than this with a large object counts as hanging."""
 
 RETRIES_MAX: Final = 3
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
 RETRIES_END_S: Final = 5.0
-"""No retry begins later than this after the first attempt: whoever asked wants to hear of an outage."""
+"""No retry begins later than this after the first attempt: the caller has to learn of an outage."""
 
 HEDGE_SHARE: Final = 0.05
 HEDGES_SAVED_MAX: Final = 10.0
-HEDGE_UNTAUGHT_S: Final = 0.25
+HEDGE_FIRST_S: Final = 0.25
+"""The delay of a hedge before enough latencies are known."""
 HEDGE_MIN_S: Final = 0.005
 HEDGE_SAMPLES: Final = 200
 HEDGE_SAMPLES_MIN: Final = 20
@@ -44,7 +45,7 @@ HEDGE_QUANTILE: Final = 0.95
 
 
 class DeadlineStore(StoreWrapper):
-    """Gives up an attempt that takes too long. Whether it was done is not known then."""
+    """Give up an attempt that takes too long; whether the store did it is then unknown."""
 
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
         is_list = call.operation is Operation.LIST
@@ -61,7 +62,7 @@ class DeadlineStore(StoreWrapper):
 
 
 class RetryStore(StoreWrapper):
-    """Asks again, after a pause with full jitter, what may be asked twice."""
+    """Retry what may be asked twice, after a pause with full jitter."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, stats: StoreStats) -> None:
         super().__init__(inner)
@@ -89,7 +90,7 @@ class RetryStore(StoreWrapper):
 
 
 class HedgePolicy:
-    """When a second request is worth it, and whether it can be afforded. Pure."""
+    """Decide when a second request is worth it, and whether the budget allows it. Pure."""
 
     def __init__(self) -> None:
         self._samples: dict[Operation, deque[float]] = {}
@@ -98,13 +99,13 @@ class HedgePolicy:
         self._saved = 1.0
 
     def delay_s(self, operation: Operation) -> float:
-        return self._delays_s.get(operation, HEDGE_UNTAUGHT_S)
+        return self._delays_s.get(operation, HEDGE_FIRST_S)
 
     def note_read(self) -> None:
         self._saved = min(self._saved + HEDGE_SHARE, HEDGES_SAVED_MAX)
 
     def may_hedge(self) -> bool:
-        """Takes what a hedge costs, if it is there."""
+        """Take the cost of a hedge from the budget; False if it does not allow one."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -120,7 +121,7 @@ class HedgePolicy:
 
 
 class HedgedStore(StoreWrapper):
-    """Asks a read a second time when it takes longer than most do; the first answer counts."""
+    """Send a second request for a read that takes longer than most; the first answer counts."""
 
     def __init__(self, inner: ObjectStore, *, stats: StoreStats, policy: HedgePolicy | None = None) -> None:
         super().__init__(inner)
@@ -154,7 +155,7 @@ class HedgedStore(StoreWrapper):
 
 
 async def _first_answer(attempts: set[asyncio.Task[T]]) -> asyncio.Task[T]:
-    """The first that answered; one that failed only when none is left."""
+    """Return the first attempt that was answered, or a failed one when none is left."""
     pending = attempts
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
 """Objects in a bucket of S3, or of anything that speaks its protocol.
 
 Owns: the six operations as signed HTTP requests over aiohttp, what each answer means, where keys come from.
-Does not own the deadline of a whole call, retries and counting (remote.resilient, remote.metered), nor the
-signature's arithmetic (remote.sigv4). Sent by aiobotocore's own client the same requests cost four times the
-CPU (put 2.0 against 0.5 ms, ranged get 1.4 against 0.4 ms).
+Does not own the deadline of a whole call, retries and counting (remote.store.resilient,
+remote.store.metered), nor the signature's arithmetic (remote.store.sigv4). Sent by aiobotocore's own client
+the same requests cost four times the CPU (put 2.0 against 0.5 ms, ranged get 1.4 against 0.4 ms).
 
 Invariant: WON and LOST are said only when the store answered this very request; what may have been done is
 never sent again from here, nor from below. A body is returned only if it is whole and, where the store tells,
@@ -47,7 +47,7 @@ from remote.store.sigv4 import Keys, Signer, encode_path, encode_query
 CONNECTIONS_MAX: Final = 64
 CONNECT_S: Final = 3.0
 SILENCE_S: Final = 10.0
-"""A store that says nothing for so long has forgotten the request."""
+"""A request unanswered for so long is given up."""
 IDLE_S: Final = 15.0
 """Servers close idle connections after 20 s or more; a put on one that is just being closed is UNKNOWN."""
 READ_BUFFER_BYTES: Final = 256 * 1024
@@ -81,14 +81,14 @@ class _Answer(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """What the body of a refusal says."""
+    """The error code and message in the body of a refusal."""
 
     code: str
     message: str
 
 
 class S3Store:
-    """Connects on the first call; `close` ends it for good."""
+    """A store that connects on the first call; `close` ends it for good."""
 
     def __init__(
         self,
@@ -119,14 +119,14 @@ class S3Store:
         answer = await self._send(Operation.GET, "GET", self._path(key), headers=_WITH_CHECKSUM)
         self._check_read(Operation.GET, key, answer)
         told = answer.headers.get(_CHECKSUM)
-        # a checksum of parts, "…-n", is not one of the whole
+        # A checksum "…-n" is one of parts, not of the whole object.
         if told is not None and "-" not in told and told != _checksum_of(answer.body):
             raise self._error(f"{key}: the body does not match its checksum", Fault.CORRUPT)
         return answer.body
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(start, end)
-        # No header asks for nothing: an empty range asks for one byte, to learn whether the object is there.
+        # No header can ask for nothing: an empty range asks for one byte, to learn whether the object exists.
         last = max(end - 1, start)
         answer = await self._send(
             Operation.GET_RANGE, "GET", self._path(key), headers={"range": f"bytes={start}-{last}"}
@@ -166,7 +166,7 @@ class S3Store:
             refusal = self._refusal(operation, answer)
             if answer.status != 409:
                 return self._unknown(refusal)
-            # Somebody else is writing this key right now, so this request did nothing: that is certain.
+            # Another client is writing this key right now, so this request certainly did nothing.
             await asyncio.sleep(self._random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
         return self._unknown(refusal)
 
@@ -181,7 +181,7 @@ class S3Store:
             "encoding-type": "url",
             "max-keys": str(LIST_PAGE_KEYS),
         }
-        # Told to start before the prefix, older releases of MinIO answer with nothing.
+        # With a start before the prefix, older releases of MinIO answer with nothing.
         if after.startswith(prefix):
             query["start-after"] = root + after
         found: list[str] = []
@@ -196,7 +196,7 @@ class S3Store:
                 raise self._error(str(error), Fault.CORRUPT) from error
             found += (key.removeprefix(root) for key in keys if key.startswith(root))
             if not more:
-                # A folder made by a browser ends with a slash; what is no key is none of ours.
+                # A browser can create "folders", whose names end with a slash; what is no key is not ours.
                 return sorted(key for key in found if is_key(key) and key > after)
             query["continuation-token"] = more
 
@@ -212,7 +212,7 @@ class S3Store:
         if session is not None:
             await session.close()
 
-    # --------------------------------------------------------------------------------------------- requests
+    # --- requests ---
 
     def _path(self, key: str) -> str:
         return encode_path(f"{self._bucket_path}{self.location.prefix}{check_key(key)}")
@@ -231,7 +231,7 @@ class S3Store:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
     ) -> _Answer:
-        """One request, but for a clock that the store finds wrong: that was refused for certain."""
+        """Send one request; again only after RequestTimeTooSkewed, a refusal that certainly did nothing."""
         answer = await self._send_once(operation, method, path, query, headers or {}, data)
         if answer.status == 403 and _problem(answer).code == "RequestTimeTooSkewed":
             self._clock_skew_ms = self._skew_to(answer)
@@ -264,7 +264,7 @@ class S3Store:
                 method, url, headers=signed, data=body, allow_redirects=False
             ) as response:
                 if operation is Operation.GET_RANGE and response.status == 200:
-                    # unread: the whole object may be any size
+                    # Left unread: the whole object may be of any size.
                     raise self._error(f"{path}: asked for a range, was sent the whole object", Fault.CORRUPT)
                 return _Answer(response.status, response.headers, await response.read())
         except aiohttp.ClientConnectorCertificateError as error:
@@ -281,7 +281,7 @@ class S3Store:
 
     def _connect(self) -> aiohttp.ClientSession:
         if self._is_closed:
-            raise self._error("this store was closed", Fault.CONNECTION)
+            raise self._error("the store is closed", Fault.CONNECTION)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S, ssl=self._trusted()
@@ -292,13 +292,13 @@ class S3Store:
             auto_decompress=False,
             read_bufsize=READ_BUFFER_BYTES,
         )
-        # aiohttp sends a PUT again when a kept connection breaks under it, which turns a put that won into
-        # one that lost. There is no public switch.
+        # aiohttp sends a PUT again when its kept connection breaks, which would report a put that won as
+        # lost. There is no public switch; tests/contracts/test_aiohttp.py holds this one.
         self._session._retry_connection = False
         return self._session
 
     def _trusted(self) -> ssl.SSLContext | bool:
-        """Whose certificates are good: the system's authorities, or those the environment names."""
+        """Return the authorities to trust: the system's, or those the environment names."""
         if self._ca_file is None:
             return True
         try:
@@ -307,11 +307,11 @@ class S3Store:
             why = f"AWS_CA_BUNDLE {self._ca_file}: {error.strerror or error}"
             raise self._error(why, Fault.CONNECTION, permanent=True) from error
 
-    # ---------------------------------------------------------------------------------------------- answers
+    # --- answers ---
 
     def _check_read(self, operation: Operation, key: str, answer: _Answer) -> None:
         if not answer.is_good:
-            # Only the store's own word counts: a proxy's 404 says nothing about the object.
+            # Only the store's own code counts: a proxy's 404 says nothing about the object.
             if answer.status == 404 and _problem(answer).code == "NoSuchKey":
                 self._allowed.add(operation)
                 raise NoSuchObject(key)
@@ -331,12 +331,12 @@ class S3Store:
         return StoreError(f"{self.location}: {what}", permanent=permanent, fault=fault)
 
     def _unknown(self, why: StoreError) -> PutResult:
-        """UNKNOWN carries no reason, so it is logged: when it begins and when it changes."""
+        """Log why a put is UNKNOWN, which carries no reason: when that begins and when the reason changes."""
         if why.permanent:
             raise why
         if self._why_unknown is not why.fault:
             self._why_unknown = why.fault
-            logger.warning("a conditional put, whose outcome is unknown: %s", why)
+            logger.warning("outcome of a conditional put is unknown: %s", why)
         return PutResult.UNKNOWN
 
     def _skew_to(self, answer: _Answer) -> int:
@@ -348,17 +348,17 @@ class S3Store:
 
 
 def _read_page(body: bytes) -> tuple[list[str], str | None]:
-    """The keys of one page of a list, and the token of the next page."""
+    """Return the keys of one page of a list, and the token of the next page."""
     try:
         page = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
-        raise ValueError(f"a list that cannot be read: {error}") from error
+        raise ValueError(f"unreadable listing: {error}") from error
     keys = [unquote(found.text or "") for found in page.iterfind("{*}Contents/{*}Key")]
     more = page.findtext("{*}NextContinuationToken")
     if page.findtext("{*}IsTruncated") != "true":
         return keys, None
     if not more:
-        raise ValueError("a list that was cut, and does not say how to go on")
+        raise ValueError("truncated listing without a continuation token")
     return keys, more
 
 
@@ -394,8 +394,8 @@ def _checksum_of(data: bytes) -> str:
 
 
 class KeySource:
-    """The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else botocore's chain: profiles, web
-    identity, container and instance roles, renewed before they expire.
+    """The access keys: the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else botocore's chain:
+    profiles, web identity, container and instance roles, renewed before they expire.
 
     Loading botocore takes 0.2 s of every start, so it is loaded only where its chain is needed.
     """
@@ -428,5 +428,6 @@ class KeySource:
         try:
             frozen = await self._chain.get_frozen_credentials()
         except Exception as problem:  # a renewal fails with whatever its provider raises
-            raise error(f"keys cannot be renewed: {_in_one_line(str(problem))}", Fault.DENIED) from problem
+            why = f"cannot renew the access keys: {_in_one_line(str(problem))}"
+            raise error(why, Fault.DENIED) from problem
         return Keys(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)

@@ -34,7 +34,7 @@ def encode_path(path: str) -> str:
 
 
 def encode_query(pairs: Mapping[str, str]) -> str:
-    """In the one order and spelling a signature knows."""
+    """Return the query in the one order and spelling that a signature covers."""
     return "&".join(f"{quote(name, safe='-_.~')}={quote(pairs[name], safe='-_.~')}" for name in sorted(pairs))
 
 
@@ -47,7 +47,9 @@ class Signer:
     def sign(
         self, method: str, path: str, query: str, headers: Mapping[str, str], *, keys: Keys, now_ms: int
     ) -> dict[str, str]:
-        """All headers to send. Path and query are encoded; header names are in lower case, `host` is one."""
+        """Return all headers to send. Path and query are encoded; header names are in lower case and include
+        `host`.
+        """
         at = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         signed = {**headers, "x-amz-content-sha256": UNSIGNED, "x-amz-date": at}
         if keys.token is not None:
@@ -66,7 +68,7 @@ class Signer:
         return signed
 
     def _signing_key(self, keys: Keys, day: str) -> bytes:
-        """One a day and secret; deriving it takes as long as all the rest."""
+        """Return the key for a day and secret, kept because deriving it takes as long as all the rest."""
         if self._signed_for != (keys.secret_key, day):
             key = f"AWS4{keys.secret_key}".encode()
             for part in (day, self.region, SERVICE, "aws4_request"):

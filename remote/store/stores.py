@@ -1,7 +1,7 @@
-"""Opens the store a location names, with everything that belongs around it.
+"""Opening of the store that a location names, with the wrappers that belong around it.
 
-Owns the one order in which wrappers are put together. Does not own what each does. Invariant: whoever opens
-a store closes it, and a process without S3 never loads what S3 needs.
+Owns the one order in which wrappers are put together. Does not own what each does. Invariant: a
+process without S3 never loads what S3 needs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ def open_store(
     environ: Mapping[str, str],
     stats: StoreStats | None = None,
 ) -> ObjectStore:
-    """Nothing far away is asked before the first call; OSError when a local directory cannot be made."""
+    """Return the store, which the caller must close. Nothing is sent before the first call; OSError when a
+    local directory cannot be created.
+    """
     stats = stats or StoreStats()
     if isinstance(location, FileLocation):
         files.makedirs(location.path)
-        # A thread that hangs in the kernel can neither be ended nor hurried by asking again.
+        # No deadline, no retry: a thread that hangs in the kernel can neither be ended nor sped up.
         return MeteredStore(LocalStore(location.path, files=files, offload=offload), stats)
     from remote.store.s3_store import S3Store
 
@@ -40,8 +42,8 @@ def open_store(
 
 
 def harden(store: ObjectStore, *, stats: StoreStats, rng: random.Random) -> ObjectStore:
-    """For a store behind a network. From the inside: each attempt has its deadline and is counted, a slow
-    read is asked twice, and what failed for both is tried again.
+    """Wrap a store behind a network. From the inside: each attempt has its deadline and is counted, a slow
+    read is sent twice, and what failed is retried.
     """
     attempts = MeteredStore(DeadlineStore(store), stats)
     return RetryStore(HedgedStore(attempts, stats=stats), rng=rng, stats=stats)

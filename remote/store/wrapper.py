@@ -1,10 +1,10 @@
-"""What every store around a store has in common: one place through which all calls go.
+"""What all wrappers of a store have in common: one method through which every call goes.
 
 Owns: passing the six operations on, and the rule for a conditional put that failed on its way. Does not own
 any policy: retries, deadlines, hedging, counting and faults are the wrappers that override `_ask`.
 
-Invariant: a wrapper is an ObjectStore like the one inside it, and whatever happens around a conditional put,
-its caller hears UNKNOWN rather than a guess.
+Invariant: a wrapper is an ObjectStore like the one inside it; whatever happens around a conditional put, its
+caller gets UNKNOWN rather than a guess.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Call:
     operation: Operation
     key: str
     size_bytes: int = 0
-    """What is sent, or asked for, where that is known beforehand."""
+    """The bytes sent or asked for, where that is known beforehand."""
 
     @property
     def is_read(self) -> bool:

@@ -88,7 +88,7 @@ def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
         (["broker", "--set", "num.partitions=three"], "num.partitions"),
         (["broker", "--config", "/nowhere/server.properties"], "No such file"),
         (["broker", "--store", "gopher://x", "--data", "/proc/nowhere"], "--store gopher://x"),
-        (["broker", "--store", "s3://Bucket"], "--store s3://Bucket: 'Bucket' is no bucket name"),
+        (["broker", "--store", "s3://Bucket"], "--store s3://Bucket: 'Bucket' is not a bucket name"),
         (["broker", "--store", "s3://bucket?endpont=http://x"], "unknown option endpont"),
         (["store", "probe"], "Missing argument"),
         (["store", "probe", "gopher://x"], "gopher://x: give file:///DIR or s3://BUCKET"),

@@ -18,9 +18,9 @@ from remote.store.object_store import Fault, NoSuchObject, ObjectStore, Operatio
 from remote.store.resilient import (
     BYTES_PER_S_MIN,
     DEADLINE_S,
+    HEDGE_FIRST_S,
     HEDGE_SAMPLES_MIN,
     HEDGE_SHARE,
-    HEDGE_UNTAUGHT_S,
     HEDGES_SAVED_MAX,
     LIST_DEADLINE_S,
     RETRIES_END_S,
@@ -269,7 +269,7 @@ def test_a_slow_read_is_asked_twice_and_the_first_answer_counts() -> None:
         inner.will(0.01)
         begun_s = now_s()
         assert await hedging(inner, stats).get("k") == b"x"
-        assert now_s() - begun_s == pytest.approx(HEDGE_UNTAUGHT_S + 0.01, abs=0.01)
+        assert now_s() - begun_s == pytest.approx(HEDGE_FIRST_S + 0.01, abs=0.01)
         assert (stats.hedges, stats.hedges_won, inner.cancelled) == (1, 1, 1)
 
     run(main())
@@ -279,7 +279,7 @@ def test_the_first_may_still_win() -> None:
     async def main() -> None:
         inner, stats = Scripted(), StoreStats()
         await inner.bucket.put("k", b"x")
-        inner.will(HEDGE_UNTAUGHT_S + 0.01)
+        inner.will(HEDGE_FIRST_S + 0.01)
         inner.will(NEVER_S)
         assert await hedging(inner, stats).get_range("k", 0, 1) == b"x"
         assert (stats.hedges, stats.hedges_won, inner.cancelled) == (1, 0, 1)
@@ -291,7 +291,7 @@ def test_a_hedge_that_fails_leaves_the_first_its_time() -> None:
     async def main() -> None:
         inner = Scripted()
         await inner.bucket.put("k", b"x")
-        inner.will(HEDGE_UNTAUGHT_S + 1)
+        inner.will(HEDGE_FIRST_S + 1)
         inner.will(0.1, passing())
         assert await hedging(inner).get("k") == b"x"
 
@@ -301,7 +301,7 @@ def test_a_hedge_that_fails_leaves_the_first_its_time() -> None:
 def test_when_both_fail_the_read_fails() -> None:
     async def main() -> None:
         inner = Scripted()
-        inner.will(HEDGE_UNTAUGHT_S + 1, passing())
+        inner.will(HEDGE_FIRST_S + 1, passing())
         inner.will(0.1, passing())
         with pytest.raises(StoreError):
             await hedging(inner).get("k")
@@ -342,7 +342,7 @@ def test_only_reads_are_hedged() -> None:
             lambda: store.delete("k"),
         ]
         for call in calls:
-            inner.will(HEDGE_UNTAUGHT_S * 10)
+            inner.will(HEDGE_FIRST_S * 10)
             await call()
         assert (len(inner.calls), stats.hedges) == (4, 0)
 
@@ -355,7 +355,7 @@ def test_a_reader_that_goes_away_takes_both_with_it() -> None:
         inner.will(NEVER_S)
         inner.will(NEVER_S)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(HEDGE_UNTAUGHT_S * 2):
+            async with asyncio.timeout(HEDGE_FIRST_S * 2):
                 await hedging(inner).get("k")
         assert inner.cancelled == 2
 
@@ -364,11 +364,11 @@ def test_a_reader_that_goes_away_takes_both_with_it() -> None:
 
 def test_the_delay_is_what_most_reads_took() -> None:
     policy = HedgePolicy()
-    assert policy.delay_s(Operation.GET) == HEDGE_UNTAUGHT_S
+    assert policy.delay_s(Operation.GET) == HEDGE_FIRST_S
     for number in range(HEDGE_SAMPLES_MIN * 5):
         policy.note_answer(Operation.GET, 1.0 if number % 100 == 99 else 0.1)
     assert policy.delay_s(Operation.GET) == 0.1
-    assert policy.delay_s(Operation.GET_RANGE) == HEDGE_UNTAUGHT_S
+    assert policy.delay_s(Operation.GET_RANGE) == HEDGE_FIRST_S
     for _ in range(HEDGE_SAMPLES_MIN * 20):
         policy.note_answer(Operation.GET, 0.4)
     assert policy.delay_s(Operation.GET) == 0.4
@@ -393,8 +393,8 @@ def test_a_store_that_is_slow_for_all_is_not_asked_twice_for_all() -> None:
         await inner.bucket.put("k", b"x")
         store = hedging(inner, stats)
         for _ in range(200):
-            inner.will(HEDGE_UNTAUGHT_S * 4)
-            inner.will(HEDGE_UNTAUGHT_S * 4)
+            inner.will(HEDGE_FIRST_S * 4)
+            inner.will(HEDGE_FIRST_S * 4)
             await store.get("k")
             inner.script.clear()
         return stats
