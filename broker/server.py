@@ -153,8 +153,8 @@ class Broker:
         await components.cluster.read()
         take_configs(components)
         await _in_slices(components.logs.loading(components.cluster.log_config, components.cluster.topic_id))
-        holds = None if components.logs.offline_dirs else components.replicas.holds
-        await components.cluster.join(ports=ports, task_group=self._tasks, holds=holds)
+        has_log = None if components.logs.offline_dirs else components.replicas.holds
+        await components.cluster.join(ports=ports, task_group=self._tasks, has_log=has_log)
         take_configs(components)
         await _in_slices(components.replicas.load(components.cluster.image))
         components.background.adopt(components.isr.start(self._tasks))

@@ -31,6 +31,8 @@ from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK = 1000
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""In the order of Kafka's numbers."""
 DIRECTORY_IDS_RESERVED = 100
 
 

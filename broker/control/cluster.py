@@ -26,28 +26,26 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
-from broker.config.topics import log_config
-from broker.config.values import ConfigError, ResourceType
-from broker.control.brokers import AllocateProducerIds, ControlledShutdown, FenceBrokers, election
-from broker.control.command_queue import CommandQueue, not_controller
-from broker.control.commands import ControllerCommand, Rules
-from broker.control.directories import new_id
+from broker.control.brokers import ControlledShutdown, FenceBrokers, election
+from broker.control.command_queue import CommandQueue
+from broker.control.commands import ControllerCommand
 from broker.control.forwarding import Forwarding
-from broker.control.heartbeats import STUCK_AFTER_S, RollCall
-from broker.control.image import BrokerImage, Delta, Image, TopicImage
-from broker.control.joining import Holds, Joining
+from broker.control.heartbeats import STUCK_AFTER_S, Heartbeats
+from broker.control.image import Delta, Image, TopicImage
+from broker.control.joining import HasLog, Joining
 from broker.control.leaders import ElectUncleanLeaders, RebalanceLeaders
-from broker.control.ledger import Ledger
-from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, MetadataLog, parse_slot
+from broker.control.member import Member
+from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, parse_slot
 from broker.control.metadata_records import ControllerElected, Record
 from broker.control.producer_ids import ProducerIds
-from broker.control.sessions import SILENT_AFTER_S, Patience
-from broker.control.topics import CreateTopics, NewTopic, TopicResult, internal_topic
-from broker.endpoint import Endpoint
-from broker.net.channel import Channels, PeerLost
+from broker.control.requests import ANSWER_S, ControllerClient
+from broker.control.sessions import SILENT_AFTER_S, ElectionTimer
+from broker.control.settings import Settings
+from broker.control.topics import NewTopic, TopicResult
+from broker.net.channel import PeerLost
 from broker.ports import World
-from protocol.apis import Api, PeerApi
-from protocol.errors import ErrorCode, KafkaError, error_code
+from protocol.apis import PeerApi
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields
 from remote.store.object_store import StoreError
 from storage.policy import LogConfig
@@ -61,17 +59,13 @@ FOLLOW_INTERVAL_S = 1.0
 FOLLOW_BOUNDARY_EVERY = 60
 TICK_S = 0.25
 HEARTBEAT_ANSWER_S = 3.0
-ASK_S = 5.0
-"""How long a question to the controller may take, elections included."""
 RETRY_S = 0.2
 LEAVE_WITHIN_S = 10.0
-DOUBT_S = 0.3
-"""How long a broker whose connection just closed may be gone without the log saying so."""
 
 logger = logging.getLogger(__name__)
 
 
-class Cluster:
+class Cluster(Member):
     """`read`, once the log directories are locked; `join`, once logs are recovered and listeners bound;
     `leave` before a clean stop."""
 
@@ -82,79 +76,51 @@ class Cluster:
         *,
         on_fenced: Callable[[str], None] | None = None,
     ) -> None:
-        self.broker_config = config
-        self.broker_epoch = -1
-        self.incarnation = new_id(world.random)
+        super().__init__(config, world)
         self.directory_ids: dict[str, UUID] = {}
-        self.is_controller = False
-        self._config = config
-        self._world = world
-        self._log = MetadataLog(world.store, world.random)
-        self.ledger = Ledger(self._log, self.now_s)
-        self.channels = Channels(world.network, config.node_id, self.endpoint_of)
-        self._queue = CommandQueue(
-            self.ledger,
-            rules=self.rules,
-            publish=self._publish,
-            on_lost=self._lost_slot,
-            on_broken=self._be_fenced,
-            spawn=self.spawn,
-        )
-        self.roll_call = RollCall(
+        self.settings = Settings(config, self.image, world.random)
+        self.rules = self.settings.rules
+        self.queue = CommandQueue(self.ledger, self)
+        self.requests = ControllerClient(self, self.queue, self.settings)
+        self.forwarding = Forwarding(self, self.requests, answer_s=ANSWER_S)
+        self.heartbeats = Heartbeats(
             self,
+            self.queue,
             session_s=config.broker_session_timeout_ms / 1000,
             hold_s=config.broker_heartbeat_interval_ms / 1000,
         )
-        self.forwarding = Forwarding(self, answer_s=ASK_S)
         self.producer_ids = ProducerIds(
-            self._next_block, timeout_s=config.request_timeout_ms / 1000, spawn=self.spawn
+            self.requests.allocate_producer_ids,
+            timeout_s=config.request_timeout_ms / 1000,
+            spawn=self.spawn,
         )
-        self._patience = Patience(world.random.uniform)
+        self._joining = Joining(self, self.queue, self.requests, self.settings, config, world, lead=self.lead)
+        self._world = world
+        self._hands_over = config.controlled_shutdown_enable
+        self._timer = ElectionTimer(world.random.uniform)
         self._on_fenced = on_fenced
-        self._joining = Joining(self, config, world)
         self._listeners: list[DeltaListener] = []
         self._publishing = asyncio.Lock()
         self._unpublished: deque[Delta] = deque()
-        self._news: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._task_group: asyncio.TaskGroup | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._snapshot: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._answered_s = -SILENT_AFTER_S
-        """When the controller last said anything, be it that it cannot write."""
+        """When the controller last answered, even if only to report that it cannot write."""
         self._answered_epoch = 0
-        """The controller epoch in which it said so."""
-        self._misses = 0
-        """How often in a row the controller gave no answer."""
-        self._electing = False
-        self._leaving = False
-        self._stopping = False
-        self._log_configs: dict[str, LogConfig] = {}
+        """The controller epoch of that answer."""
+        self._failures = 0
+        """How many heartbeats in a row got no answer from the controller."""
+        self._is_electing = False
+        self._is_leaving = False
 
     def __repr__(self) -> str:
         role = "controller" if self.is_controller else "member"
-        return f"Cluster(node={self._config.node_id}, {role}, queue={len(self._queue)}, {self.image!r})"
-
-    @property
-    def image(self) -> Image:
-        return self.ledger.image
-
-    @property
-    def node_id(self) -> int:
-        return self._config.node_id
+        return f"Cluster(node={self.node_id}, {role}, queue={len(self.queue)}, {self.image!r})"
 
     def subscribe(self, listener: DeltaListener) -> None:
         """Call `listener` after each slot that is applied once join() has returned; it must not fail. One
         that has much to do answers with its slices, and others are served between them."""
         self._listeners.append(listener)
-
-    def endpoint_of(self, node_id: int) -> Endpoint | None:
-        """Where brokers reach this one; a fenced one too."""
-        broker = self.image.brokers.get(node_id)
-        return None if broker is None else broker.endpoint(self._config.inter_broker_listener)
-
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
     # --- joining ---
 
@@ -162,43 +128,43 @@ class Cluster:
         """Learn what the log says, and the directories: before the logs are loaded, which takes the word of a
         clean stop away."""
         self.directory_ids = await self._joining.read()
-        self._take_configs()
+        self.settings.load()
 
     async def join(
         self,
         *,
         ports: Mapping[str, int] | None = None,
         task_group: asyncio.TaskGroup | None = None,
-        holds: Holds | None = None,
+        has_log: HasLog | None = None,
     ) -> None:
         """Register, or give birth to the cluster, and be ready to serve.
 
-        `ports` are the real ones of the listeners. `holds` tells which logs are here; None while a directory
-        that cannot be read may have any.
+        `ports` are the real ones of the listeners. `has_log` tells which logs are here; None while a
+        directory that cannot be read may have any.
         """
         self._task_group = task_group
         self.broker_epoch = await self._joining.join(ports or {})
         self._answered_epoch = self.image.controller_epoch
-        self._take_configs()
-        for work in (self._attend(), self._follow(), self._watch(), self._rebalance()):
+        self.settings.load()
+        for work in (self._send_heartbeats(), self._follow(), self._watch(), self._rebalance()):
             self.spawn(work)
-        if holds is not None:
-            await self._joining.settle(holds)
+        if has_log is not None:
+            await self._joining.settle(has_log)
         logger.info("node %d joined cluster %s: %r", self.node_id, self.image.cluster_id, self.image)
 
     # --- roles ---
 
     def lead(self, bump: ControllerElected) -> bool:
         """Its bump is in the log: from here on this node decides, unless a newer one is there already."""
-        if self._stopping or self.image.controller_epoch != bump.controller_epoch:
+        if self.is_stopping or self.image.controller_epoch != bump.controller_epoch:
             return False
         self.is_controller = True
-        self._queue.open(bump.controller_epoch)
-        self._tell_news()
-        self.roll_call.begin()
+        self.queue.open(bump.controller_epoch)
+        self.announce_change()
+        self.heartbeats.begin()
         return True
 
-    async def _lost_slot(self, controller_epoch: int) -> None:
+    async def slot_lost(self, controller_epoch: int) -> None:
         """Someone else has it, and is the controller, or was. Follow."""
         if controller_epoch == self.image.controller_epoch:
             self._step_down()
@@ -206,33 +172,26 @@ class Cluster:
 
     def _step_down(self) -> None:
         self.is_controller = False
-        self._queue.close()
-        self._patience.sign(self.now_s())
-        self._tell_news()
+        self.queue.close()
+        self._timer.restart(self.now_s())
+        self.announce_change()
 
-    def others(self) -> list[BrokerImage]:
-        return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
-
-    def is_member(self) -> bool:
-        me = self.image.brokers.get(self.node_id)
-        return me is not None and me.incarnation == self.incarnation
-
-    def _be_fenced(self, reason: str) -> None:
+    def end_membership(self, reason: str) -> None:
         """Final for this process: whoever owns it must stop it."""
         self.is_controller = False
-        self._queue.close()
-        self._tell_news()
-        if self._stopping:
+        self.queue.close()
+        self.announce_change()
+        if self.is_stopping:
             return
-        self._stopping = True
+        self.is_stopping = True
         logger.error("node %d is out of its cluster: %s", self.node_id, reason)
         if self._on_fenced is not None:
             self._on_fenced(reason)
 
-    def _stand_soon(self, dead: int, *, refused: bool) -> None:
+    def _start_election(self, dead: int, *, refused: bool) -> None:
         """Beside everything else: without the store it takes as long as the store is away."""
-        if not self._electing and not self._stopping:
-            self._electing = True
+        if not self._is_electing and not self.is_stopping:
+            self._is_electing = True
             self.spawn(self._elect(dead, refused=refused))
 
     async def _elect(self, dead: int, *, refused: bool) -> None:
@@ -240,9 +199,9 @@ class Cluster:
         try:
             epoch = self.image.controller_epoch
             await self._read_on()
-            if self._stopping or self.image.controller_epoch != epoch or self.is_controller:
+            if self.is_stopping or self.image.controller_epoch != epoch or self.is_controller:
                 return
-            if not refused and not self._is_patience_over():
+            if not refused and not self._is_election_due():
                 return
             logger.warning("node %d stands for election: controller %d is silent", self.node_id, dead)
             is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
@@ -253,12 +212,12 @@ class Cluster:
                 await self._read_on()
             else:
                 self.lead(bump)
-                await self._publish(delta)
+                await self.publish(delta)
         except (BrokenLog, StoreError) as error:
-            self._be_fenced(f"the metadata log cannot be written: {error}")
+            self.end_membership(f"the metadata log cannot be written: {error}")
         finally:
-            self._electing = False
-            self._patience.sign(self.now_s())
+            self._is_electing = False
+            self._timer.restart(self.now_s())
 
     def _takeover(self, bump: ControllerElected, dead: int | None) -> list[Record]:
         """The bump, and in the same slot the end of a controller that is gone, not merely without a store."""
@@ -275,9 +234,9 @@ class Cluster:
         """The log itself, once a second: what no peer tells, the store does. A controller that hears nobody
         may be one no more."""
         looks = 0
-        while not self._stopping:
+        while not self.is_stopping:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-            if not self.is_controller or self.roll_call.hears_nobody(self.now_s()):
+            if not self.is_controller or self.heartbeats.hears_nobody(self.now_s()):
                 looks += 1
                 await self._read_on(is_routine=looks % FOLLOW_BOUNDARY_EVERY != 0)
 
@@ -285,105 +244,93 @@ class Cluster:
         try:
             deltas = await self.ledger.catch_up(is_routine=is_routine)
         except (BrokenLog, StoreError) as error:
-            self._be_fenced(f"the metadata log cannot be read: {error}")
+            self.end_membership(f"the metadata log cannot be read: {error}")
             return
-        await self._taken(deltas)
+        await self._follow_deltas(deltas)
 
-    async def _taken(self, deltas: Sequence[Delta]) -> None:
+    async def _follow_deltas(self, deltas: Sequence[Delta]) -> None:
         if deltas:
-            self._patience.sign(self.now_s())
+            self._timer.restart(self.now_s())
         if not self.is_member():
             is_taken = self.node_id in self.image.brokers
             what = "another process runs as node %d" if is_taken else "somebody unregistered node %d"
-            self._be_fenced(what % self.node_id + " of this cluster")
+            self.end_membership(what % self.node_id + " of this cluster")
         elif self.is_controller and self.image.controller_id != self.node_id:
             self._step_down()
-        await self._publish(*deltas)
+        await self.publish(*deltas)
 
-    async def _publish(self, *deltas: Delta) -> None:
+    async def publish(self, *deltas: Delta) -> None:
         """Returns when everybody heard of them. To be called before anything else can be applied: the order
         is that of the calls."""
         self._unpublished.extend(deltas)
-        self._tell_news()
+        self.announce_change()
         async with self._publishing:
             while self._unpublished:
-                await self._tell(self._unpublished.popleft())
+                await self._notify(self._unpublished.popleft())
 
-    async def _tell(self, delta: Delta) -> None:
-        self._take_configs(delta)
+    async def _notify(self, delta: Delta) -> None:
+        self.settings.follow(delta)
         for node_id in delta.brokers_changed - self.image.brokers.keys():
             self.channels.forget(node_id)
         for listener in self._listeners:
             for _ in listener(delta) or ():
                 await asyncio.sleep(0)
         if self.is_controller:
-            self._keep_house()
+            self._snapshot_if_due()
             if delta.configs_changed:
                 self.spawn(self._in_rounds(ElectUncleanLeaders()))
 
-    def next_news(self) -> asyncio.Future[None]:
-        """Done at the next slot, or when this node's role changes."""
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        return self._news
-
-    def _tell_news(self) -> None:
-        """Wake the heartbeats that are held for the next slot."""
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
-
     # --- heartbeats, as a member ---
 
-    async def _attend(self) -> None:
-        while not self._stopping:
-            if self.is_controller or self._leaving:
+    async def _send_heartbeats(self) -> None:
+        while not self.is_stopping:
+            if self.is_controller or self._is_leaving:
                 await asyncio.sleep(TICK_S)
                 if self.is_controller and self.ledger.unresolved_s >= STUCK_AFTER_S:
                     await self._ask_a_peer()
                 continue
             controller = self.image.controller_id
             try:
-                answer = await self._beat(controller)
+                answer = await self._heartbeat(controller)
             except PeerLost as lost:
-                await self._missed(controller, refused=lost.refused)
+                await self._heartbeat_failed(controller, refused=lost.refused)
                 continue
-            await self._take_beat(controller, answer)
+            await self._take_heartbeat(controller, answer)
 
-    async def _beat(
+    async def _heartbeat(
         self, node_id: int, *, shut_down: bool = False, timeout_s: float = HEARTBEAT_ANSWER_S
     ) -> Any:
         fields = {
             "broker_id": self.node_id,
             "broker_epoch": self.broker_epoch,
             "current_metadata_offset": self.image.seq,
-            "want_fence": self._leaving,
+            "want_fence": self._is_leaving,
             "want_shut_down": shut_down,
         }
         channel = self.channels.to(node_id, "heartbeat")
         return await channel.ask(PeerApi.BROKER_HEARTBEAT, 1, fields, timeout_s=timeout_s)
 
-    async def _take_beat(self, asked: int, answer: Any) -> None:
+    async def _take_heartbeat(self, asked: int, answer: Any) -> None:
         await self._take_slots(answer)
         code = answer.error_code
         if asked == self.image.controller_id:
             self._answered_s, self._answered_epoch = self.now_s(), self.image.controller_epoch
-            self._misses = 0
+            self._failures = 0
         if code == ErrorCode.none:
             if asked == self.image.controller_id:
-                self._patience.sign(self.now_s())
+                self._timer.restart(self.now_s())
             if not answer.is_caught_up:
-                self._look_soon()
+                self._read_soon()
                 await asyncio.sleep(RETRY_S)
             return
         if code != ErrorCode.not_controller or asked == self.image.controller_id:
             # It hangs at the store, knows another epoch of this node, or has just lost its office.
-            self._look_soon()
+            self._read_soon()
             await asyncio.sleep(RETRY_S)
 
-    def _look_soon(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = self.spawn(self._read_on())
+    def _read_soon(self) -> None:
+        if self._reading is None or self._reading.done():
+            self._reading = self.spawn(self._read_on())
 
     async def _take_slots(self, answer: Any) -> None:
         deltas = []
@@ -392,18 +339,18 @@ class Cluster:
                 deltas += self.ledger.take([parse_slot(bytes(data))])
             except BrokenLog as error:
                 logger.warning("slots that a peer sent are left to the store: %s", error)
-                self._look_soon()
+                self._read_soon()
                 break
-        await self._taken(deltas)
+        await self._follow_deltas(deltas)
 
-    async def _missed(self, controller: int, *, refused: bool) -> None:
+    async def _heartbeat_failed(self, controller: int, *, refused: bool) -> None:
         """No answer: a closed port ends the waiting, and a peer may know a newer controller."""
-        self._misses += 1
-        if self._stopping or self.is_controller or controller != self.image.controller_id:
+        self._failures += 1
+        if self.is_stopping or self.is_controller or controller != self.image.controller_id:
             return
         if refused and self._has_answered():
-            self._stand_soon(controller, refused=True)
-        elif self._misses == 1 and not refused:
+            self._start_election(controller, refused=True)
+        elif self._failures == 1 and not refused:
             # The port of a process that ended refuses by now.
             return
         await self._ask_a_peer(but=controller)
@@ -421,26 +368,26 @@ class Cluster:
             return
         peer = peers[self._world.random.randrange(len(peers))]
         with contextlib.suppress(PeerLost):  # whoever is asked next may be there
-            await self._take_slots(await self._beat(peer))
+            await self._take_slots(await self._heartbeat(peer))
 
     async def _watch(self) -> None:
         """Who was silent too long: the controller, to a member; a member, to the controller."""
-        while not self._stopping:
+        while not self.is_stopping:
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
             if self.is_controller:
-                self.roll_call.tick(now_s, wants_to_stay=not self._leaving)
+                self.heartbeats.tick(now_s, wants_to_stay=not self._is_leaving)
                 continue
-            self._patience.tick(now_s)
-            if self._is_patience_over():
-                self._stand_soon(self.image.controller_id, refused=False)
+            self._timer.tick(now_s)
+            if self._is_election_due():
+                self._start_election(self.image.controller_id, refused=False)
 
-    def _is_patience_over(self) -> bool:
+    def _is_election_due(self) -> bool:
         me = self.image.brokers.get(self.node_id)
-        return me is not None and self._patience.is_over(self.now_s(), fenced=me.fenced)
+        return me is not None and self._timer.has_expired(self.now_s(), fenced=me.fenced)
 
     async def _rebalance(self) -> None:
-        while not self._stopping:
+        while not self.is_stopping:
             await asyncio.sleep(self.broker_config.leader_imbalance_check_interval_seconds)
             await self._in_rounds(RebalanceLeaders())
 
@@ -459,32 +406,34 @@ class Cluster:
     async def leave(self) -> None:
         """Hand leadership over before a clean stop, unless `controlled.shutdown.enable` is false; with no
         other broker to take it there is nothing to hand over."""
-        if not self._config.controlled_shutdown_enable:
+        if not self._hands_over:
             return
-        self._leaving = True
+        self._is_leaving = True
         give_up_s = self.now_s() + LEAVE_WITHIN_S
-        while self.others() and not self._stopping and self.is_member():
+        while self.others() and not self.is_stopping and self.is_member():
             left_s = give_up_s - self.now_s()
             if left_s <= 0:
                 logger.warning("node %d stops without having handed over its partitions", self.node_id)
                 return
-            if await self._may_go(within_s=left_s):
+            if await self._is_released(within_s=left_s):
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _may_go(self, *, within_s: float) -> bool:
+    async def _is_released(self, *, within_s: float) -> bool:
         try:
             if self.is_controller:
                 command = ControlledShutdown(broker_id=self.node_id, broker_epoch=self.broker_epoch)
-                return await self._queue.submit(
+                return await self.queue.submit(
                     command, timeout_ms=math.ceil(min(STUCK_AFTER_S, within_s) * 1000)
                 )
             controller = self.image.controller_id
-            answer = await self._beat(controller, shut_down=True, timeout_s=min(HEARTBEAT_ANSWER_S, within_s))
+            answer = await self._heartbeat(
+                controller, shut_down=True, timeout_s=min(HEARTBEAT_ANSWER_S, within_s)
+            )
         except PeerLost as lost:
             if lost.refused and controller == self.image.controller_id and self._has_answered():
                 # The controller is gone, and somebody must take what this node leads.
-                self._stand_soon(controller, refused=True)
+                self._start_election(controller, refused=True)
             return False
         except KafkaError:
             return False
@@ -493,10 +442,10 @@ class Cluster:
 
     async def stop(self) -> None:
         """Write nothing more. A slot under way may yet be won; the next start reads it."""
-        self._stopping = True
+        self.is_stopping = True
         self.is_controller = False
-        self._queue.close()
-        self._tell_news()
+        self.queue.close()
+        self.announce_change()
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -505,17 +454,19 @@ class Cluster:
 
     # --- keeping house ---
 
-    def _keep_house(self) -> None:
+    def _snapshot_if_due(self) -> None:
         """Every so many slots a snapshot, then what is old enough goes; one round at a time."""
-        if self.image.seq % SNAPSHOT_EVERY_SLOTS or (self._keeper is not None and not self._keeper.done()):
+        if self.image.seq % SNAPSHOT_EVERY_SLOTS or (
+            self._snapshot is not None and not self._snapshot.done()
+        ):
             return
-        self._keeper = self.spawn(self._snapshot_and_trim(self.image.copy(), self.ledger.last_hash))
+        self._snapshot = self.spawn(self._snapshot_and_trim(self.image.copy(), self.ledger.last_hash))
 
     async def _snapshot_and_trim(self, image: Image, last_hash: bytes) -> None:
         now_ms = self._world.now_ms()
         try:
-            await self._log.write_snapshot(image, last_hash=last_hash, at_ms=now_ms)
-            removed = await self._log.trim(now_ms)
+            await self.metadata_log.write_snapshot(image, last_hash=last_hash, at_ms=now_ms)
+            removed = await self.metadata_log.trim(now_ms)
         except (BrokenLog, StoreError) as error:
             logger.error("the metadata log could not be trimmed: %s", error)
             return
@@ -525,154 +476,27 @@ class Cluster:
 
     async def submit(self, command: ControllerCommand[R], *, timeout_ms: int | None = None) -> R:
         """On the controller alone: decide, commit, answer; KafkaError if that cannot be."""
-        return await self._queue.submit(command, timeout_ms=timeout_ms)
-
-    def new_id(self) -> UUID:
-        return new_id(self._world.random)
-
-    def rules(self) -> Rules:
-        return Rules(config=self.broker_config, new_id=self.new_id, pick=self._world.random.randrange)
-
-    async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
-        """The controller's answer to changes of in-sync replicas, this node being the controller or not."""
-        channel = self.channels.to(self.controller_to_ask(), "isr")
-        return await channel.ask(PeerApi.ALTER_PARTITION, 3, fields, timeout_s=timeout_s)
-
-    def controller_to_ask(self) -> int:
-        if self._stopping or self.image.controller_id < 0:
-            raise not_controller()
-        return self.image.controller_id
-
-    def topic_id(self, topic: str) -> UUID | None:
-        found = self.image.topics.get(topic)
-        return None if found is None else found.id
-
-    def log_config(self, topic: str) -> LogConfig:
-        """The settings a topic's logs go by now."""
-        found = self._log_configs.get(topic)
-        if found is None:
-            overrides = self.image.config(ResourceType.TOPIC, topic)
-            found = self._log_configs[topic] = log_config(self.broker_config, overrides)
-        return found
+        return await self.queue.submit(command, timeout_ms=timeout_ms)
 
     async def create_topics(
         self, topics: Iterable[NewTopic], *, timeout_ms: int | None = None
     ) -> list[TopicResult]:
-        command = CreateTopics(topics=tuple(topics))
-        if self.is_controller:
-            return await self.submit(command, timeout_ms=timeout_ms)
-        return await self._create_elsewhere(command, ASK_S if timeout_ms is None else timeout_ms / 1000)
-
-    async def _create_elsewhere(self, command: CreateTopics, timeout_s: float) -> list[TopicResult]:
-        """By the controller; what it made is there when this returns, or the time is over."""
-        channel = self.channels.to(self.controller_to_ask(), "control")
-        fields = _creation_fields(command, int(timeout_s * 1000))
-        try:
-            answer = await channel.ask(Api.CREATE_TOPICS, 7, fields, timeout_s=timeout_s)
-        except PeerLost as lost:
-            raise KafkaError(ErrorCode.request_timed_out, str(lost)) from lost
-        results = []
-        for row in answer.topics:
-            code = error_code(int(row.error_code))
-            failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
-            results.append(TopicResult(name=row.name, error=failed))
-        made = {result.name for result in results if result.error is None}
-        await self.news_until(lambda: made <= self.image.topics.keys(), timeout_s)
-        return results
-
-    async def news_until(self, is_known: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until this broker was told so, or the time is over."""
-        give_up_s = self.now_s() + timeout_s
-        while not is_known() and self.now_s() < give_up_s:
-            await asyncio.wait({self.next_news()}, timeout=give_up_s - self.now_s())
-
-    def is_in_doubt(self) -> bool:
-        """Whether somebody whom the image calls alive seems to have ended this very moment."""
-        closed = self.channels.closed_since(self.now_s() - DOUBT_S)
-        return any(
-            (broker := self.image.brokers.get(node_id)) is not None and not broker.fenced
-            for node_id in closed
-        )
-
-    async def doubt_over(self) -> None:
-        """A client that lost its leader asks at once for the next one. A moment later there is one to name;
-        named the old one, some clients ask again after seconds only."""
-        await self.news_until(lambda: not self.is_in_doubt(), DOUBT_S)
+        return await self.requests.create_topics(topics, timeout_ms=timeout_ms)
 
     async def ensure_internal(self, name: str, *, timeout_ms: int | None = None) -> TopicImage:
-        """The internal topic, made if it is not there; COORDINATOR_NOT_AVAILABLE while it cannot be."""
-        found = self.image.topics.get(name)
-        if found is not None:
-            return found
-        wanted = internal_topic(self.broker_config, name)
-        if wanted is None:
-            raise ValueError(f"not a topic of the broker's own: {name}")
-        try:
-            (result,) = await self.create_topics([wanted], timeout_ms=timeout_ms)
-        except KafkaError as error:
-            raise KafkaError(ErrorCode.coordinator_not_available, error.message) from error
-        found = self.image.topics.get(name)
-        if found is None:
-            reason = None if result.error is None else result.error.message
-            raise KafkaError(ErrorCode.coordinator_not_available, reason)
-        return found
+        return await self.requests.ensure_internal(name, timeout_ms=timeout_ms)
 
-    async def _next_block(self) -> range:
-        if self.is_controller:
-            command = AllocateProducerIds(broker_id=self.node_id, broker_epoch=self.broker_epoch)
-            return await self.submit(command)
-        channel = self.channels.to(self.controller_to_ask(), "control")
-        fields = {"broker_id": self.node_id, "broker_epoch": self.broker_epoch}
-        answer = await channel.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, fields, timeout_s=ASK_S)
-        if answer.error_code != ErrorCode.none:
-            raise KafkaError(error_code(int(answer.error_code)))
-        first = int(answer.producer_id_start)
-        return range(first, first + answer.producer_id_len)
+    async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
+        return await self.requests.alter_partition(fields, timeout_s=timeout_s)
 
-    def _take_configs(self, delta: Delta | None = None) -> None:
-        """Bring the typed views up to date with the image."""
-        if delta is not None:
-            for topic in (*delta.topics_deleted, *delta.topics_created.values()):
-                self._log_configs.pop(topic.name, None)
-            for resource, name in delta.configs_changed:
-                if resource is ResourceType.TOPIC:
-                    self._log_configs.pop(name, None)
-            if not any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
-                return
-        try:
-            self.broker_config = self._config.with_dynamic(
-                default=self.image.config(ResourceType.BROKER, ""),
-                broker=self.image.config(ResourceType.BROKER, str(self.node_id)),
-            )
-        except ConfigError as error:
-            # Committed by a release that allowed it: the last good view stays in force.
-            logger.error("dynamic broker configuration is not taken: %s", error)
-            return
-        self._log_configs.clear()
+    @property
+    def broker_config(self) -> BrokerConfig:
+        """The settings of this broker as they are now."""
+        return self.settings.broker_config
 
-    def spawn(self, work: Any) -> asyncio.Task[None]:
-        owner = self._task_group or asyncio.get_running_loop()
-        task: asyncio.Task[None] = owner.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def log_config(self, topic: str) -> LogConfig:
+        return self.settings.log_config(topic)
 
-
-def _creation_fields(command: CreateTopics, timeout_ms: int) -> Fields:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "num_partitions": topic.partitions,
-                "replication_factor": topic.replication_factor,
-                "assignments": [
-                    {"partition_index": index, "broker_ids": list(replicas)}
-                    for index, replicas in topic.assignments
-                ],
-                "configs": [{"name": name, "value": value} for name, value in topic.configs],
-            }
-            for topic in command.topics
-        ],
-        "timeout": timeout_ms,
-        "validate_only": False,
-    }
+    def topic_id(self, topic: str) -> UUID | None:
+        found = self.image.topics.get(topic)
+        return None if found is None else found.id

@@ -1,8 +1,8 @@
 """How a node comes into its cluster: what its directories and the log say, then a registration.
 
-Owns: the checks that refuse a start, birth, whom a joiner asks to be taken in and when it takes the place of
-a controller that is gone, giving up what was on a directory that is gone. Does not own: the rules of a
-registration (brokers.py), the files (directories.py), what a member does (cluster.py).
+Owns: the checks that refuse a start, the birth of a cluster, which node a joiner asks to be taken in and when
+it takes the place of a controller that is gone, giving up what was on a directory that is gone. Does not own:
+the rules of a registration (brokers.py), the files (directories.py), what a member does (cluster.py).
 
 Invariants: nothing is written to a directory before the registration of its node is in the log. A directory
 stays registered until it is there, or nothing that was alone in sync there is led any more: however often a
@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
-from broker.control.brokers import RegisterBroker, election
+from broker.control.brokers import SECURITY_PROTOCOLS, RegisterBroker, election
+from broker.control.command_queue import CommandQueue
 from broker.control.directories import (
     Directory,
     StartupError,
@@ -30,12 +31,14 @@ from broker.control.directories import (
     missing_directories,
     read_directories,
 )
-from broker.control.heartbeats import PROTOCOLS
 from broker.control.image import Image, TopicImage
 from broker.control.leaders import AlterPartition, IsrChange
+from broker.control.member import Member
 from broker.control.metadata_log import BrokenLog
-from broker.control.metadata_records import ClusterBorn, PartitionImage, Record
-from broker.control.sessions import Patience
+from broker.control.metadata_records import ClusterBorn, ControllerElected, PartitionImage, Record
+from broker.control.requests import ControllerClient
+from broker.control.sessions import ElectionTimer
+from broker.control.settings import Settings
 from broker.endpoint import Endpoint
 from broker.net.channel import PeerLost
 from broker.ports import World
@@ -45,10 +48,7 @@ from protocol.messages import Fields
 from remote.store.object_store import StoreError
 from remote.store.probe import probe_conditions
 
-if TYPE_CHECKING:
-    from broker.control.cluster import Cluster
-
-Holds = Callable[[TopicImage, int], bool]
+HasLog = Callable[[TopicImage, int], bool]
 """Whether the log of a partition is here."""
 
 RETRY_S = 0.2
@@ -65,19 +65,34 @@ logger = logging.getLogger(__name__)
 class Joining:
     """`read`, then `join`, once each."""
 
-    def __init__(self, cluster: Cluster, config: BrokerConfig, world: World) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        member: Member,
+        queue: CommandQueue,
+        requests: ControllerClient,
+        settings: Settings,
+        config: BrokerConfig,
+        world: World,
+        *,
+        lead: Callable[[ControllerElected], bool],
+    ) -> None:
+        self._member = member
+        self._queue = queue
+        self._requests = requests
+        self._settings = settings
         self._config = config
         self._world = world
+        self._lead = lead
+        """Called when this node's bump is in the log: whether it leads now."""
         self._node_id = config.node_id
-        self._ledger = cluster.ledger
-        self._now_s = cluster.now_s
-        self._patience = Patience(world.random.uniform)
+        self._ledger = member.ledger
+        self._now_s = member.now_s
+        self._timer = ElectionTimer(world.random.uniform)
         self._directories: list[Directory] = []
         self._directory_ids: dict[str, UUID] = {}
         self._endpoints: tuple[Endpoint, ...] = ()
         self._refusals = 0
-        """How often this node was told that another process has its id."""
+        """How often this node heard that another process has its id."""
 
     def __repr__(self) -> str:
         return f"Joining(node={self._node_id}, directories={self._directories})"
@@ -87,7 +102,7 @@ class Joining:
         return self._ledger.image
 
     async def read(self) -> dict[str, UUID]:
-        """Load the log into the ledger; the ids of the directories by their paths."""
+        """Load the log into the ledger; return the ids of the directories by their paths."""
         directories = read_directories(self._world.files, self._config.log_dirs, node_id=self._node_id)
         claimed = claimed_cluster(directories)
         try:
@@ -102,12 +117,12 @@ class Joining:
         except (BrokenLog, StoreError) as error:
             raise StartupError(str(error)) from error
         self._directories = directories
-        self._directory_ids = {d.path: d.directory_id or self._cluster.new_id() for d in directories}
+        self._directory_ids = {d.path: d.directory_id or self._member.new_id() for d in directories}
         self._check_cluster(claimed)
         return self._directory_ids
 
     async def join(self, ports: Mapping[str, int]) -> int:
-        """The broker epoch of this life, once it is a member."""
+        """Register this node; return the broker epoch of this life."""
         self._endpoints = advertised_endpoints(self._config, host_name=self._world.host_name, ports=ports)
         try:
             await self._register()
@@ -123,8 +138,8 @@ class Joining:
         return self._image.brokers[self._node_id].epoch
 
     async def _register(self) -> None:
-        """Through the controller; where there is none, by becoming it in the same slot."""
-        self._patience.sign(self._now_s())
+        """Become a member through the controller; where there is none, by becoming it in the same slot."""
+        self._timer.restart(self._now_s())
         is_checked = False
         while True:
             self._check_cluster(claimed_cluster(self._directories))
@@ -138,12 +153,13 @@ class Joining:
             elif await self._is_taken_in(registration):
                 return
             if await self._ledger.catch_up():
-                self._patience.sign(self._now_s())
+                self._timer.restart(self._now_s())
 
     async def _check_conditions(self) -> None:
-        """Where nodes have nothing but the store's conditional put between them, it must hold.
+        """Refuse a store that does not honour conditional puts: they are all that several nodes have between
+        them.
 
-        A store that cannot be asked now is not refused: whoever joins later asks again.
+        A store that cannot be asked now is not refused: the next node that joins asks again.
         """
         store, rival = self._world.store, self._world.rival_store
         if rival is None:
@@ -153,13 +169,15 @@ class Joining:
                 try:
                     found = await probe_conditions(store, rival, self._world.random)
                 except StoreError as error:
-                    logger.warning("whether the object store keeps to conditions cannot be told: %s", error)
+                    logger.warning(
+                        "could not verify that the object store honours conditional puts: %s", error
+                    )
                     await asyncio.sleep(RETRY_S)
                     continue
                 if not found.is_sound:
                     raise StartupError(
-                        "the object store does not keep to conditions and cannot hold a cluster of several "
-                        f"nodes: {found.complaints[0]}"
+                        "the object store does not honour conditional puts and cannot hold a cluster of "
+                        f"several nodes: {found.complaints[0]}"
                     )
                 return
         finally:
@@ -177,7 +195,7 @@ class Joining:
         return RegisterBroker(
             cluster_id=self._image.cluster_id,
             broker_id=self._node_id,
-            incarnation=self._cluster.incarnation,
+            incarnation=self._member.incarnation,
             directories=directories,
             endpoints=self._endpoints,
             rack=self._config.broker_rack,
@@ -187,31 +205,32 @@ class Joining:
     async def _must_stand(self) -> bool:
         """Whether there is no controller to ask: none yet, an earlier life of this node, one that is gone."""
         image = self._image
-        if not image.cluster_id or self._patience.is_over(self._now_s()):
+        if not image.cluster_id or self._timer.has_expired(self._now_s()):
             return True
         if image.controller_id != self._node_id:
             return False
         return await self._does_earlier_life_answer() is False
 
     async def _does_earlier_life_answer(self) -> bool | None:
-        """None: it is silent. Where it listened on an address of this one, it is gone."""
-        before = self._cluster.endpoint_of(self._node_id)
+        """Whether an earlier process of this node still listens; None if it is silent. Where it listened on
+        an address of this one, it is gone."""
+        before = self._member.endpoint_of(self._node_id)
         if before is None or before in self._endpoints:
             return False
-        return await self._cluster.roll_call.answers(self._node_id)
+        return await self._member.is_listening(self._node_id)
 
     async def _stand(self, registration: RegisterBroker) -> bool:
         if await self._does_earlier_life_answer():
             # A controller would know of its session; where there is none, it would take us for its successor.
             await self._wait_for_earlier_life()
             return False
-        born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._cluster.new_id()))]
-        taken_in = registration.decide(self._image, self._cluster.rules()).records
+        born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._member.new_id()))]
+        taken_in = registration.decide(self._image, self._settings.rules()).records
         bump = election(self._image, self._node_id)
         records: list[Record] = [*born, bump, *taken_in]
         if await self._ledger.commit(records, controller_epoch=bump.controller_epoch) is None:
             return False
-        return self._cluster.lead(bump)
+        return self._lead(bump)
 
     async def _is_taken_in(self, registration: RegisterBroker) -> bool:
         controller = self._image.controller_id
@@ -225,7 +244,7 @@ class Joining:
         code = answer.error_code
         if code == ErrorCode.none:
             await self._ledger.catch_up()
-            return self._cluster.is_member()
+            return self._member.is_member()
         if code == ErrorCode.not_controller:
             await asyncio.sleep(RETRY_S)
             return False
@@ -235,34 +254,36 @@ class Joining:
         if code in (ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch):
             await asyncio.sleep(RETRY_S)
             return False
-        raise StartupError(f"the controller does not take node {self._node_id} in: {code.name.upper()}")
+        raise StartupError(f"the controller refuses to register node {self._node_id}: {code.name.upper()}")
 
     async def _ask_to_register(self, controller: int, registration: RegisterBroker) -> Any:
         fields = _registration_fields(registration)
-        channel = self._cluster.channels.to(controller, "control")
+        channel = self._member.channels.to(controller, "control")
         return await channel.ask(PeerApi.BROKER_REGISTRATION, 4, fields, timeout_s=REGISTER_ANSWER_S)
 
     # --- directories that are gone ---
 
-    async def settle(self, holds: Holds) -> None:
-        """Give up what this node alone was in sync with and has no log of, where a directory is gone that may
-        have had it; then forget the directory. To be called as a member, before anything is served.
+    async def settle(self, has_log: HasLog) -> None:
+        """Give up what this node alone was in sync with and has no log of, where a missing directory may have
+        had it; then forget the directory. To be called as a member, before anything is served.
         """
         if len(self._directories) < len(self._config.log_dirs):
             return  # one of them may be the one that seems to be gone
         here = tuple(self._directory_ids.values())
         is_told, trouble = False, ""
         while True:
-            if not self._cluster.is_member():
+            if not self._member.is_member():
                 raise StartupError(f"node {self._node_id} is out of its cluster")
             me = self._image.brokers[self._node_id]
             gone = missing_directories(me, here)
             if not gone:
                 return
-            lost, seq = self._lost(holds), self._image.seq
+            lost, seq = self._lost(has_log), self._image.seq
             if lost and not is_told:
                 is_told = True
-                logger.error("a log directory is gone, and the last log in sync of %d partitions", len(lost))
+                logger.error(
+                    "a log directory is missing; it held the only in-sync copy of %d partitions", len(lost)
+                )
             try:
                 if lost:
                     await self._give_up(lost[:GIVEN_UP_AT_ONCE])
@@ -271,23 +292,25 @@ class Joining:
             except (PeerLost, KafkaError) as error:
                 if str(error) != trouble:
                     trouble = str(error)
-                    logger.warning("what was on a directory that is gone is given up later: %s", trouble)
+                    logger.warning(
+                        "postponed giving up the partitions of a missing log directory: %s", trouble
+                    )
                 await asyncio.sleep(RETRY_S)
-            await self._cluster.news_until(lambda seq=seq: self._image.seq > seq, RETRY_S)  # type: ignore[misc]
+            await self._member.wait_until(lambda seq=seq: self._image.seq > seq, RETRY_S)  # type: ignore[misc]
 
-    def _lost(self, holds: Holds) -> list[tuple[TopicImage, PartitionImage]]:
-        """What is at its first partition epoch was made after this node registered, and has no log yet."""
+    def _lost(self, has_log: HasLog) -> list[tuple[TopicImage, PartitionImage]]:
+        """The partitions that only this node is in sync with, and has no log of. One at its first partition
+        epoch was made after this node registered, and has no log yet."""
         return [
             (topic, partition)
             for topic in self._image.topics.values()
             for partition in topic.partitions
             if partition.isr == (self._node_id,)
             and partition.partition_epoch
-            and not holds(topic, partition.index)
+            and not has_log(topic, partition.index)
         ]
 
     async def _give_up(self, lost: list[tuple[TopicImage, PartitionImage]]) -> None:
-        cluster = self._cluster
         changes = tuple(
             IsrChange(
                 topic_id=topic.id,
@@ -298,23 +321,25 @@ class Joining:
             )
             for topic, partition in lost
         )
-        command = AlterPartition(broker_id=self._node_id, broker_epoch=cluster.broker_epoch, changes=changes)
-        if cluster.is_controller:
-            await cluster.submit(command)
+        command = AlterPartition(
+            broker_id=self._node_id, broker_epoch=self._member.broker_epoch, changes=changes
+        )
+        if self._member.is_controller:
+            await self._queue.submit(command)
         else:
             fields = command.request_fields()
-            _check_answer(await cluster.alter_partition(fields, timeout_s=REGISTER_ANSWER_S))
+            _check_answer(await self._requests.alter_partition(fields, timeout_s=REGISTER_ANSWER_S))
 
     async def _amend(self, registration: RegisterBroker) -> None:
-        if self._cluster.is_controller:
-            await self._cluster.submit(registration)
+        if self._member.is_controller:
+            await self._queue.submit(registration)
         else:
-            controller = self._cluster.controller_to_ask()
+            controller = self._member.controller_to_ask()
             _check_answer(await self._ask_to_register(controller, registration))
 
     async def _wait_for_earlier_life(self) -> None:
-        """The session of one that ended without a word runs out; that of a living process does not."""
-        self._patience.sign(self._now_s())
+        """Wait for the session of an earlier process of this node to end; that of a living one does not."""
+        self._timer.restart(self._now_s())
         if not self._refusals:
             logger.warning(
                 "another process runs as node %d, or did a moment ago: waiting up to %.0f s for it to end",
@@ -349,7 +374,7 @@ def _registration_fields(registration: RegisterBroker) -> Fields:
                 "name": endpoint.listener,
                 "host": endpoint.host,
                 "port": endpoint.port,
-                "security_protocol": PROTOCOLS.index(endpoint.protocol),
+                "security_protocol": SECURITY_PROTOCOLS.index(endpoint.protocol),
             }
             for endpoint in registration.endpoints
         ],

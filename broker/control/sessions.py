@@ -1,11 +1,11 @@
-"""Who is alive, as far as silence tells: the controller's sessions with the brokers, and a broker's patience
-with the controller.
+"""Which nodes are alive, as far as silence tells: the controller's sessions with the brokers, and the time a
+broker waits for the controller.
 
 Owns: deadlines, and what a stall of one's own loop means for them. Does not own: heartbeats, fencing,
 elections (cluster.py). Pure: `now_s` is a monotonic clock of this process.
 
 Invariant: nothing here is needed for safety. A silence counts only while this process was awake to hear:
-after a stall everybody gets their whole time again.
+after a stall every node gets its whole time again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 STALL_S = 1.0
 SILENT_AFTER_S = 2.5
-"""A held heartbeat comes back at least once a second: a broker of whom nothing was heard for so long is cut
-off or gone, and must see from the store that the controller lives."""
-PATIENCE_S = (6.0, 10.0)
-FENCED_PATIENCE = 3
-KEEPS_STILL_S = PATIENCE_S[1] + 2.0
+"""A held heartbeat comes back at least once a second: a broker that was silent for so long is cut off or
+gone, and must see from the store that the controller lives."""
+ELECTION_AFTER_S = (6.0, 10.0)
+"""How long a broker waits for a silent controller: a random time between these two."""
+FENCED_TIMES = 3
+"""How many times as long a fenced broker waits."""
+KEEPS_STILL_S = ELECTION_AFTER_S[1] + 2.0
 
 
 class Sessions:
@@ -35,7 +37,7 @@ class Sessions:
         return heard_s is not None and now_s - heard_s < self._timeout_s
 
     def begin(self, broker_ids: Iterable[int], now_s: float) -> None:
-        """A new controller gives everybody their whole time."""
+        """Give every broker its whole time: this node is the controller now."""
         self._heard_s = dict.fromkeys(broker_ids, now_s)
         self._ticked_s = now_s
 
@@ -43,7 +45,7 @@ class Sessions:
         self._heard_s[broker_id] = now_s
 
     def expect(self, broker_ids: Iterable[int], now_s: float) -> None:
-        """Whoever of these has no session gets one, with its whole time: nobody is live without."""
+        """Give those of these brokers that have no session one, with its whole time."""
         for broker_id in broker_ids:
             self._heard_s.setdefault(broker_id, now_s)
 
@@ -51,7 +53,8 @@ class Sessions:
         self._heard_s.pop(broker_id, None)
 
     def tick(self, now_s: float) -> bool:
-        """To be called every fraction of a second. True when this process had been away and began anew."""
+        """To be called every fraction of a second. Return True when this process had been away, so that every
+        session began anew."""
         stalled = self._ticked_s is not None and now_s - self._ticked_s > STALL_S
         self._ticked_s = now_s
         if stalled:
@@ -78,26 +81,27 @@ class Sessions:
         return any(now_s - heard_s.get(id_, -SILENT_AFTER_S) >= SILENT_AFTER_S for id_ in broker_ids)
 
 
-class Patience:
-    """How long this broker waits for a sign of the controller before it stands for election."""
+class ElectionTimer:
+    """The time this broker waits for a sign of the controller before it stands for election."""
 
     def __init__(self, uniform: Callable[[float, float], float]) -> None:
         self._uniform = uniform
-        self._signed_s = 0.0
-        self._limit_s = PATIENCE_S[1]
+        self._restarted_s = 0.0
+        self._limit_s = ELECTION_AFTER_S[1]
         self._ticked_s: float | None = None
 
-    def sign(self, now_s: float) -> None:
-        """A heartbeat was answered, or a new slot appeared."""
-        self._signed_s = now_s
-        self._limit_s = self._uniform(*PATIENCE_S)
+    def restart(self, now_s: float) -> None:
+        """Begin anew: a heartbeat was answered, or a new slot appeared."""
+        self._restarted_s = now_s
+        self._limit_s = self._uniform(*ELECTION_AFTER_S)
 
     def tick(self, now_s: float) -> None:
         """To be called every fraction of a second, as `Sessions.tick`."""
         if self._ticked_s is None or now_s - self._ticked_s > STALL_S:
-            self.sign(now_s)
+            self.restart(now_s)
         self._ticked_s = now_s
 
-    def is_over(self, now_s: float, *, fenced: bool = False) -> bool:
-        """A fenced broker is more patient: the controller beats more rarely for those it has written off."""
-        return now_s - self._signed_s >= self._limit_s * (FENCED_PATIENCE if fenced else 1)
+    def has_expired(self, now_s: float, *, fenced: bool = False) -> bool:
+        """Whether the time is over. A fenced broker waits longer: for it the controller writes empty slots
+        more rarely."""
+        return now_s - self._restarted_s >= self._limit_s * (FENCED_TIMES if fenced else 1)

@@ -94,8 +94,8 @@ class GroupHandlers:
     # --- finding the coordinator ---
 
     async def find_coordinator(self, ctx: Context, request: FindCoordinatorRequest) -> Fields:
-        if self._cluster.is_in_doubt():
-            await self._cluster.doubt_over()
+        if self._cluster.has_lost_peer():
+            await self._cluster.wait_doubt_over()
         key_type = request.key_type
         if ctx.api_version < 4:
             return {

@@ -68,7 +68,7 @@ class MetadataHandlers:
             ]
             if missing:
                 return self._metadata_later(ctx, request, missing)
-        if self._cluster.is_in_doubt():
+        if self._cluster.has_lost_peer():
             return self._metadata_after_doubt(ctx, request)
         return self._metadata(ctx, request)
 
@@ -77,7 +77,7 @@ class MetadataHandlers:
         return self._metadata(ctx, request)
 
     async def _metadata_after_doubt(self, ctx: Context, request: Any) -> Fields:
-        await self._cluster.doubt_over()
+        await self._cluster.wait_doubt_over()
         return self._metadata(ctx, request)
 
     async def _auto_create(self, names: Sequence[str]) -> None:

@@ -38,11 +38,11 @@ class PeerHandlers:
         }
 
     async def broker_heartbeat(self, ctx: Context, request: Any) -> Fields:
-        return await self._cluster.roll_call.heartbeat(request, ctx.connection)
+        return await self._cluster.heartbeats.heartbeat(request, ctx.connection)
 
     async def broker_registration(self, ctx: Context, request: Any) -> Fields:
         try:
-            return await self._cluster.roll_call.register(request)
+            return await self._cluster.heartbeats.register(request)
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
 

@@ -254,7 +254,7 @@ def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
 
 def _voter(cluster: Cluster, broker: BrokerImage, clock: Clock) -> Fields:
     """Its heartbeats tell what a voter's fetches would."""
-    progress = cluster.roll_call.progress_of(broker.id)
+    progress = cluster.heartbeats.progress_of(broker.id)
     return {
         "replica_id": broker.id,
         "replica_directory_id": broker.directories[0],

@@ -101,7 +101,7 @@ def _connections(process: Process, connections: Sequence[Connection]) -> Iterato
 
 def _silent_beats(components: Components) -> tuple[int, ...]:
     """Brokers whose heartbeats count as coming over a connection that is lost."""
-    attached = components.cluster.roll_call._attached
+    attached = components.cluster.heartbeats._attached
     return tuple(sorted(number for number, held in attached.items() if held._transport is None))
 
 
@@ -119,7 +119,7 @@ def _awaited(channel: Channel) -> int:
 def _queues(components: Components, owed: int) -> dict[str, int]:
     cluster, network, logs = components.cluster, components.network, components.logs
     lengths = {
-        "commands": len(cluster._queue),
+        "commands": len(cluster.queue),
         "unpublished": len(cluster._unpublished),
         "ISR proposals": len(components.isr._waiting),
         "group commands": components.groups.statistics().waiting,
@@ -162,7 +162,7 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
     yield from (f"{tp[0]}-{tp[1]} is not open" for tp in sorted(due - partitions))
     for what, names in (
         ("statistics", replicas.topic_stats.keys()),
-        ("log settings", cluster._log_configs.keys()),
+        ("log settings", cluster.settings.log_configs.keys()),
     ):
         left_over = names - truth.topics.keys() - INTERNAL_TOPICS.keys()
         yield from (f"{what} of {name}" for name in sorted(left_over))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from broker.control.forwarding import AT_ONCE
+from broker.control.forwarding import FORWARDED_AT_ONCE
 from tests.sim.checks import Case
 from tests.sim.history import Census
 
@@ -18,7 +18,7 @@ STANDING = (
     "Broker._clean",
     "Broker._maintain",
     "Broker._run",
-    "Cluster._attend",
+    "Cluster._send_heartbeats",
     "Cluster._follow",
     "Cluster._rebalance",
     "Cluster._watch",
@@ -29,7 +29,8 @@ STANDING = (
 )
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("ReplicaFetchWait", "most watchers of a partition")
-CHANNELS_FOR_EACH_PEER = 5 + AT_ONCE  # heartbeats, ISR changes, questions, looks, fetches; what is forwarded
+# heartbeats, ISR changes, questions, looks, fetches; and what is forwarded
+CHANNELS_FOR_EACH_PEER = 5 + FORWARDED_AT_ONCE
 IN_FLIGHT = 1
 
 

@@ -47,7 +47,7 @@ def test_what_a_broker_needs_is_no_leak() -> None:
     [
         ("a task too many", {"tasks": {**CLEAN.tasks, "Broker._maintain": 2}}),
         ("a task that ended", {"tasks": dict.fromkeys(STANDING[1:], 1)}),
-        ("an unknown task", {"tasks": {**CLEAN.tasks, "RollCall._look_after": 1}}),
+        ("an unknown task", {"tasks": {**CLEAN.tasks, "Heartbeats._look_after": 1}}),
         ("a fetcher too many", {"tasks": {**CLEAN.tasks, "Fetcher._run": 2}}),
         ("a fetcher that ended", {"followed": (2, 3)}),
         ("a held heartbeat too many", {"tasks": {**CLEAN.tasks, "Dispatcher._finish": 3}}),

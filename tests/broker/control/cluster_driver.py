@@ -113,7 +113,7 @@ class Site:
         return SimStore(self.loop, self.bucket, _Line(self, node_id), rng, process)
 
     async def started(self, **kwargs: Any) -> Cluster:
-        start = {name: kwargs.pop(name) for name in ("ports", "holds") if name in kwargs}
+        start = {name: kwargs.pop(name) for name in ("ports", "has_log") if name in kwargs}
         member = self.member(**kwargs)
         await member.read()
         await member.join(**start)

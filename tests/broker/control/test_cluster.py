@@ -537,7 +537,7 @@ def test_slots_of_a_replaced_controller_are_void() -> None:
         again = await site.started()
         assert again.image.controller_epoch == 2
         zombie = encode_record(ClusterBorn(cluster_id="zombie"))
-        won = await again._log.win(
+        won = await again.metadata_log.win(
             again.image.seq + 1, controller_epoch=1, previous_hash=again.ledger.last_hash, records=[zombie]
         )
         assert won is not None

@@ -117,7 +117,7 @@ async def test_what_waits_for_one_slot_shares_the_next_though_it_was_passed_on(t
         asked.append(asyncio.ensure_future(client.call(Api.CREATE_TOPICS, 7, **creation(f"t{at}"))))
         if not at:
             await until(lambda: cluster.ledger.unresolved_s)
-    await until(lambda: len(cluster._queue) == len(asked) - 1)
+    await until(lambda: len(cluster.queue) == len(asked) - 1)
     store.goes.set()
     for answer in await asyncio.gather(*asked):
         assert answer.topics[0].error_code is ErrorCode.none
@@ -173,7 +173,7 @@ async def test_only_the_controller_opens_an_envelope_and_only_what_belongs_in_on
 
 async def test_who_is_no_member_any_more_has_no_channels(trio: list[Broker]) -> None:
     cluster = trio[1].components.cluster
-    await cluster.roll_call.answers(3)
+    await cluster.is_listening(3)
     assert any(node_id == 3 for node_id, _purpose in cluster.channels._channels)
     await trio[2].stop()
     await trio[0].components.cluster.submit(UnregisterBroker(broker_id=3))

@@ -69,14 +69,14 @@ def test_of_two_directories_the_one_that_was_changed_is_led_by_nobody() -> None:
         await make(first, "lost", "kept")
         await site.kill(first)
         change_disk(site, "/data/1/a")
-        second = await site.started(dirs=BOTH, holds=only("kept"))
+        second = await site.started(dirs=BOTH, has_log=only("kept"))
         assert state(second, "lost") == (NO_LEADER, ())
         assert state(second, "kept") == (1, (1,))
         assert len(registered(site, second)) == 2
         assert len(registered(site, second) & before) == 1
         await make(second, "made-later")
         await site.kill(second)
-        third = await site.started(dirs=BOTH, holds=only("kept"))
+        third = await site.started(dirs=BOTH, has_log=only("kept"))
         assert state(third, "lost") == (NO_LEADER, ())
         assert state(third, "kept") == (1, (1,))
         assert state(third, "made-later") == (1, (1,)), "with all disks there, what has no log never had one"
@@ -99,12 +99,12 @@ def test_what_others_have_goes_on_with_them_and_what_was_made_meanwhile_is_not_l
         held = only("kept")
         made: list[asyncio.Task[None]] = []
 
-        def holds(topic: TopicImage, index: int) -> bool:
+        def has_log(topic: TopicImage, index: int) -> bool:
             if not made:
                 made.append(asyncio.ensure_future(make(controller, "new")))
             return held(topic, index)
 
-        await back.join(holds=holds)
+        await back.join(has_log=has_log)
         site.alive[1] = back
         await made[0]
         await settled(lambda: back.image == controller.image)
@@ -132,7 +132,7 @@ def test_where_losing_records_is_allowed_another_replica_takes_over_and_not_the_
         await site.kill(first)
         await settled(lambda: back.is_controller or third.is_controller)
         change_disk(site, "/data/1/a")
-        again = await site.started(dirs=BOTH, holds=only())
+        again = await site.started(dirs=BOTH, has_log=only())
         assert state(again, "lost") == (2, (2,))
 
     site.run(story())
@@ -152,7 +152,7 @@ def test_a_disk_that_cannot_be_read_may_come_back_and_is_not_forgotten() -> None
         assert registered(site, second) == before
         await site.kill(second)
         change_disk(site, "/data/1/a")
-        third = await site.started(dirs=BOTH, holds=only("kept"))
+        third = await site.started(dirs=BOTH, has_log=only("kept"))
         assert state(third, "lost") == (NO_LEADER, ())
         assert state(third, "kept") == (1, (1,))
 
@@ -170,7 +170,7 @@ def test_a_disk_whose_label_cannot_be_read_now_is_not_forgotten(monkeypatch: pyt
         with monkeypatch.context() as patch:
             read = joining.read_directories
             patch.setattr(joining, "read_directories", lambda *args, **kwargs: read(*args, **kwargs)[1:])
-            second = await site.started(dirs=BOTH, holds=only("there"))
+            second = await site.started(dirs=BOTH, has_log=only("there"))
         assert registered(site, second) == before
         assert state(second, "there") == (1, (1,))
 
@@ -195,13 +195,13 @@ def test_wherever_it_ends_on_the_way_the_next_life_finishes(seed: int, others: i
         change_disk(site, "/data/1/a")
         for _ in range(4):
             member = site.member(dirs=BOTH)
-            life = asyncio.ensure_future(live(site, member, holds=only("kept")))
+            life = asyncio.ensure_future(live(site, member, has_log=only("kept")))
             await asyncio.sleep(rng.uniform(0, 0.2))
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
             assert life.cancelled() or life.exception() is None
             await site.kill(member)
-        last = await site.started(dirs=BOTH, holds=only("kept"))
+        last = await site.started(dirs=BOTH, has_log=only("kept"))
         for at in range(3):
             assert state(last, f"lost-{at}") == (NO_LEADER, ())
         assert state(last, "kept") == (1, (1,))
@@ -210,10 +210,10 @@ def test_wherever_it_ends_on_the_way_the_next_life_finishes(seed: int, others: i
     site.run(story())
 
 
-async def live(site: Site, member: Cluster, *, holds: Callable[[TopicImage, int], bool]) -> None:
+async def live(site: Site, member: Cluster, *, has_log: Callable[[TopicImage, int], bool]) -> None:
     await member.read()
     site.alive[1] = member
-    await member.join(holds=holds)
+    await member.join(has_log=has_log)
     assert state(member, "lost-0") == (NO_LEADER, ()), "from here on it would serve"
     await asyncio.sleep(1)
 
@@ -233,7 +233,7 @@ def test_what_keeps_it_from_giving_up_what_is_lost_costs_one_line(caplog: pytest
 
         asked = 0
 
-        def holds(topic: TopicImage, index: int) -> bool:
+        def has_log(topic: TopicImage, index: int) -> bool:
             nonlocal asked
             asked += 1
             if asked == 1:
@@ -241,7 +241,7 @@ def test_what_keeps_it_from_giving_up_what_is_lost_costs_one_line(caplog: pytest
                 site.refuse(1, 2)
             return False
 
-        joined = asyncio.ensure_future(back.join(holds=holds))
+        joined = asyncio.ensure_future(back.join(has_log=has_log))
         site.alive[1] = back
         await asyncio.sleep(60)
         assert asked > 10
@@ -250,7 +250,7 @@ def test_what_keeps_it_from_giving_up_what_is_lost_costs_one_line(caplog: pytest
         site.refusing.clear()
         await asyncio.wait_for(joined, 30)
         assert state(back, "lost") == (NO_LEADER, ())
-        told = [record for record in caplog.records if "later" in record.message]
+        told = [record for record in caplog.records if "postponed" in record.message]
         assert 1 <= len(told) <= 3, len(told)
 
     site.run(story())

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.control.cluster import DOUBT_S, Cluster
+from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
+from broker.control.member import LOST_PEER_S
 from broker.control.topics import CreateTopics, NewTopic
 from protocol.apis import PeerApi
 from protocol.errors import ErrorCode, KafkaError
@@ -187,7 +188,7 @@ def test_a_store_that_ignores_conditions_takes_no_second_node() -> None:
         for key, data in site.bucket.objects.items():
             await careless.put(key, data)
         site.bucket = careless
-        with pytest.raises(StartupError, match="does not keep to conditions"):
+        with pytest.raises(StartupError, match="does not honour conditional puts"):
             await site.started(node_id="2", dirs="/data/2")
 
     run(story)
@@ -285,12 +286,12 @@ def test_who_asks_when_a_broker_just_died_hears_of_its_end() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
         await asyncio.sleep(1)
-        assert not members[1].is_in_doubt()
+        assert not members[1].has_lost_peer()
         await site.kill(members[0])
-        await until(members[1].is_in_doubt)
-        await members[1].doubt_over()
+        await until(members[1].has_lost_peer)
+        await members[1].wait_doubt_over()
         assert members[1].image.brokers[1].fenced
-        assert not members[1].is_in_doubt()
+        assert not members[1].has_lost_peer()
 
     run(story)
 
@@ -301,10 +302,10 @@ def test_a_broker_that_closed_a_connection_and_lives_on_is_not_doubted_for_long(
         await asyncio.sleep(1)
         for call in [call for call in site.calls if (call.source, call.target) == (2, 1)]:
             call.lose()
-        await until(members[1].is_in_doubt)
+        await until(members[1].has_lost_peer)
         asked_s = site.loop.time()
-        await members[1].doubt_over()
-        assert site.loop.time() - asked_s <= DOUBT_S + 0.1
+        await members[1].wait_doubt_over()
+        assert site.loop.time() - asked_s <= LOST_PEER_S + 0.1
         assert not members[1].image.brokers[1].fenced
 
     run(story)

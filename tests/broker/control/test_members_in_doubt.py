@@ -16,7 +16,7 @@ from broker.control import cluster as cluster_module
 from broker.control import ledger as ledger_module
 from broker.control.brokers import UnregisterBroker, election
 from broker.control.cluster import Cluster
-from broker.control.command_queue import QUEUE_MAX_COMMANDS, Beat, CommandQueue
+from broker.control.command_queue import QUEUE_MAX_COMMANDS, CommandQueue, EmptySlot
 from broker.control.image import Delta
 from broker.control.metadata_log import MetadataLog, parse_slot, snapshot_key
 from broker.control.metadata_records import encode_record
@@ -51,7 +51,7 @@ def test_who_reads_of_its_successor_is_the_controller_no_more() -> None:
         await members[0]._read_on()
         assert controllers(site) in ([2], [3])
         with pytest.raises(KafkaError) as refused:
-            await members[0].submit(Beat())
+            await members[0].submit(EmptySlot())
         assert refused.value.code is ErrorCode.not_controller
 
     run(story)
@@ -119,23 +119,23 @@ def test_commands_are_worked_off_by_a_node_elected_again_while_it_learned_that_i
 
         async def elected_again(controller_epoch: int) -> None:
             queue.open(2)
-            later.append(asyncio.ensure_future(queue.submit(Beat())))
+            later.append(asyncio.ensure_future(queue.submit(EmptySlot())))
             await asyncio.sleep(1)
 
-        async def publish(delta: Delta) -> None:
+        async def publish(*deltas: Delta) -> None:
             pass
 
-        queue = CommandQueue(
-            cast(Any, Log()),
+        writer = SimpleNamespace(
             rules=member.rules,
             publish=publish,
-            on_lost=elected_again,
-            on_broken=site.fenced.append,
+            slot_lost=elected_again,
+            end_membership=site.fenced.append,
             spawn=member.spawn,
         )
+        queue = CommandQueue(cast(Any, Log()), cast(Any, writer))
         queue.open(1)
         with pytest.raises(KafkaError) as refused:
-            await queue.submit(Beat())
+            await queue.submit(EmptySlot())
         assert refused.value.code is ErrorCode.not_controller
         await asyncio.wait_for(later[0], 5)
         assert tried == [1, 2]
@@ -213,7 +213,7 @@ def test_a_heartbeat_is_answered_though_the_store_hangs() -> None:
         site.cut.clear()
         members[2]._leaving = False
         begun = site.loop.time()
-        answer = await members[2]._beat(1)
+        answer = await members[2]._heartbeat(1)
         assert site.loop.time() - begun < 2.5
         assert answer.error_code is ErrorCode.request_timed_out
 
@@ -293,9 +293,9 @@ def test_a_fence_that_found_no_room_is_tried_again() -> None:
         members = await site.trio()
         await asyncio.sleep(1)
         site.profile.down = True
-        asked = [asyncio.ensure_future(members[0].submit(Beat()))]
+        asked = [asyncio.ensure_future(members[0].submit(EmptySlot()))]
         await asyncio.sleep(0.1)
-        asked += [asyncio.ensure_future(members[0].submit(Beat())) for _ in range(QUEUE_MAX_COMMANDS)]
+        asked += [asyncio.ensure_future(members[0].submit(EmptySlot())) for _ in range(QUEUE_MAX_COMMANDS)]
         await site.kill(members[2])
         await asyncio.sleep(1)
         site.profile.heal()
@@ -310,7 +310,7 @@ def test_who_was_attached_to_an_earlier_term_is_not_taken_for_alive() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
         await asyncio.sleep(1)
-        assert members[0].roll_call._attached
+        assert members[0].heartbeats._attached
         site.isolate(1)
         await until(lambda: members[1].is_controller or members[2].is_controller)
         await members[0]._read_on()
@@ -341,18 +341,18 @@ def test_the_id_of_one_who_lives_is_not_given_away_by_a_controller_who_has_just_
         (leader,) = controllers(site)
         (other,) = (member for member in members[1:] if member.node_id != leader)
         twin = twin_of(other)
-        roll_call = site.alive[leader].roll_call
-        roll_call._attached.clear()
+        heartbeats = site.alive[leader].heartbeats
+        heartbeats._attached.clear()
         if is_alive:
             with pytest.raises(KafkaError) as refused:
-                await roll_call.register(twin)
+                await heartbeats.register(twin)
             assert refused.value.code is ErrorCode.duplicate_broker_registration
             await asyncio.sleep(10)
             assert other.is_member()
             assert not site.fenced
         else:
             await site.kill(other)
-            await roll_call.register(twin)
+            await heartbeats.register(twin)
 
     run(story)
 
@@ -366,16 +366,16 @@ def test_the_id_of_one_who_is_heard_again_while_its_port_is_tried_is_not_given_a
             for id_ in (1, 2, 3)
         ]
         await asyncio.sleep(1)
-        roll_call = members[0].roll_call
-        attached = roll_call._attached.pop(3)
+        heartbeats = members[0].heartbeats
+        attached = heartbeats._attached.pop(3)
 
         async def heard_again(node_id: int) -> None:
             await asyncio.sleep(0.1)
-            roll_call._attached[node_id] = attached
+            heartbeats._attached[node_id] = attached
 
-        roll_call.answers = heard_again  # type: ignore[method-assign]
+        members[0].is_listening = heard_again  # type: ignore[method-assign]
         with pytest.raises(KafkaError) as refused:
-            await roll_call.register(twin_of(members[2]))
+            await heartbeats.register(twin_of(members[2]))
         assert refused.value.code is ErrorCode.duplicate_broker_registration
         assert members[2].is_member()
 
@@ -450,14 +450,14 @@ def test_a_member_that_nobody_can_help_asks_at_a_pace(monkeypatch: pytest.Monkey
         members = await site.trio()
         await missed_slots(site, members, "a", "b", "c", "d")
         asked = 0
-        beat = members[2]._beat
+        beat = members[2]._heartbeat
 
         async def counted(node_id: int, **kwargs: Any) -> Any:
             nonlocal asked
             asked += 1
             return await beat(node_id, **kwargs)
 
-        members[2]._beat = counted  # type: ignore[method-assign]
+        members[2]._heartbeat = counted  # type: ignore[method-assign]
         site.cut.clear()
         await asyncio.sleep(10)
         assert asked < 100
@@ -499,7 +499,7 @@ def test_a_snapshot_that_cannot_be_read_ends_nothing(monkeypatch: pytest.MonkeyP
         await site.bucket.put(snapshot_key(1), b"of another release")
         for at in range(5):
             await create(member, f"t{at}")
-        keeper = member._keeper
+        keeper = member._snapshot
         assert keeper is not None
         await asyncio.wait([keeper])
         assert keeper.exception() is None

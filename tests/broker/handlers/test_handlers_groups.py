@@ -91,7 +91,7 @@ class FakeCluster:
     def subscribe(self, listener: Callable[[Delta], None]) -> None:
         self.listeners.append(listener)
 
-    def is_in_doubt(self) -> bool:
+    def has_lost_peer(self) -> bool:
         return False
 
     def log_config(self, topic: str) -> LogConfig:

@@ -346,7 +346,7 @@ def test_a_voter_has_what_its_last_heartbeat_told() -> None:
         unknown = {"broker_id": 2, "broker_epoch": 9, "want_fence": False, "want_shut_down": False}
         await client.ask(PeerApi.BROKER_HEARTBEAT, 1, current_metadata_offset=end + 1, **unknown)
         assert await followed() == (end, 0, later_ms), "an earlier life tells nothing"
-        member.roll_call.begin()
+        member.heartbeats.begin()
         assert await followed() == (-1, -1, -1)
 
     run(story)

@@ -1,0 +1,77 @@
+"""The configuration this broker goes by now: its own file, and what the image changes of it.
+
+Owns: the typed views of dynamic broker settings and of each topic's log settings, and the rules by which the
+controller decides. Does not own: names, types and values (config/), changing them (config_changes.py).
+Invariant: a value that cannot be read leaves the last good view in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+
+from broker.config.broker import BrokerConfig
+from broker.config.topics import log_config
+from broker.config.values import ConfigError, ResourceType
+from broker.control.commands import Rules
+from broker.control.directories import new_id
+from broker.control.image import Delta, Image
+from storage.policy import LogConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Settings:
+    def __init__(self, config: BrokerConfig, image: Image, rng: random.Random) -> None:
+        self.broker_config = config
+        self._file = config
+        self._image = image
+        self._random = rng
+        self._log_configs: dict[str, LogConfig] = {}
+
+    def __repr__(self) -> str:
+        return f"Settings(node={self._file.node_id}, {len(self._log_configs)} topics)"
+
+    @property
+    def log_configs(self) -> Mapping[str, LogConfig]:
+        """The topics whose view is kept."""
+        return self._log_configs
+
+    def log_config(self, topic: str) -> LogConfig:
+        """The settings a topic's logs go by now."""
+        found = self._log_configs.get(topic)
+        if found is None:
+            overrides = self._image.config(ResourceType.TOPIC, topic)
+            found = self._log_configs[topic] = log_config(self.broker_config, overrides)
+        return found
+
+    def rules(self) -> Rules:
+        return Rules(
+            config=self.broker_config,
+            new_id=lambda: new_id(self._random),
+            pick=self._random.randrange,
+        )
+
+    def follow(self, delta: Delta) -> None:
+        """Bring the views up to date with a change of the image."""
+        for topic in (*delta.topics_deleted, *delta.topics_created.values()):
+            self._log_configs.pop(topic.name, None)
+        for resource, name in delta.configs_changed:
+            if resource is ResourceType.TOPIC:
+                self._log_configs.pop(name, None)
+        if any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
+            self.load()
+
+    def load(self) -> None:
+        """Take the broker settings from the image as it is."""
+        try:
+            self.broker_config = self._file.with_dynamic(
+                default=self._image.config(ResourceType.BROKER, ""),
+                broker=self._image.config(ResourceType.BROKER, str(self._file.node_id)),
+            )
+        except ConfigError as error:
+            # Committed by a release that allowed it.
+            logger.error("kept the last broker configuration, the committed one is not valid: %s", error)
+            return
+        self._log_configs.clear()
