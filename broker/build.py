@@ -38,7 +38,7 @@ from broker.net.server import Limits, NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
-from broker.replicas.isr import IsrManager
+from broker.replicas.isr import IsrChanges
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
@@ -123,7 +123,7 @@ def build(
         offload=world.offload,
         spawn=spawn,
     )
-    isr = IsrManager(replicas=replicas, controller=cluster)
+    isr = IsrChanges(replicas=replicas, controller=cluster)
     counters = Counters()
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)

@@ -20,7 +20,7 @@ from broker.net.server import NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
-from broker.replicas.isr import IsrManager
+from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from storage.log_manager import LogManager
@@ -38,7 +38,7 @@ class Components:
     cluster: Cluster
     purgatory: Purgatory
     replicas: ReplicaManager
-    isr: IsrManager
+    isr: IsrChanges
     fetchers: ReplicaFetchers
     fetch_sessions: FetchSessions
     follower_fetch: ReplicaFetch

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.coordinators.groups.coordinator import GroupCoordinator
     from broker.net.server import NetworkServer
     from broker.replicas.fetch_sessions import FetchSessions
-    from broker.replicas.isr import IsrManager
+    from broker.replicas.isr import IsrChanges
     from broker.replicas.partition import Partition
     from broker.replicas.purgatory import Purgatory
     from broker.replicas.replica_manager import ReplicaManager
@@ -47,7 +47,7 @@ def collect(
     counters: Counters,
     replicas: ReplicaManager,
     logs: LogManager,
-    isr: IsrManager,
+    isr: IsrChanges,
     fetch_sessions: FetchSessions,
     network: NetworkServer,
     groups: GroupCoordinator,
@@ -154,7 +154,7 @@ def _pieces(rows: Sequence[T]) -> Iterator[Sequence[T]]:
         yield rows[at : at + PIECE]
 
 
-def _replicas(replicas: ReplicaManager, isr: IsrManager) -> Iterator[Metric]:
+def _replicas(replicas: ReplicaManager, isr: IsrChanges) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     partitions = list(replicas.partitions())

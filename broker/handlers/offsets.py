@@ -46,7 +46,7 @@ _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
-"""Asks one replica about itself, whoever leads."""
+"""Asks one replica about itself, leader or not."""
 _HIGH_WATERMARK: Final = -1
 _UNKNOWN: Final = (-1, -1, -1)
 """(timestamp, offset, leader epoch) of nothing."""
@@ -246,7 +246,7 @@ class Deletion(CommitFuture):
 
 
 def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:
-    """(timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
+    """Return (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
     held = partition.log
     if timestamp == EARLIEST:
         return _at_offset(partition, held.log_start_offset)

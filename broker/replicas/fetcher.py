@@ -1,12 +1,12 @@
-"""Following: what other brokers lead is fetched from them and appended here.
+"""Following: fetch from other brokers what they lead, and append it here.
 
 Owns: one task for each leader and what it asks for, its fetch session, cutting a log where it parts from the
 leader's (KIP-101, KIP-595), starting anew where the leader has nothing older, and waiting after an error.
-Does not own: connections (channel), the bytes of a Fetch (protocol.replication), files (log), who leads
-(the image). Invariants: a partition is fetched from the leader and in the epoch that the image names, from
-where its own log ends; an answer counts only if both are still so; every batch's CRC is checked before it is
-appended, and the high watermark here is never above what the leader said or the log holds. An error of one
-partition makes that one wait and no other.
+Does not own: connections (channel), the bytes of a Fetch (protocol.replication), files (log), which broker
+leads (the image). Invariants: a partition is fetched from the leader and in the epoch that the image names,
+from where its own log ends; an answer counts only if both are still so; every batch's CRC is checked before
+it is appended, and the high watermark here is never above what the leader said or the log holds. An error of
+one partition makes that one wait and no other.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ logger = logging.getLogger(__name__)
 PURPOSE: Final = "fetch"
 LOOK_AT_ALL_S: Final = 5.0
 ADOPT_WAIT_S: Final = 0.05
+"""How long a request waits for log starts on their way to the disk, where nothing else is fetched."""
 LIST_OFFSETS_VERSION: Final = 9
 _LATEST, _EARLIEST = -1, -2
 _CORRELATION_MASK: Final = 0x7FFFFFFF
 _SESSION_EPOCH_MAX: Final = 2**31 - 1
 _SLICE_BYTES: Final = 1 << 20
-"""What is appended before the loop gets another turn."""
+"""How much is appended before the loop gets another turn."""
 _SESSION_LOST: Final = frozenset(
     {
         ErrorCode.fetch_session_id_not_found,
@@ -54,14 +55,14 @@ _SESSION_LOST: Final = frozenset(
 Key = tuple[UUID, int]
 
 
-class Reach(Protocol):
-    """Channels, as far as it concerns fetching."""
+class PeerChannels(Protocol):
+    """Channels, as far as fetching needs them."""
 
     def to(self, node_id: int, purpose: str) -> Channel: ...
 
 
-class Held(Protocol):
-    """The replica manager, as far as it concerns fetching."""
+class ReplicaView(Protocol):
+    """The replica manager, as far as fetching needs it."""
 
     @property
     def node_id(self) -> int: ...
@@ -74,13 +75,13 @@ class Held(Protocol):
 
 
 class ReplicaFetchers:
-    """All that this broker follows, by leader."""
+    """All partitions this broker follows, by leader."""
 
     def __init__(
         self,
         *,
-        replicas: Held,
-        channels: Reach,
+        replicas: ReplicaView,
+        channels: PeerChannels,
         broker_epoch: Callable[[], int],
         config: Callable[[], BrokerConfig],
         throttle: Throttle,
@@ -99,13 +100,13 @@ class ReplicaFetchers:
         return f"<ReplicaFetchers {list(self._fetchers.values())}>"
 
     def start(self, task_group: asyncio.TaskGroup) -> None:
-        """Fetches what is followed already, and what will be."""
+        """Start a task for each leader that is followed now or later."""
         self._tasks = task_group
         for fetcher in self._fetchers.values():
             fetcher.start(task_group)
 
     def stop(self) -> None:
-        """Nothing is appended from here on."""
+        """Cancel every task: nothing is appended from here on."""
         self._tasks = None
         for fetcher in self._fetchers.values():
             fetcher.stop()
@@ -113,7 +114,7 @@ class ReplicaFetchers:
         self._positions.clear()
 
     def follow(self, partition: Partition) -> None:
-        """Takes a partition as it is now: led here, led elsewhere, by nobody, offline or gone."""
+        """Take over a partition as it is now: led here, led elsewhere, without a leader, offline or gone."""
         known = self._positions.get(partition)
         leads = partition.is_leader or partition.offline
         leader_id = NO_LEADER if leads else partition.leader_id
@@ -168,13 +169,13 @@ class _Position:
         self.leader_epoch = partition.leader_epoch
         self.wait_until = 0.0
         self.is_stuck = False
-        """Nothing helps but news from the image."""
+        """Set when only a change of the image can help."""
         self.adopting = UNKNOWN
         """The log start that is on its way to the disk."""
         self.is_verified = False
         """The leader has answered without seeing a divergence, or this log was begun anew for it."""
         self.needs_reset = False
-        """The leader has nothing where this log ends: it is to be asked where its own begins and ends."""
+        """Set when this log ends outside the leader's, whose start and end are to be asked."""
         self.lag: int | None = None
         held = partition.log
         if held.epochs.latest < 0:
@@ -215,7 +216,8 @@ class _Session:
         self.told: dict[Key, FetchItem] = {}
 
     def tell(self, looked_at: dict[Key, FetchItem | None]) -> tuple[list[FetchItem], list[Key]]:
-        """(what is new, what is to be forgotten) of these; None is for who is not to be fetched now."""
+        """Return (what is new, what is to be forgotten) of these; None marks a partition not to be fetched
+        now."""
         told = self.told
         news: list[FetchItem] = []
         gone: list[Key] = []
@@ -243,7 +245,7 @@ class Fetcher:
         self._replicas = owner.replicas
         self._session = _Session()
         self._stale: dict[Key, None] = {}
-        """Who is to be looked at before the next request; the others are asked for as they were."""
+        """Partitions to re-check before the next request; the rest keep their position."""
         self._looked_at_all_at = -inf
         self._has_news = asyncio.Event()
         self._adopting: dict[_Position, None] = {}
@@ -253,7 +255,7 @@ class Fetcher:
         self._correlation_id = 0
         self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
         self._trouble = ""
-        """Why the last fetch failed: said when it begins and when it changes."""
+        """Why the last fetch failed: logged when that begins and when it changes."""
 
     def __repr__(self) -> str:
         return f"<Fetcher from {self.leader_id}, {len(self.positions)} partitions>"
@@ -284,29 +286,29 @@ class Fetcher:
                 if not await self._reset_offsets():
                     await self._fetch()
             except (PeerLost, MalformedRequest) as error:
-                self._tell(str(error))
+                self._log_trouble(str(error))
                 self._start_over()
                 await asyncio.sleep(self._backoff_s())
             else:
                 self._trouble = ""
 
-    def _tell(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
-            logger.info("fetching from broker %d: %s", self.leader_id, trouble)
+            logger.info("cannot fetch from broker %d: %s", self.leader_id, trouble)
 
     def _start_over(self) -> None:
-        """With a session that was told nothing."""
+        """Discard the fetch session; the next request names every partition again."""
         self._session = _Session()
         self._stale = dict.fromkeys(self.positions)
 
     def _backoff_s(self) -> float:
         return self._owner.config().replica_fetch_backoff_ms / 1000
 
-    # ------------------------------------------------------------------------------------------- one fetch
+    # --- one fetch ---
 
     async def _fetch(self) -> None:
-        """One request and what it brings; or a wait for somebody to fetch for."""
+        """Send one request and take its answers; without a partition to fetch, wait for one."""
         config, session = self._owner.config(), self._session
         items, forgotten = session.tell(self._look())
         if not session.told and not forgotten:
@@ -338,7 +340,7 @@ class Fetcher:
         if response.session_id:
             session.answered(response.session_id)
             return
-        # a leader without room for a session is told everything each time, and answers at once
+        # without room for a session a leader answers at once, and has to be told everything each time
         self._start_over()
         if session.told and not any(len(fetched.records) for fetched in response.partitions):
             await asyncio.sleep(self._backoff_s())
@@ -372,8 +374,8 @@ class Fetcher:
             return
 
     def _look(self) -> dict[Key, FetchItem | None]:
-        """From where those are to be fetched of whom something changed; who cannot be fetched for now is
-        looked at again. Retention moves log starts without telling."""
+        """Return the next fetch position of each partition that changed. One that cannot be fetched yet is
+        checked again next time. Every few seconds all are: retention moves log starts unannounced."""
         now, max_bytes = self._replicas.now(), self._owner.config().replica_fetch_max_bytes
         if now - self._looked_at_all_at > LOOK_AT_ALL_S:
             self._looked_at_all_at = now
@@ -392,7 +394,8 @@ class Fetcher:
         return looked_at
 
     def _is_throttled(self, position: _Position) -> bool:
-        """Only who is out of sync anyway: a throttle must not push a replica out."""
+        """Whether to hold a partition back. Only one that is out of sync anyway: a throttle must not push a
+        replica out."""
         if position.lag is not None and position.lag <= 0:
             return False
         partition = position.partition
@@ -400,17 +403,17 @@ class Fetcher:
         return self._owner.throttle.holds_back(listed, partition.index, partition.node_id)
 
     async def _wait_for_news(self) -> None:
-        """Until there is something to fetch, or it is worth looking again."""
+        """Wait until there is something to fetch, or it is time to look again."""
         try:
             async with asyncio.timeout(self._backoff_s()):
                 await self._has_news.wait()
         except TimeoutError:
             return
 
-    # ----------------------------------------------------------------------------------------- one answer
+    # --- one answer ---
 
     def _take(self, position: _Position, asked: FetchItem, fetched: FetchedPartition) -> None:
-        """What one partition is answered, if it is still asked: meanwhile it may have changed its leader."""
+        """Take the answer for one partition, unless its leader or its log has changed since the request."""
         held = position.partition.log
         if (position.leader_epoch, held.log_end_offset) != (asked.leader_epoch, asked.offset):
             return
@@ -422,7 +425,7 @@ class Fetcher:
             else:
                 self._append(position, fetched)
         except CorruptBatch as error:
-            logger.error("%s: the leader's batch is refused: %s", position, error)
+            logger.error("%s: a damaged batch from the leader is not appended: %s", position, error)
             self._delay(position)
         except NoDescriptor as error:
             self._put_off(position, error)
@@ -470,18 +473,19 @@ class Fetcher:
         batches are its own, or were never committed. What was compared once stays equal in this epoch."""
         held = position.partition.log
         if held.log_start_offset < held.log_end_offset <= leader_start:
-            logger.warning("%s: begins anew at %d: all it has was deleted", position, leader_start)
+            logger.warning("%s: starts over at %d: all its records were deleted", position, leader_start)
             held.truncate_fully(leader_start)
         position.is_verified = True
 
     def _truncate(self, position: _Position, leader_epoch: int, leader_end: int) -> None:
-        """The leader knows no epoch above `leader_epoch` that we have, and that one ends at `leader_end`."""
+        """Cut this log: the leader knows no newer epoch of ours than `leader_epoch`, which ends there at
+        `leader_end`."""
         held = position.partition.log
         offset = plan_truncation(held, leader_epoch, leader_end)
         if offset < held.high_watermark:
-            logger.warning("%s: cut to %d, below its high watermark", position, offset)
+            logger.warning("%s: truncated to %d, below its high watermark", position, offset)
         elif offset < held.log_end_offset:
-            logger.info("%s: cut to %d, where its epochs part from the leader's", position, offset)
+            logger.info("%s: truncated to %d, where its epochs diverge from the leader's", position, offset)
         position.is_verified = False
         held.truncate_to(offset)
 
@@ -490,11 +494,11 @@ class Fetcher:
             position.needs_reset = True
             return
         if code is ErrorCode.fenced_leader_epoch:
-            # the leader is ahead of our image, which will tell where to go on
+            # the leader is ahead of our image, which will name the next epoch
             position.is_stuck = True
-            logger.info("%s: its epoch is over", position)
+            logger.info("%s: the leader has a newer epoch; waiting for the image", position)
             return
-        logger.debug("%s: the leader answers %s", position, code.name)
+        logger.debug("%s: the leader answered %s", position, code.name)
         self._delay(position)
 
     def _delay(self, position: _Position) -> None:
@@ -508,10 +512,11 @@ class Fetcher:
         self.remove(position)
         self._replicas.partition_failed(position.partition, error)
 
-    # ------------------------------------------------------------------------------------ out of its range
+    # --- out of its range ---
 
     async def _reset_offsets(self) -> bool:
-        """Asks for everyone whose log ends outside the leader's. True when there was somebody."""
+        """Ask for the start and end of each leader's log outside which ours ends. Return whether there was
+        any."""
         now = self._replicas.now()
         lost = [each for each in self.positions.values() if each.needs_reset and each.is_ready(now)]
         if not lost:
@@ -540,10 +545,10 @@ class Fetcher:
         held = position.partition.log
         position.is_verified = False
         if leader_end < held.log_end_offset:
-            logger.warning("%s: cut to %d, where the leader's log ends", position, leader_end)
+            logger.warning("%s: truncated to %d, where the leader's log ends", position, leader_end)
             held.truncate_to(leader_end)
         elif leader_start > held.log_end_offset:
-            logger.warning("%s: begins anew at %d, where the leader's log does", position, leader_start)
+            logger.warning("%s: starts over at %d, where the leader's log begins", position, leader_start)
             held.truncate_fully(leader_start)
         else:
             # the leader's log has moved since, or will: the same question again is for later
@@ -598,8 +603,8 @@ def append_fetched(held: AbstractLog, records: memoryview) -> None:
 
 
 def plan_truncation(held: AbstractLog, leader_epoch: int, leader_end: int) -> int:
-    """Where to cut this log, when the leader says that `leader_epoch` is its newest epoch that may be ours,
-    and where that one ends (KIP-101, KIP-279). An epoch between two of ours takes another question."""
+    """Return where to cut this log, given the leader's newest epoch that may be ours and where that one ends
+    (KIP-101, KIP-279). An epoch between two of ours takes another request."""
     epoch, end = held.end_offset_for_epoch(leader_epoch)
     if epoch < 0 or end < 0:
         return min(leader_end, held.log_end_offset)

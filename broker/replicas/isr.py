@@ -1,10 +1,10 @@
 """Changes of the ISR on their way to the controller.
 
-Owns: noticing who fell behind, collecting the proposals of all partitions led here, one request at a time,
-and what each answer means. Does not own: who is in sync (partition), where the controller is (cluster).
-Invariant: at most one request is under way; a proposal is asked for again until it is answered for good or
-the partition has moved on by itself, which the image tells it; until then the partition counts its maximal
-ISR, so a lost answer costs time and never an offset.
+Owns: noticing followers that fell behind, collecting the proposals of all partitions led here, one request at
+a time, and what each answer means. Does not own: which replica is in sync (partition), where the controller
+is (cluster). Invariant: at most one request is under way; a proposal is asked for again until it is answered
+for good or the partition has moved on by itself, which the image tells it; until then the partition counts
+its maximal ISR, so a lost answer costs time and never an offset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 PROPOSALS_MAX: Final = 1_000
-"""In one request; the rest goes with the next one."""
+"""The most in one request; the rest goes with the next one."""
 WATCHED_AT_ONCE: Final = 500
 
 # The controller was asked in vain, but says what is true: the proposal was not done and will not be.
@@ -46,17 +46,17 @@ _OUT_OF_DATE: Final = frozenset(
 
 
 class Controller(Protocol):
-    """The cluster, as far as it concerns the ISR."""
+    """The cluster, as far as ISR changes need it."""
 
     @property
     def broker_epoch(self) -> int: ...
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
-        """An AlterPartition request to the controller wherever it is; PeerLost or KafkaError without one."""
+        """Send AlterPartition to the controller, wherever it is; PeerLost or KafkaError without one."""
 
 
-class Led(Protocol):
-    """The replica manager, as far as it concerns the ISR."""
+class ReplicaView(Protocol):
+    """The replica manager, as far as ISR changes need it."""
 
     @property
     def node_id(self) -> int: ...
@@ -68,12 +68,12 @@ class Led(Protocol):
     def wake_committed(self, partition: Partition) -> None: ...
 
 
-class IsrManager:
-    def __init__(self, *, replicas: Led, controller: Controller) -> None:
+class IsrChanges:
+    def __init__(self, *, replicas: ReplicaView, controller: Controller) -> None:
         self._replicas = replicas
         self._controller = controller
         self._waiting: dict[Partition, None] = {}
-        """Partitions whose proposal is to be asked for, in the order they came."""
+        """Partitions with a proposal to send, in the order they came."""
         self._has_work = asyncio.Event()
         self.expands = 0
         self.shrinks = 0
@@ -81,10 +81,10 @@ class IsrManager:
         replicas.on_proposal.append(self._proposed)
 
     def __repr__(self) -> str:
-        return f"<IsrManager {len(self._waiting)} waiting, {self.expands} expands, {self.shrinks} shrinks>"
+        return f"<IsrChanges {len(self._waiting)} waiting, {self.expands} expands, {self.shrinks} shrinks>"
 
     def start(self, task_group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Its tasks, for whoever stops them."""
+        """Start watching and sending; return the tasks, to be stopped by the caller."""
         return [
             task_group.create_task(self._watch_for_ever(), name="isr watch"),
             task_group.create_task(self._send_for_ever(), name="isr changes"),
@@ -105,11 +105,11 @@ class IsrManager:
             return
         else:
             partition.propose_shrink()
-        # nobody waits any longer for a follower outside the ISR whose time is up
+        # a follower outside the ISR whose time is up is not waited for any longer
         if partition.advance():
             self._replicas.wake_committed(partition)
 
-    # ---------------------------------------------------------------------------------------------- asking
+    # --- asking ---
 
     def _proposed(self, partition: Partition) -> None:
         self._waiting[partition] = None
@@ -126,7 +126,7 @@ class IsrManager:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _send_once(self) -> bool:
-        """One request for all that wait. False when some of it is to be asked again."""
+        """Send one request for all that wait. Return False when some of it has to be sent again."""
         asked = self._take()
         if not asked:
             return True
@@ -134,11 +134,11 @@ class IsrManager:
         try:
             response = await self._controller.alter_partition(fields, timeout_s=REQUEST_TIMEOUT_S)
         except (PeerLost, KafkaError) as error:
-            logger.info("%d ISR changes are asked for again: %s", len(asked), error)
+            logger.info("retrying %d ISR changes: %s", len(asked), error)
             self._again(asked)
             return False
         if response.error_code != ErrorCode.none:
-            logger.info("%d ISR changes are asked for again: %s", len(asked), response.error_code.name)
+            logger.info("retrying %d ISR changes: %s", len(asked), response.error_code.name)
             self._again(asked)
             return False
         return self._take_answers(asked, response)
@@ -159,7 +159,7 @@ class IsrManager:
             if partition.proposal is proposal:
                 self._proposed(partition)
 
-    # --------------------------------------------------------------------------------------------- answers
+    # --- answers ---
 
     def _take_answers(self, asked: list[tuple[Partition, IsrProposal]], response: Any) -> bool:
         answers = {
@@ -179,11 +179,11 @@ class IsrManager:
                 self._again([(partition, proposal)])
                 is_settled = False
         for isr, names in changed.items():
-            logger.info("the ISR is now %s: %s", list(isr), few_of(names))
+            logger.info("ISR is now %s: %s", list(isr), few_of(names))
         return is_settled
 
     def _settle(self, partition: Partition, proposal: IsrProposal, answer: Any) -> bool:
-        """False when it is to be asked again."""
+        """Take the answer to one proposal. Return False when it has to be sent again."""
         if answer is None:
             return False
         code = answer.error_code
@@ -203,9 +203,9 @@ class IsrManager:
                 self._replicas.wake_committed(partition)
             return True
         if code in _OUT_OF_DATE:
-            logger.info("%s: the controller answers %s to its ISR change", partition, code.name)
+            logger.info("%s: the controller answered %s to its ISR change", partition, code.name)
             return True
-        logger.warning("%s: its ISR change failed with %s and is asked for again", partition, code.name)
+        logger.warning("%s: its ISR change failed with %s; retrying", partition, code.name)
         return False
 
 

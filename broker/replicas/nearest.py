@@ -1,4 +1,4 @@
-"""KIP-392: which replica a consumer of some rack had better read from.
+"""KIP-392: the replica that a consumer in some rack should read from.
 
 Owns: Kafka's rack-aware choice. Does not own: the followers' state (partition) or the racks (image).
 Invariant: only a follower in sync that has the offset is ever named, and never this broker itself.
@@ -17,7 +17,7 @@ class ReplicaSelector:
         self._image = image
 
     def select(self, partition: Partition, rack: str, offset: int) -> int:
-        """The node to ask instead, or -1 to read here: on a follower, or when the leader is as near."""
+        """Return the node to ask instead, or -1 to read here: on a follower, or if the leader is as near."""
         if not partition.is_leader:
             return -1
         brokers = self._image().brokers

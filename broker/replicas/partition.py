@@ -1,11 +1,11 @@
-"""One partition as its broker sees it: role, epoch, in-sync replicas, and the frontier everybody waits for.
+"""One partition as its broker sees it: role, epoch, in-sync replicas, and the frontier that all wait for.
 
-Owns: the leader's rules (who may append, when an append is committed, who is in sync), what it knows of its
-followers, and the waiters. Does not own: bytes (the log), time-outs (purgatory), fsync (replica manager),
-getting a change of the ISR committed (isr) or fetching as a follower (fetcher).
+Owns: the leader's rules (when an append is allowed and when committed, which replica is in sync), what it
+knows of its followers, and the waiters. Does not own: bytes (the log), time-outs (purgatory), fsync (replica
+manager), getting a change of the ISR committed (isr) or fetching as a follower (fetcher).
 
-Invariants. The high watermark is the least end offset over the maximal ISR, the committed one and whoever was
-proposed for it, and over who is about to join; it stands still while the committed ISR is below
+Invariants. The high watermark is the least end offset over the maximal ISR, the committed one and what was
+proposed for it, and over the replicas about to join; it stands still while the committed ISR is below
 min.insync.replicas, and never goes back within an epoch. A follower that leaves the ISR counts until that is
 committed. An acks=all append is answered only when the high watermark has passed it.
 
@@ -46,7 +46,7 @@ class DataWaiter(Protocol):
 
 
 class Peers(Protocol):
-    """What a leader has to know of the other brokers, and who hears what it decides about them."""
+    """What a leader has to know of the other brokers, and where it reports what it decides about them."""
 
     @property
     def lag_s(self) -> float:
@@ -61,11 +61,11 @@ class Peers(Protocol):
     def is_live(self, node_id: int) -> bool: ...
 
     def proposed(self, partition: Partition) -> None:
-        """It has a new proposal."""
+        """Take note of its new proposal."""
 
 
 class Visit:
-    """When a follower asked last, for all partitions of its session at once."""
+    """The time of a follower's last Fetch, for all partitions of its session at once."""
 
     __slots__ = ("at",)
 
@@ -74,7 +74,7 @@ class Visit:
 
 
 class Follower:
-    """What a leader knows of one follower, from what that one asked for last."""
+    """What a leader knows of one follower, from its last Fetch."""
 
     __slots__ = (
         "broker_epoch",
@@ -93,7 +93,7 @@ class Follower:
         self.log_start = UNKNOWN
         self.broker_epoch = -1
         self.leader_end = UNKNOWN
-        """Where the leader's log ended when this one asked last."""
+        """Where the leader's log ended at the last Fetch."""
         self.fetched_at = -inf
         self.caught_up_at = -inf
         self.visit: Visit | None = None
@@ -103,13 +103,13 @@ class Follower:
         return f"<Follower {self.node_id} [{self.log_start}, {self.end_offset}) epoch {self.broker_epoch}>"
 
     def elected(self, *, leader_end: int, is_in_sync: bool, now: float) -> None:
-        """A new epoch gives everyone in sync the full time, and nobody else any."""
+        """Restart the lag clock of an in-sync follower in a new epoch; any other starts as lagging."""
         self.leader_end = leader_end
         self.fetched_at = self.caught_up_at = now if is_in_sync else -inf
 
     def fetched(self, *, offset: int, log_start: int, leader_end: int, broker_epoch: int, now: float) -> None:
-        """It is caught up now if it has all there is, and was at its last fetch if it has all there was then:
-        a busy leader is never quite reached."""
+        """Take note of a Fetch. The follower is caught up now if it has all there is, and was at its last
+        Fetch if it has all there was then: a busy leader is never quite reached."""
         if offset >= leader_end:
             self.caught_up_at = now
         elif offset >= self.leader_end:
@@ -121,7 +121,7 @@ class Follower:
         self.fetched_at = now
 
     def left(self) -> None:
-        """It is out of the ISR: until it asks again nobody waits for it."""
+        """Forget its times after it left the ISR: until its next Fetch nothing waits for it."""
         self.fetched_at = self.caught_up_at = -inf
         self.visit = None
 
@@ -132,7 +132,7 @@ class Follower:
         return now - seen_at <= lag_s
 
     def _seen_at(self) -> float:
-        """When it asked last, having all there was."""
+        """The time of the last Fetch at which it had all there was."""
         visited_at = -inf if self.visit is None else self.visit.at
         return max(self.caught_up_at, self.fetched_at, visited_at)
 
@@ -240,9 +240,10 @@ class Partition:
         self.offline = False
         self.replicas: tuple[int, ...] = ()
         self.replication_factor = 0
-        """Of a partition led here: without what a reassignment under way is about to add."""
+        """The number of replicas without those that a reassignment under way is about to add; set while this
+        broker leads."""
         self.isr: tuple[int, ...] = ()
-        """As committed."""
+        """The committed ISR."""
         self.maximal_isr: frozenset[int] = frozenset()
         self.proposal: IsrProposal | None = None
         self.dirty = False
@@ -258,13 +259,13 @@ class Partition:
         """
         self.acks_all_ok = False
         self.data_waiters: dict[DataWaiter, None] = {}
-        """Consumers, who see what is committed."""
+        """Consumers, which see what is committed."""
         self.replica_waiters: dict[DataWaiter, None] = {}
-        """Followers, who see everything."""
+        """Followers, which see everything."""
         self.told_high_watermark = -1
-        """When consumers were woken last."""
+        """The high watermark at which consumers were woken last."""
         self._commit_waiters: OrderedDict[CommitWaiter, None] | None = None  # an empty one takes memory
-        """The one that waits for the least first."""
+        """Ordered by the offset that each waits for."""
         self._low_waiters: list[CommitWaiter] = []
         self._followers: dict[int, Follower] = {}
         self._peers = peers
@@ -278,11 +279,11 @@ class Partition:
             f" [{log.log_start_offset}, {log.high_watermark}, {log.log_end_offset}]>"
         )
 
-    # ------------------------------------------------------------------------------------------------- role
+    # --- role ---
 
     def lead(self, view: PartitionImage, *, syncs: bool, internal: bool) -> bool:
-        """Leads as `view` says, which is old news when its partition epoch is behind an answer of the
-        controller. True when the leader epoch is new."""
+        """Lead as `view` says, unless its partition epoch is behind an answer of the controller. Return
+        whether the leader epoch is new."""
         is_known = self.is_leader and view.leader_epoch == self.leader_epoch
         if is_known and view.partition_epoch < self.partition_epoch:
             return False
@@ -324,7 +325,7 @@ class Partition:
         self.log.epoch_start(leader_epoch)
 
     def follow(self, view: PartitionImage) -> bool:
-        """Another broker leads, or none does. True when the leader epoch is new."""
+        """Follow another leader, or none. Return whether the leader epoch is new."""
         newer = view.leader_epoch > self.leader_epoch or self.is_leader
         self.replicas = view.replicas
         self.leader_epoch = view.leader_epoch
@@ -334,11 +335,11 @@ class Partition:
 
     @property
     def min_isr(self) -> int:
-        """In-sync replicas that acks=all needs: more than there are replicas cannot be asked for."""
+        """The number of in-sync replicas that acks=all needs, at most the number of replicas."""
         return min(self.log.config.min_insync_replicas, max(len(self.replicas), 1))
 
     def leave(self) -> None:
-        """This broker holds it no longer."""
+        """Give up the role when this broker is no replica any more."""
         self._resign(NO_LEADER)
 
     def _resign(self, leader_id: int) -> None:
@@ -352,15 +353,15 @@ class Partition:
         self._fail_waiters(ErrorCode.not_leader_or_follower)
 
     def go_offline(self) -> None:
-        """The log's directory failed: nothing here may be read or written again until a restart."""
+        """Refuse reads and writes until a restart, because the log directory failed."""
         self.offline = True
         self.proposal = None
         self.refresh()
         self._fail_waiters(ErrorCode.kafka_storage_error)
 
     def stay_offline(self, view: PartitionImage) -> None:
-        """Without a log it asks for an ISR without this broker, and so, if it leads, for another leader. The
-        last one in sync has nobody to hand over to, and what it has may be whole again after a restart."""
+        """Propose an ISR without this broker, and so, if it leads, another leader: it has no log. The last
+        replica in sync has none to hand over to, and its log may be whole again after a restart."""
         if view.partition_epoch < self.partition_epoch:
             return
         if view.leader == self.node_id:
@@ -376,7 +377,7 @@ class Partition:
             self._propose(rest)
 
     def refresh(self) -> None:
-        """Prepares the per-request decisions again, after the role or the configuration changed."""
+        """Prepare the per-request decisions again, after the role or the configuration changed."""
         log = self.log
         writable = self.is_leader and not self.offline and not self.internal
         self.fast_log = log if writable and not log.needs_walk else None
@@ -386,7 +387,7 @@ class Partition:
             # the high watermark stands still from here on
             self._fail_commits(ErrorCode.not_enough_replicas_after_append)
 
-    # ---------------------------------------------------------------------------------------------- checks
+    # --- checks ---
 
     def check_acks_all(self) -> None:
         if not self.acks_all_ok:
@@ -397,14 +398,14 @@ class Partition:
             )
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode:
-        """How the epoch a client believes in compares with ours; -1 believes nothing."""
+        """Return the error for a client's leader epoch that is not this one; -1 stands for no epoch."""
         if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
             return ErrorCode.none
         if current_leader_epoch < self.leader_epoch:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch
 
-    # -------------------------------------------------------------------------------------------- frontier
+    # --- frontier ---
 
     def frontier(self) -> int:
         leader_end = self.log.log_end_offset
@@ -415,7 +416,7 @@ class Partition:
             if follower.end_offset >= end:
                 continue
             if follower.node_id not in members:
-                # whoever is about to join is waited for, or it would never reach a watermark that runs ahead
+                # a replica about to join is waited for: it would never reach a watermark that runs ahead
                 now = peers.now() if now is None else now
                 if not follower.is_caught_up(leader_end, now=now, lag_s=peers.lag_s):
                     continue
@@ -428,13 +429,13 @@ class Partition:
         return self._followers.values()
 
     def follower(self, node_id: int) -> Follower | None:
-        """None for a broker that is no replica, or whose place as one is not known here yet."""
+        """Return None for a broker that is no replica, or not yet known here as one."""
         return self._followers.get(node_id)
 
     def follower_at(
         self, node_id: int, end_offset: int, *, log_start: int = 0, broker_epoch: int = -1
     ) -> bool:
-        """A follower asks for what comes after `end_offset`. True when the high watermark moved."""
+        """Take note that a follower fetches from `end_offset` on. Return whether the high watermark moved."""
         follower = self._followers[node_id]
         has_moved = follower.end_offset != end_offset
         follower.fetched(
@@ -455,7 +456,7 @@ class Partition:
         return self.advance()
 
     def advance(self) -> bool:
-        """Moves the high watermark as far as the members allow and answers who waited for that."""
+        """Move the high watermark as far as the members allow, and answer the requests that waited for it."""
         if not self.is_leader or self.offline:
             return False
         log = self.log
@@ -474,7 +475,7 @@ class Partition:
             first.reached()
         return True
 
-    # ------------------------------------------------------------------------------------- in-sync replicas
+    # --- in-sync replicas ---
 
     def _commit_isr(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         for node_id in self.isr:
@@ -499,7 +500,7 @@ class Partition:
             self._propose((*self.isr, follower.node_id))
 
     def propose_shrink(self) -> bool:
-        """Asks for an ISR without who is behind for too long, if there is anyone."""
+        """Propose an ISR without the followers that have lagged too long, if there are any."""
         if not self.is_leader or self.offline or self.proposal is not None:
             return False
         end, now, lag_s = self.log.log_end_offset, self._peers.now(), self._peers.lag_s
@@ -530,7 +531,7 @@ class Partition:
     def committed(
         self, proposal: IsrProposal, *, isr: tuple[int, ...], leader_epoch: int, partition_epoch: int
     ) -> bool:
-        """The controller's answer to a proposal. True when the high watermark moved."""
+        """Take over the ISR that the controller committed. Return whether the high watermark moved."""
         if proposal is not self.proposal or leader_epoch != self.leader_epoch:
             return False
         if partition_epoch < self.partition_epoch:
@@ -540,23 +541,23 @@ class Partition:
         return self.advance()
 
     def withdraw(self, proposal: IsrProposal) -> bool:
-        """The controller says that it was not done, and never will be. True when the high watermark moved."""
+        """Drop a proposal that the controller will never commit. Return whether the high watermark moved."""
         if proposal is not self.proposal:
             return False
         self._commit_isr(self.isr, self.partition_epoch)
         return self.advance()
 
     def peers_changed(self) -> bool:
-        """A broker came or went: who is gone is not waited for. True when the high watermark moved."""
+        """Wait no longer for replicas whose broker is gone. Return whether the high watermark moved."""
         if self._low_waiters:
             self._low_watermark_moved()
         return self.advance()
 
-    # --------------------------------------------------------------------------------------- low watermark
+    # --- low watermark ---
 
     @property
     def low_watermark(self) -> int:
-        """Up to where every live replica has deleted."""
+        """The least log start of all live replicas: below it every one of them has deleted."""
         low = self.log.log_start_offset
         for follower in self._followers.values():
             if follower.log_start < low and self._peers.is_live(follower.node_id):
@@ -571,7 +572,7 @@ class Partition:
             self._low_waiters.remove(waiter)
 
     def log_start_moved(self) -> None:
-        """This replica's own log start is durable further on."""
+        """Answer the deletions that waited for this replica's own log start."""
         if self._low_waiters:
             self._low_watermark_moved()
 
@@ -584,14 +585,14 @@ class Partition:
             else:
                 self._low_waiters.append(waiter)
 
-    # ---------------------------------------------------------------------------------------------- waiters
+    # --- waiters ---
 
     @property
     def commit_waits(self) -> int:
         return len(self._commit_waiters or ())
 
     def wait_committed(self, waiter: CommitWaiter) -> None:
-        """In append order, so the one that waits for the least stands first."""
+        """Add a waiter. They come in append order, so the one with the least offset stands first."""
         waiters = self._commit_waiters
         if waiters is None:
             waiters = self._commit_waiters = OrderedDict()
@@ -603,7 +604,7 @@ class Partition:
             waiters[waiter] = None
 
     def wait_no_more(self, waiter: CommitWaiter) -> None:
-        """Its time is up; the high watermark may stand still for much longer."""
+        """Drop a waiter whose time is up; the high watermark may stand still for much longer."""
         if self._commit_waiters is not None:
             self._commit_waiters.pop(waiter, None)
 
@@ -620,6 +621,6 @@ class Partition:
 
 
 def few_of(names: Sequence[str]) -> str:
-    """For one line of the log, however many there are."""
+    """Return the names for one log line, the first ten and how many more."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more

@@ -25,7 +25,7 @@ _COMPACT_AT: Final = 1024
 
 
 class Waiter(ABC):
-    """Something with a deadline. Whoever ends its wait calls `finish`; then it is not held here any more."""
+    """Something with a deadline. What ends its wait calls `finish`; then it is not held here any more."""
 
     __slots__ = ("done", "is_to_wake", "number", "watched")
 
@@ -44,15 +44,15 @@ class Waiter(ABC):
         self.watched.pop(self.number, None)
 
     def poke(self) -> None:
-        """Something this waiter waits for may have happened."""
+        """Look again: something this waiter waits for may have happened."""
         raise NotImplementedError
 
     def abandoned(self) -> None:
-        """Nobody wants the answer any more."""
+        """End the wait: the answer is not wanted any more."""
         self.finish()
 
     def broke(self, error: Exception) -> None:
-        """A bug in `poke` or `expired`: it may not fall on whoever happened to append, nor come again."""
+        """Take a bug in `poke` or `expired`: it must not fail the append that woke this, nor come again."""
         raise error
 
 
@@ -63,7 +63,7 @@ class Purgatory:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._heap: list[tuple[float, int]] = []
-        """Deadlines and the numbers of who waits, some of whom are finished."""
+        """Deadlines and the numbers of their waiters, some of which are finished."""
         self._watched: dict[int, Waiter] = {}
         self._count = 0
         self._compact_at = _COMPACT_AT
@@ -91,9 +91,9 @@ class Purgatory:
             self._arm()
 
     def wake(self, partition: Partition) -> None:
-        """Pokes the consumers that wait for data here: some now and the rest in later turns of the loop.
+        """Poke the consumers that wait for data here: some now and the rest in later turns of the loop.
 
-        Whoever is still to be poked for an earlier append sees this one too, and stands in line once.
+        A waiter still to be poked for an earlier append sees this one too, and stands in line once.
         """
         wakes = self._wakes
         waiter: Any
@@ -105,7 +105,8 @@ class Purgatory:
             self._wake_portion()
 
     def wake_followers(self, partition: Partition) -> None:
-        """Pokes them before any consumer, however many stand in line: producers wait for what they fetch."""
+        """Poke followers before any consumer, however many stand in line: producers wait for what they
+        fetch."""
         wakes = self._wakes
         waiter: Any
         for waiter in partition.replica_waiters:
@@ -156,7 +157,7 @@ class Purgatory:
                 self._arm()
 
     def _compact(self) -> None:
-        """Drops the deadlines of who was answered before."""
+        """Drop the deadlines of finished waiters."""
         self._heap[:] = [entry for entry in self._heap if entry[1] in self._watched]
         heapify(self._heap)
         self._compact_at = max(_COMPACT_AT, 2 * len(self._heap))

@@ -1,11 +1,20 @@
-"""The partitions of this broker: which there are, who leads them, and the one place where staged bytes become
-durable.
+"""The partitions of this broker: which there are, which broker leads each, and the one place where staged
+bytes become durable.
 
 Owns: Partition objects, their following of the cluster image, the write step that ends a round of appends,
-the group-committed fsync of single replicas, and who hears of a change of role. Does not own: files (log
-manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between an
+the group-committed fsync of single replicas, and telling listeners of a change of role. Does not own: files
+(log manager), rules (partition), requests (handlers), fetching from leaders (fetcher). Invariant: between an
 append and its `flush` nothing of it is answered or read, and no role changes; after `flush` every appended
 batch is either written or its partition is offline.
+
+Theory of operation. The image names each partition's replicas, leader and epochs; `apply` turns a change of
+it into `Partition.lead` or `follow`, and tells `on_role` (fetchers start and stop) and `on_leadership`
+(coordinators load and unload). What the leader decides goes the other way round: a follower's Fetch or its
+silence makes the Partition propose an ISR (`Partition.proposal`, `Peers.proposed`), which arrives here, goes
+to `on_proposal` and so to IsrChanges, which asks the controller. Its answer comes back twice: to
+`Partition.committed` at once, and as the next image, which wins unless it is the older of the two. Until then
+the partition counts the members of both sets, so that no answer, lost or late, makes an offset committed that
+is not on every replica that may be elected.
 """
 
 from __future__ import annotations
@@ -23,14 +32,14 @@ from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import AbstractLog, Appended, NoDescriptor
+from storage.log import AbstractLog, Appended, NoDescriptor, Origin
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
 
 logger = logging.getLogger(__name__)
 
 SYNC_AGAIN_S: Final = 1.0
-"""How long a sync that found no descriptor waits for one."""
+"""The pause before a sync that found no descriptor is tried again."""
 _READ_ALL_BYTES: Final = 1 << 20
 _PARTITIONS_PER_SLICE: Final = 8
 """To open the log of a new one takes 0.3 ms."""
@@ -41,14 +50,14 @@ LeadershipListener = Callable[[str, int, "int | None"], None]
 """(topic, partition, leader epoch), or None for the epoch when this broker no longer leads it."""
 
 FollowListener = Callable[[Partition], None]
-"""Told after each change of a partition's role or leader, and when it is dropped or offline."""
+"""Called after each change of a partition's role or leader, and when it is dropped or offline."""
 
 ProposalListener = Callable[[Partition], None]
-"""Told of a new `partition.proposal`."""
+"""Called with each new `partition.proposal`."""
 
 
 class CommitFuture(Waiter):
-    """A commit that a coroutine waits for."""
+    """The wait of a coroutine for a commit."""
 
     __slots__ = ("future", "needed", "partition")
 
@@ -95,7 +104,7 @@ class ReplicaManager:
         self.generation = 0
         """Goes up whenever a look-up may give another answer than before."""
         self.touched: list[Partition] = []
-        """Partitions with staged bytes; whoever appends adds the partition once, `flush` empties the list."""
+        """Partitions with staged bytes, each once: an append adds it, `flush` empties the list."""
         self.on_leadership: list[LeadershipListener] = []
         self.on_role: list[FollowListener] = []
         self.on_proposal: list[ProposalListener] = []
@@ -109,7 +118,7 @@ class ReplicaManager:
         """Replicas without a log, and whether to try again: not while a lost directory may hold it."""
         self._image: Image | None = None
         self._missed: deque[Delta] | None = None
-        """What is to be followed once the image is loaded."""
+        """Changes to follow once the image is loaded."""
 
     def __repr__(self) -> str:
         leaders = sum(partition.is_leader for partition in self._partitions.values())
@@ -123,19 +132,18 @@ class ReplicaManager:
     def partitions(self) -> Iterator[Partition]:
         yield from self._partitions.values()
 
-    # --------------------------------------------------------------------------------------------- look-up
+    # --- look-up ---
 
     def find(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
-        """The partition when this broker leads it, else the error that says why not."""
+        """Return the partition if this broker leads it, else the error explaining why not."""
         found = self.replica(topic, index, leader_epoch)
         if isinstance(found, ErrorCode) or found.is_leader:
             return found
         return ErrorCode.not_leader_or_follower
 
     def replica(self, topic: str, index: int, leader_epoch: int = UNKNOWN) -> Partition | ErrorCode:
-        """The partition, whoever leads it, or the error that says why it cannot be read here. Who believes
-        in another epoch is told that first, before who leads.
-        """
+        """Return the partition, led here or not, or the error explaining why it cannot be read. An epoch
+        mismatch is reported before a wrong leader."""
         partition = self._partitions.get((topic, index))
         if partition is None:
             if (topic, index) in self._unopened:
@@ -150,7 +158,7 @@ class ReplicaManager:
         return partition if error is ErrorCode.none else error
 
     def holds(self, topic: TopicImage, index: int) -> bool:
-        """Whether the log is here, be it led or not."""
+        """Whether the log is here, led by this broker or not."""
         held = self.logs.logs.get((topic.name, index))
         return held is not None and held.known_topic_id in (None, topic.id)
 
@@ -160,7 +168,7 @@ class ReplicaManager:
             raise KafkaError(found)
         return found
 
-    # ---------------------------------------------------------------------------------------------- append
+    # --- append ---
 
     def touch(self, partition: Partition) -> None:
         if not partition.dirty:
@@ -168,13 +176,12 @@ class ReplicaManager:
             self.touched.append(partition)
 
     def flush(self) -> list[Partition]:
-        """One write for each touched partition, then their frontiers. Returns them, for `wake` after the
-        answers.
-        """
+        """Write each touched partition once, then move their frontiers. Return them, for `wake` after the
+        answers."""
         touched = self.touched
         failed: list[tuple[Partition, KafkaError]] = []
         try:
-            # A failing write answers waiters, whose connections may append here again, or flush: that one
+            # A failing write answers waiters, whose connections may append here again, or flush: that flush
             # writes all of these as well.
             for partition in touched:
                 partition.dirty = False
@@ -197,7 +204,7 @@ class ReplicaManager:
         return touched
 
     def wake(self, touched: list[Partition]) -> None:
-        """After an append: followers have something to read now, consumers once it is committed."""
+        """Wake followers after an append, and consumers if more is committed."""
         for partition in touched:
             if partition.replica_waiters:
                 self.purgatory.wake_followers(partition)
@@ -206,11 +213,11 @@ class ReplicaManager:
                 self.purgatory.wake(partition)
 
     def wake_committed(self, partition: Partition) -> None:
-        """After the high watermark moved without an append: followers are told of it as well."""
+        """Wake consumers and followers after the high watermark moved without an append."""
         self.wake([partition])
 
     def wake_everyone(self, partition: Partition) -> None:
-        """After a change of role: whoever waits must hear of it."""
+        """Wake all that wait, after a change of role."""
         self.purgatory.wake(partition)
         self.purgatory.wake_followers(partition)
 
@@ -222,10 +229,10 @@ class ReplicaManager:
         *,
         timeout_ms: int,
         required_acks: int = -1,
-        origin: str = "coordinator",
+        origin: Origin = "coordinator",
         expected_leader_epoch: int | None = None,
     ) -> Appended:
-        """For coordinators: returns when the batch is as safe as acks=all makes it."""
+        """Append a coordinator's batch; return when it is as safe as acks=all makes it."""
         partition = self.partition(topic, index)
         if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
             raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
@@ -235,7 +242,7 @@ class ReplicaManager:
             batch,
             leader_epoch=partition.leader_epoch,
             now_ms=self._world.now_ms(),
-            origin="client" if origin == "client" else "coordinator",
+            origin=origin,
         )
         self.touch(partition)
         self.wake(self.flush())
@@ -255,7 +262,7 @@ class ReplicaManager:
             del waiter  # which an error, by its traceback, would keep alive together with itself
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
-        """Every batch from the log's start to its end, in chunks of whole batches."""
+        """Yield every batch from the log's start to its end, in chunks of whole batches."""
         source = self.partition(topic, index).log
         offset, end = source.log_start_offset, source.log_end_offset
         while offset < end:
@@ -271,17 +278,16 @@ class ReplicaManager:
             offset = part.next_offset
 
     def is_replicated(self, topic: str, index: int) -> bool:
-        """Whether whoever may be elected has all of the log, be that enough to commit it or not."""
+        """Whether every replica that may be elected has all of the log, enough to commit it or not."""
         partition = self.partition(topic, index)
         end = partition.log.log_end_offset
         return partition.log.high_watermark >= end or partition.frontier() >= end
 
-    # ----------------------------------------------------------------------------------------------- peers
+    # --- peers ---
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
-        """Whether it may join an ISR, and is worth waiting for until it does. One that is stopping is not: it
-        still fetches, and would hold back the high watermark of whoever took over from it.
-        """
+        """Whether it may join an ISR, and is worth waiting for until it does. A broker that is stopping is
+        not: it still fetches, and would hold back the high watermark of the next leader."""
         image = self._image
         if image is None or not image.is_active(node_id):
             return False
@@ -295,7 +301,8 @@ class ReplicaManager:
             listener(partition)
 
     def check_broker_epoch(self, node_id: int, broker_epoch: int) -> None:
-        """What an earlier incarnation of a follower still asks says nothing about the one of now."""
+        """Raise KafkaError for the Fetch of an earlier incarnation of a follower: it says nothing about the
+        present one."""
         broker = None if self._image is None else self._image.brokers.get(node_id)
         if broker is not None and -1 < broker_epoch < broker.epoch:
             raise KafkaError(
@@ -303,10 +310,10 @@ class ReplicaManager:
                 f"node {node_id} asks with broker epoch {broker_epoch}, it has {broker.epoch} now",
             )
 
-    # ----------------------------------------------------------------------------------------------- fsync
+    # --- fsync ---
 
     def _sync_soon(self, partition: Partition) -> None:
-        """One fsync at a time: appends that come meanwhile share the next one."""
+        """Start an fsync unless one is under way; appends that come meanwhile share the next one."""
         if not partition.syncing and partition.synced < partition.log.log_end_offset:
             partition.syncing = True
             self._spawn(self._sync(partition))
@@ -332,7 +339,8 @@ class ReplicaManager:
             partition.syncing = False
 
     async def _sync_once(self, source: AbstractLog) -> int:
-        """Up to where it synced. KafkaError when the disk fails, or the log was deleted meanwhile."""
+        """Sync and return the offset up to which it did. KafkaError when the disk fails, or the log was
+        deleted meanwhile."""
         job = source.fsync_target()
         if job is None:
             return source.log_end_offset
@@ -343,11 +351,11 @@ class ReplicaManager:
         source.mark_flushed(job)
         return source.recovery_point
 
-    # ------------------------------------------------------------------------------------------- the image
+    # --- the image ---
 
     def load(self, image: Image) -> Iterator[None]:
-        """Takes over the whole image, in slices: opens or creates every log this broker is a replica of. What
-        changes meanwhile is followed afterwards, because this goes by the image as it was."""
+        """Take over the whole image, in slices: open or create the log of every partition this broker is a
+        replica of. What changes meanwhile is followed afterwards: this goes by the image as it was."""
         self._image = image
         self._missed = deque()
         for topic in list(image.topics.values()):
@@ -355,7 +363,7 @@ class ReplicaManager:
         strays = sorted(self.logs.logs.keys() - self._partitions.keys())
         if strays:
             names = few_of([f"{topic_name}-{index}" for topic_name, index in strays])
-            logger.warning("logs are set aside, of partitions that have no replica here any more: %s", names)
+            logger.warning("set aside logs of partitions no longer assigned here: %s", names)
         for topic_name, index in strays:
             self.logs.stray(topic_name, index)
         while self._missed:
@@ -364,7 +372,7 @@ class ReplicaManager:
         self.generation += 1
 
     def apply(self, delta: Delta) -> Iterator[None]:
-        """Follows one change of the image that `load` was given, in slices, and all of it before the next
+        """Follow one change of the image that `load` was given, in slices, and all of it before the next
         change. Until its turn comes a new partition has no leader here, which clients ask again for."""
         image = self._image
         if image is None:
@@ -377,12 +385,12 @@ class ReplicaManager:
         for _ in self._follow_delta(delta, image):
             self.generation += 1
             yield
-            self.generation += 1  # who is woken by what comes now must not go by what was found meanwhile
+            self.generation += 1  # a waiter woken by what comes now must look its partitions up again
             self._write_first()
         self.generation += 1
 
     def _write_first(self) -> None:
-        """What was appended belongs to the role it was appended in."""
+        """Write staged bytes before a role changes: they belong to the role they were appended in."""
         if self.touched:
             self.wake(self.flush())
 
@@ -402,7 +410,7 @@ class ReplicaManager:
             yield from self._peers_changed()
 
     def _peers_changed(self) -> Iterator[None]:
-        """Those that a leader waits for may be gone without a change of its partition."""
+        """Let every leader look again: a replica it waits for may be gone, its partition unchanged."""
         for at, partition in enumerate(list(self._partitions.values()), 1):
             if partition.is_leader and partition.peers_changed():
                 self.wake_committed(partition)
@@ -410,7 +418,7 @@ class ReplicaManager:
                 yield
 
     def _reconfigure(self) -> Iterator[None]:
-        """Every log takes its configuration again: a default that changed may reach any of them."""
+        """Give every log its configuration again: a changed default may reach any of them."""
         configs: dict[str, LogConfig] = {}
         for at, partition in enumerate(list(self._partitions.values()), 1):
             config = configs.get(partition.topic)
@@ -431,8 +439,8 @@ class ReplicaManager:
         held_before: Container[int],
         followed: Sequence[PartitionImage] = (),
     ) -> Iterator[None]:
-        """`held_before` are the partitions this broker was a replica of: it may have a log it cannot see.
-        Those that stand as they are in `followed` are left as they are."""
+        """Take over a topic's partitions, except those that are unchanged since `followed`. Of those in
+        `held_before` this broker was a replica, so it may have a log it cannot see."""
         config: LogConfig | None = None
         changes = 0
         for wanted in topic.partitions:
@@ -469,7 +477,11 @@ class ReplicaManager:
         held = self.logs.logs.get((topic.name, wanted.index))
         if held is None and not is_new and self.logs.offline_dirs:
             # Its log may be on the disk that failed: a second, empty one would hide it.
-            logger.error("no log of %s-%d, and a log directory is offline", topic.name, wanted.index)
+            logger.error(
+                "%s-%d stays offline: its log may be in the log directory that failed",
+                topic.name,
+                wanted.index,
+            )
             self._unopened[topic.name, wanted.index] = False
             return None
         if held is not None and held.known_topic_id not in (None, topic.id):
@@ -496,8 +508,8 @@ class ReplicaManager:
         return partition
 
     def reopen(self) -> Iterator[None]:
-        """Tries again, in slices, what could not be opened: descriptors come free, and where a directory has
-        failed by that, there are others. One that fails again ends the round."""
+        """Try again, in slices, to open the logs that could not be: descriptors come free, and where a
+        directory has failed, there are others. One that fails again ends the round."""
         for key in [key for key, may_work in self._unopened.items() if may_work]:
             image = self._image
             wanted = None if image is None else image.partition(*key)
@@ -564,19 +576,20 @@ class ReplicaManager:
         for listener in self.on_leadership:
             listener(partition.topic, partition.index, leader_epoch)
 
-    # --------------------------------------------------------------------------------------------- failure
+    # --- failure ---
 
     def partition_failed(self, partition: Partition, error: KafkaError) -> None:
-        """The log manager hears of a failed disk by itself; this is for what it does not put offline."""
+        """Take a partition offline whose error the log manager did not see as a failed disk."""
         logger.error("%s-%d is offline: %s", partition.topic, partition.index, error.message or error)
         self._take_offline(partition)
 
     def directory_failed(self, path: str, error: OSError) -> None:
-        """A log directory is lost; its partitions answer 56 and the others live on."""
+        """Take the partitions of a lost log directory offline: they answer KAFKA_STORAGE_ERROR, the others go
+        on."""
         logger.error("log directory %s failed: %s", path, error)
         lost = [p for p in self._partitions.values() if p.log.offline is not None and not p.offline]
         for partition in lost:
-            # all of them before the first waiter hears of it, whose connection goes on
+            # all of them before the first waiter is answered, because its connection goes on
             partition.offline = True
         for partition in lost:
             self._went_offline(partition)

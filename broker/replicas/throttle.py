@@ -56,8 +56,8 @@ class Throttle:
             self._sent.popleft()
 
     def _window_s(self) -> float:
-        """All samples but the one under way count whole, however few there were: a burst after a quiet time
-        is not free."""
+        """The time that all samples but the current one take, however few there were: a burst after a quiet
+        time is not free."""
         return (self._samples - 1) * self._sample_s
 
     def _bytes(self) -> int:

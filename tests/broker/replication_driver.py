@@ -37,7 +37,7 @@ from broker.endpoint import Endpoint
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.ports import World
 from broker.replicas.fetcher import ReplicaFetchers
-from broker.replicas.isr import IsrManager
+from broker.replicas.isr import IsrChanges
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
@@ -114,7 +114,7 @@ class Node:
         self.components: Components
         self.replicas: ReplicaManager
         self.fetchers: ReplicaFetchers
-        self.isr: IsrManager
+        self.isr: IsrChanges
         self.groups: GroupCoordinator
         self.logs: LogManager
         self.channels: Channels

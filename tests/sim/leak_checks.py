@@ -23,8 +23,8 @@ STANDING = (
     "Cluster._rebalance",
     "Cluster._watch",
     "GroupCoordinator._expire_for_ever",
-    "IsrManager._send_for_ever",
-    "IsrManager._watch_for_ever",
+    "IsrChanges._send_for_ever",
+    "IsrChanges._watch_for_ever",
     "Node._live",
 )
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.

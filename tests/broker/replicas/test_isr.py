@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from broker.net.channel import PeerLost
-from broker.replicas.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrManager
+from broker.replicas.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrChanges
 from broker.replicas.partition import NAMED_MAX, Partition, TopicStats
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import Fields, decode_response, encode_response, entity
@@ -96,12 +96,12 @@ def granted(request: Any, code: ErrorCode = ErrorCode.none) -> Fields:
     }
 
 
-def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrManager], Any]) -> None:
+def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrChanges], Any]) -> None:
     loop = SimLoop()
 
     async def main() -> None:
         replicas, controller = FakeReplicas(count), FakeController()
-        manager = IsrManager(replicas=replicas, controller=controller)
+        manager = IsrChanges(replicas=replicas, controller=controller)
         async with asyncio.TaskGroup() as tasks:
             started = manager.start(tasks)
             await act(replicas, controller, manager)
@@ -112,7 +112,7 @@ def run(count: int, act: Callable[[FakeReplicas, FakeController, IsrManager], An
 
 
 def test_proposals_that_come_together_share_requests_and_name_every_epoch() -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         for partition in replicas.all:
             partition.follower_at(2, 0, broker_epoch=5)
         await asyncio.sleep(1)
@@ -132,7 +132,7 @@ def test_proposals_that_come_together_share_requests_and_name_every_epoch() -> N
 def test_however_many_change_together_the_log_has_one_line_for_an_isr(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         for partition in replicas.all:
             partition.follower_at(2, 0, broker_epoch=5)
         await asyncio.sleep(1)
@@ -141,7 +141,7 @@ def test_however_many_change_together_the_log_has_one_line_for_an_isr(
         run(NAMED_MAX + 3, act)
     (line,) = caplog.messages
     names = ", ".join(f"t-{index}" for index in range(NAMED_MAX))
-    assert line == f"the ISR is now [1, 2]: {names} and 3 more"
+    assert line == f"ISR is now [1, 2]: {names} and 3 more"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_however_many_change_together_the_log_has_one_line_for_an_isr(
     ids=["lost", "no controller", "stale", "unknown", "replaced", "left out"],
 )
 def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any, is_refused: bool) -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         controller.answer = trouble
         (partition,) = replicas.all
         partition.follower_at(2, 0)
@@ -186,7 +186,7 @@ def test_what_is_not_answered_is_asked_again_and_ever_more_slowly(trouble: Any, 
     ],
 )
 def test_what_is_refused_for_good_is_left_to_the_image(code: ErrorCode, maximal: set[int]) -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         controller.answer = lambda request: granted(request, code)
         (partition,) = replicas.all
         partition.follower_at(2, 0)
@@ -205,7 +205,7 @@ def test_no_other_error_says_that_a_change_was_never_done(code: ErrorCode) -> No
     """A controller that was replaced answers NOT_CONTROLLER for a partition of which it knows less than its
     leader: the newer one may have committed the change, and count the follower as in sync."""
 
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         controller.answer = lambda request: granted(request, code)
         (partition,) = replicas.all
         log: Any = partition.log
@@ -220,7 +220,7 @@ def test_no_other_error_says_that_a_change_was_never_done(code: ErrorCode) -> No
 
 
 def test_a_refusal_of_a_controller_that_was_behind_is_tried_again_after_a_while() -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         controller.answer = lambda request: granted(request, ErrorCode.invalid_update_version)
         (partition,) = replicas.all
         partition.follower_at(2, 0)
@@ -233,7 +233,7 @@ def test_a_refusal_of_a_controller_that_was_behind_is_tried_again_after_a_while(
 
 
 def test_who_moved_on_by_itself_is_not_asked_for() -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         (partition,) = replicas.all
         partition.follower_at(2, 0)
         partition.follow(view_of((1, 2), (2,), leader=2, leader_epoch=9))
@@ -244,7 +244,7 @@ def test_who_moved_on_by_itself_is_not_asked_for() -> None:
 
 
 def test_the_watch_finds_who_fell_behind_and_wakes_who_waited_for_it() -> None:
-    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrManager) -> None:
+    async def act(replicas: FakeReplicas, controller: FakeController, manager: IsrChanges) -> None:
         (partition,) = replicas.all
         lead(partition, view_of((1, 2), (1, 2), partition_epoch=6))
         log: Any = partition.log
