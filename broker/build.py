@@ -23,7 +23,7 @@ from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.fetch import Fetch
-from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.follower_fetch import FollowerFetch
 from broker.handlers.groups import GroupHandlers
 from broker.handlers.log_dirs import LogDirHandlers
 from broker.handlers.metadata import MetadataHandlers
@@ -95,7 +95,7 @@ def build(
         config=lambda: cluster.broker_config,
         throttle=_throttle(config, lambda: cluster.broker_config.follower_replication_throttled_rate),
     )
-    follower_fetch = ReplicaFetch(
+    follower_fetch = FollowerFetch(
         node_id=config.node_id,
         throttle=_throttle(config, lambda: cluster.broker_config.leader_replication_throttled_rate),
         replicas=replicas,

@@ -15,7 +15,7 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.handlers.follower_fetch import ReplicaFetch
+from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
@@ -41,7 +41,7 @@ class Components:
     isr: IsrChanges
     fetchers: ReplicaFetchers
     fetch_sessions: FetchSessions
-    follower_fetch: ReplicaFetch
+    follower_fetch: FollowerFetch
     groups: GroupCoordinator
     counters: Counters
     network: NetworkServer

@@ -28,7 +28,7 @@ STANDING = (
     "Node._live",
 )
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
-WAITERS_FOR_EACH_PEER = ("ReplicaFetchWait", "most watchers of a partition")
+WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")
 # heartbeats, ISR changes, questions, looks, fetches; and what is forwarded
 CHANNELS_FOR_EACH_PEER = 5 + FORWARDED_AT_ONCE
 IN_FLIGHT = 1

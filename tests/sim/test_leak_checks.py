@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.handlers.follower_fetch import Standing
+from broker.handlers.follower_fetch import FollowerSession
 from broker.net.server import NetworkServer
 from broker.replicas.fetcher import Fetcher
 from broker.replicas.replica_manager import ReplicaManager
@@ -30,7 +30,7 @@ CLEAN = Census(
     followed=(2,),
     is_controller=True,
     tasks={**dict.fromkeys(STANDING, 1), "Fetcher._run": 1, "Dispatcher._finish": 2},
-    waiters={"ReplicaFetchWait": 2, "most watchers of a partition": 2},
+    waiters={"FollowerFetchWait": 2, "most watchers of a partition": 2},
     connections=(("broker-2", "open"), ("broker-2", "open"), ("broker-3", "untold"), ("broker-1", "open")),
     counted_connections=4,
     queues={"in flight to a peer": 1},
@@ -106,7 +106,7 @@ def _nothing(*_: object, **__: object) -> tuple[()]:
     [
         (Fetcher, "stop", _nothing),
         (NetworkServer, "forget", _nothing),
-        (Standing, "close", _nothing),
+        (FollowerSession, "close", _nothing),
         (ReplicaManager, "_drop_topic", _nothing),
     ],
 )

@@ -15,7 +15,6 @@ from broker.control.metadata_log import MetadataLog
 from broker.control.metadata_records import PartitionImage
 from broker.control.topics import CreateTopics
 from broker.decisions import Decision
-from broker.handlers import follower_fetch as replica_fetch
 from broker.replicas.fetcher import Fetcher
 from broker.replicas.partition import Partition
 from storage.log_manager import LogManager
@@ -412,7 +411,7 @@ def test_an_isr_used_before_it_is_committed_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_leader_that_does_not_say_where_logs_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_fetch, "divergence", lambda held, wanted: None)
+    monkeypatch.setattr("broker.replicas.read.divergence", lambda held, wanted: None)
     assert broken(Play("no divergence"), zombie)
 
 

@@ -29,6 +29,11 @@ HEARTBEAT: dict[str, Any] = {
 }
 
 
+def fetch_of(broker: Broker) -> Any:
+    dispatcher: Any = broker.components.network.service
+    return dispatcher._fetch
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_bug_is_answered_and_its_stack_is_logged_once(
     broker: Broker, caplog: pytest.LogCaptureFixture, is_async: bool
@@ -79,7 +84,7 @@ async def test_a_bug_below_produce_or_fetch_costs_the_connection_alone(
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("broker.handlers.fetch.Fetch.read", fail)
+    monkeypatch.setattr(fetch_of(broker), "read", fail)
     async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
         produce = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x")))
         await client.send(produce + client.encode(Api.FETCH, 12, fetch_fields("t", 0)))
@@ -105,7 +110,7 @@ async def test_a_bug_in_a_woken_fetch_costs_its_connection_and_not_the_producers
             while not waiters:  # noqa: ASYNC110 - the broker's own state
                 await asyncio.sleep(0)
         with monkeypatch.context() as broken:
-            broken.setattr("broker.handlers.fetch.Fetch.read", fail)
+            broken.setattr(fetch_of(broker), "read", fail)
             assert (await producer.produce("t", batch_of(b"x"))).base_offset == 0
         assert await consumer.is_closed()
         assert not waiters

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.handlers.fetch import Read, is_news
+from broker.handlers.fetch_response import is_news
 from broker.replicas.fetch_sessions import (
     EVICTION_MS,
     FETCH_SESSION_ID_NOT_FOUND,
@@ -19,6 +19,7 @@ from broker.replicas.fetch_sessions import (
     FetchTurn,
     Wanted,
 )
+from broker.replicas.read import PartitionRead
 from protocol.hot import FetchItem, FetchRequest, TopicKey
 
 
@@ -152,8 +153,8 @@ def test_what_was_sent_belongs_to_the_partition_in_the_session() -> None:
 def test_a_watermark_that_came_with_a_divergence_is_told_again_after_the_cut() -> None:
     """The follower cuts its log and takes nothing else from such an answer."""
     wanted = Wanted(item("t", offset=37))
-    parting = Read(wanted, 35, 35, 0)
+    parting = PartitionRead(wanted, 35, 35, 0)
     parting.diverging = (0, 35)
     assert is_news(parting)
-    assert is_news(Read(wanted, 35, 35, 0))
-    assert not is_news(Read(wanted, 35, 35, 0))
+    assert is_news(PartitionRead(wanted, 35, 35, 0))
+    assert not is_news(PartitionRead(wanted, 35, 35, 0))

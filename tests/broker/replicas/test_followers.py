@@ -13,10 +13,10 @@ from broker.config.checks import RACK_AWARE_SELECTOR
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerRegistered, ConfigChanged
 from broker.endpoint import Endpoint
-from broker.handlers.fetch import Read
-from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, ReplicaFetch, Standing
+from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, FollowerSession
 from broker.replicas.fetch_sessions import Wanted
 from broker.replicas.partition import Partition
+from broker.replicas.read import FollowerReader, PartitionRead
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.hot import FetchItem
@@ -83,7 +83,7 @@ def test_a_new_partition_does_not_wait_until_its_followers_have_waited_for_anoth
         await world.append(1, b"x")
         assert world.loop.now - since < 5 * GATHER_WAIT_S
         await asyncio.sleep(2 * GATHER_S)
-        standing = next(iter(world.nodes[1].fetch_followers._standings.values()))
+        standing = next(iter(world.nodes[1].fetch_followers._sessions.values()))
         asked_at = set()
         for _ in range(200):
             asked_at.add(standing.visit.at)
@@ -172,9 +172,9 @@ def test_many_that_are_committed_at_once_are_not_all_looked_at_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count, reads = 100, 0
-    read_for = ReplicaFetch._read_for
+    read_for = FollowerReader._read_one
 
-    def counted(*args: Any, **named: Any) -> Read:
+    def counted(*args: Any, **named: Any) -> PartitionRead:
         nonlocal reads
         reads += 1
         return read_for(*args, **named)
@@ -198,7 +198,7 @@ def test_many_that_are_committed_at_once_are_not_all_looked_at_for_each(
         await world.until(lambda: all(partition.log.high_watermark == 1 for partition in led))
         assert reads < 10 * count
 
-    monkeypatch.setattr(ReplicaFetch, "_read_for", counted)
+    monkeypatch.setattr(FollowerReader, "_read_one", counted)
     Replicas().run(main)
 
 
@@ -349,7 +349,7 @@ def test_a_quiet_partition_costs_no_look_and_its_follower_stays_in_sync() -> Non
             while world.loop.now - follower.fetched_at < lag_s + 0.5:
                 await world.append(1, b"x", topic="busy")
                 await asyncio.sleep(0.1)
-        (standing,) = leader.fetch_followers._standings.values()
+        (standing,) = leader.fetch_followers._sessions.values()
         assert {wanted.partition.topic for wanted in standing.changed} <= {"busy"}
         world.fabric.cut("node1", "node2")
         await world.append(1, b"b", acks=1)
@@ -383,7 +383,7 @@ def test_a_follower_that_drops_a_partition_from_its_session_leaves_the_isr() -> 
 
 def test_a_partition_forgotten_before_it_was_here_is_not_read_beside_its_successor() -> None:
     """A leader may hear of a topic after its follower has asked for it, been refused and asked again."""
-    standing = Standing(2)
+    standing = FollowerSession(2)
     gone, kept = (Wanted(FetchItem("t", index, 0, 0, -1, 1000)) for index in range(2))
     standing.changed.update({gone: None, kept: None})
     standing.forget_all_but({kept: None}.keys())

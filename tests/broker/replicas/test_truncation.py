@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.handlers.fetch import divergence
 from broker.replicas.fetch_sessions import Wanted
 from broker.replicas.fetcher import plan_truncation
+from broker.replicas.read import divergence
 from protocol.hot import FetchItem
 from storage.epochs import EpochCache
 

@@ -1,0 +1,194 @@
+"""The answer to a Fetch: what was read, packed in pieces that need not pass through memory.
+
+Owns: what a session is told and what it knows already, the order and joining of the pieces, the hints to
+other leaders. Does not own: reading (broker.replicas.read), the sessions themselves (fetch_sessions), bytes
+on the wire (protocol.hot), sending. Invariant: records are never copied into a response of `SENDFILE_MIN`
+bytes of records or more; a disk that fails under an answer costs its own partitions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Final
+
+from broker.control.cluster import Cluster
+from broker.handlers.leader_hints import leader_hint
+from broker.net.connection import Connection
+from broker.net.sending import SENDFILE_MIN, Bulk
+from broker.replicas.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn
+from broker.replicas.partition import Partition
+from broker.replicas.read import FetchPass, PartitionRead, error_known_to
+from protocol.errors import ErrorCode
+from protocol.hot import (
+    FETCH_TOPIC_IDS,
+    Address,
+    fetch_head,
+    fetch_partition_head,
+    fetch_partition_tail,
+    fetch_tail,
+    fetch_topic_head,
+    fetch_topic_tail,
+)
+from storage.log import LogSlice
+
+_SIZE: Final = Struct(">i")
+_HINT_FROM: Final = 16
+_LEADER_MOVED: Final = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
+
+
+class FetchResponse:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        sessions: FetchSessions,
+        now_ms: Callable[[], int],
+        count: Callable[[Partition, PartitionRead], None],
+        for_followers: bool = False,
+    ) -> None:
+        """`count` is called with each partition that is answered, for its statistics. The sessions of
+        followers stand above those of consumers; followers need no hints, they have the image."""
+        self._cluster = cluster
+        self._sessions = sessions
+        self._now_ms = now_ms
+        self._count = count
+        self._for_followers = for_followers
+
+    def respond(
+        self, connection: Connection, turn: FetchTurn, version: int, correlation_id: int, fetched: FetchPass
+    ) -> bytes | Bulk:
+        """Pack what was read, within a session only what changed."""
+        session_id = 0
+        reads = fetched.reads
+        if turn.session is not None:
+            session = turn.session
+            if session.epoch != turn.epoch:
+                return pack_error(version, correlation_id, INVALID_FETCH_SESSION_EPOCH, session.id)
+            session_id = session.id
+            reads = [read for read in reads if is_news(read)]
+            session.to_back([read.wanted for read in reads if read.part is not None])
+        elif turn.creates:
+            for read in reads:
+                is_news(read)
+            session_id = self._sessions.create(
+                turn.wanted,
+                uses_ids=version >= FETCH_TOPIC_IDS,
+                now_ms=self._now_ms(),
+                is_privileged=self._for_followers,
+            )
+        return self._pack(connection, version, correlation_id, session_id, reads)
+
+    def _pack(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        session_id: int,
+        reads: list[PartitionRead],
+    ) -> bytes | Bulk:
+        listener, count = connection.listener, self._count
+        gives_hints = version >= _HINT_FROM and not self._for_followers
+        pieces: list[Any] = [b"", b""]
+        addresses: dict[int, Address] = {}
+        topics = at = records_size = 0
+        while at < len(reads):
+            topic = reads[at].wanted.topic
+            stop = at + 1
+            while stop < len(reads) and reads[stop].wanted.topic == topic:
+                stop += 1
+            pieces.append(fetch_topic_head(version, topic, stop - at))
+            for read in reads[at:stop]:
+                wanted, part = read.wanted, read.part
+                size = 0 if part is None else part.size
+                pieces.append(
+                    fetch_partition_head(
+                        version,
+                        wanted.index,
+                        read.error.value,
+                        read.high_watermark,
+                        read.last_stable,
+                        read.start,
+                        read.aborted,
+                        size,
+                        read.preferred,
+                    )
+                )
+                if part is not None:
+                    records_size += size
+                    pieces.append(part)
+                if wanted.partition is not None:
+                    count(wanted.partition, read)
+                hint = None
+                if read.error in _LEADER_MOVED and gives_hints:
+                    hint = leader_hint(self._cluster.image, topic, wanted.index, listener)
+                    if hint is not None and hint.address is not None:
+                        addresses[hint.leader_id] = hint.address
+                pieces.append(fetch_partition_tail(version, read.diverging, hint))
+            pieces.append(fetch_topic_tail(version))
+            topics += 1
+            at = stop
+        pieces.append(fetch_tail(version, addresses))
+        pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
+        if records_size < SENDFILE_MIN:
+            try:
+                body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+            except OSError:
+                _drop_unreadable(reads, version)
+                return self._pack(connection, version, correlation_id, session_id, reads)
+            return _SIZE.pack(len(body)) + body
+        size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
+        pieces[0] = _SIZE.pack(size)
+        return Bulk(_joined(pieces), size + 4)
+
+
+def pack_error(version: int, correlation_id: int, error: int, session_id: int) -> bytes:
+    head = fetch_head(version, correlation_id, error, session_id, 0) + fetch_tail(version)
+    return _SIZE.pack(len(head)) + head
+
+
+def is_news(read: PartitionRead) -> bool:
+    """Whether an incremental session must be told of this partition; remembers what it is told."""
+    wanted = read.wanted
+    changed = (
+        read.part is not None
+        or read.high_watermark != wanted.sent_high_watermark
+        or read.start != wanted.sent_start
+        or read.preferred >= 0
+    )
+    wanted.sent_high_watermark = read.high_watermark
+    wanted.sent_start = read.start
+    if read.error is not ErrorCode.none or read.diverging is not None:
+        # so that it is told again once the error is gone, or what differed is cut off
+        wanted.sent_high_watermark = -1
+        return True
+    return changed
+
+
+def _drop_unreadable(reads: list[PartitionRead], version: int) -> None:
+    """Take disks that cannot be read out of use, and answer their partitions with the error; the others are
+    not held up."""
+    for read in reads:
+        if read.part is None or read.wanted.partition is None:
+            continue
+        try:
+            read.part.read()
+        except OSError as error:
+            read.wanted.partition.log.flush_failed(error)
+            read.part = None
+            read.error = error_known_to(version, ErrorCode.kafka_storage_error)
+
+
+def _joined(pieces: list[bytes | LogSlice]) -> list[bytes | LogSlice]:
+    """The pieces with neighbouring bytes as one piece."""
+    out: list[bytes | LogSlice] = []
+    run: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            run.append(piece)
+        else:
+            out.append(b"".join(run))
+            out.append(piece)
+            run = []
+    out.append(b"".join(run))
+    return [piece for piece in out if not isinstance(piece, bytes) or piece]

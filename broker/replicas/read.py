@@ -1,0 +1,356 @@
+"""Reading partitions for Fetch: what a client and what a follower may see of each log.
+
+Owns: finding the partition, its bounds and errors, which replica is nearest to a client, and how a request's
+bytes are shared out among its partitions. Does not own: waiting for more, sessions and packing (the
+handlers), what a leader learns from a follower's offset (partition). Invariant: a client sees nothing at or
+past the high watermark, with read_committed nothing past the last stable offset; a follower whose log has
+parted from this one gets no bytes; the first batch is served whole whatever the limits are, so that a reader
+always advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+from broker.control.cluster import Cluster
+from broker.replicas.fetch_sessions import FetchTurn, Wanted
+from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.partition import Partition
+from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.throttle import Throttle
+from protocol.errors import ErrorCode, KafkaError
+from protocol.hot import FetchRequest
+from storage.log import AbstractLog, LogSlice
+
+_READ_COMMITTED: Final = 1
+_STORAGE_ERROR_FROM: Final = 6
+_ZSTD_FROM: Final = 10
+_RACK_FROM: Final = 11
+"""A client that can be sent to a follower may read from one."""
+_LEADER_UNKNOWN: Final = (
+    ErrorCode.unknown_topic_id,
+    ErrorCode.unknown_topic_or_partition,
+)
+_NO_ABORTED: Final[tuple[tuple[int, int], ...]] = ()
+
+
+class PartitionRead:
+    """What one partition gives to one Fetch."""
+
+    __slots__ = (
+        "aborted",
+        "diverging",
+        "error",
+        "high_watermark",
+        "last_stable",
+        "part",
+        "preferred",
+        "start",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        high_watermark: int = -1,
+        last_stable: int = -1,
+        start: int = -1,
+        part: LogSlice | None = None,
+        aborted: Iterable[tuple[int, int]] | None = None,
+        error: ErrorCode = ErrorCode.none,
+    ) -> None:
+        self.wanted = wanted
+        self.high_watermark = high_watermark
+        self.last_stable = last_stable
+        self.start = start
+        self.part = part
+        self.aborted = aborted if aborted is None else list(aborted)
+        self.error = error
+        self.diverging: tuple[int, int] | None = None
+        self.preferred = -1
+
+
+class FetchPass:
+    """All reads of one pass. `is_due` when the answer must not wait for more bytes."""
+
+    __slots__ = ("available", "is_due", "reads", "size")
+
+    def __init__(self) -> None:
+        self.reads: list[PartitionRead] = []
+        self.size = 0
+        self.available = 0
+        """What min_bytes is compared with: a partition that has more than was read counts with all it may
+        give, because Kafka would fill that with a piece of the next batch."""
+        self.is_due = False
+
+    @property
+    def failures(self) -> int:
+        return sum(read.error is not ErrorCode.none for read in self.reads)
+
+
+class PartitionFinder:
+    def __init__(self, *, replicas: ReplicaManager, cluster: Cluster) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+
+    def find(self, wanted: Wanted, *, reads_followers: bool) -> ErrorCode | None:
+        """Find the partition and keep it in `wanted` until the next change of metadata, or return why there
+        is none to read; an error is looked up each time.
+        """
+        wanted.partition = None
+        wanted.generation = -1
+        topic = wanted.topic
+        if isinstance(topic, UUID):
+            name = self._cluster.image.topic_names.get(topic)
+            if name is None:
+                return ErrorCode.unknown_topic_id
+        else:
+            name = topic
+        found = self._replicas.replica(name, wanted.index)
+        if isinstance(found, ErrorCode):
+            return found
+        if isinstance(topic, UUID) and found.topic_id != topic:
+            return ErrorCode.inconsistent_topic_id
+        if not found.is_leader and not reads_followers:
+            error = found.epoch_error(wanted.leader_epoch)
+            return ErrorCode.not_leader_or_follower if error is ErrorCode.none else error
+        wanted.partition = found
+        wanted.generation = self._replicas.generation
+        return None
+
+
+class ClientReader:
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaManager,
+        cluster: Cluster,
+        near: ReplicaSelector | None = None,
+        max_bytes: int,
+    ) -> None:
+        """`near` chooses the replica that a client with a rack is sent to."""
+        self._replicas = replicas
+        self._finder = PartitionFinder(replicas=replicas, cluster=cluster)
+        self._near = near
+        self._max_bytes = max_bytes
+
+    def read(self, turn: FetchTurn, request: FetchRequest, version: int) -> FetchPass:
+        """Read all partitions of a request, within the bytes it allows."""
+        fetched = FetchPass()
+        room = min(request.max_bytes, self._max_bytes)
+        committed = request.isolation == _READ_COMMITTED
+        only_changes = turn.session is not None
+        near = self._near if request.rack else None
+        generation = self._replicas.generation
+        reads = fetched.reads
+        for wanted in turn.wanted:
+            if wanted.generation != generation:
+                error = self._finder.find(wanted, reads_followers=version >= _RACK_FROM)
+                if error is not None:
+                    aborted = _NO_ABORTED if error in _LEADER_UNKNOWN else None
+                    reads.append(PartitionRead(wanted, aborted=aborted, error=error_known_to(version, error)))
+                    fetched.is_due = fetched.is_due or error not in _LEADER_UNKNOWN
+                    continue
+            partition: Partition = wanted.partition
+            if near is not None:
+                preferred = near.select(partition, request.rack, wanted.offset)
+                if preferred >= 0:
+                    reads.append(_elsewhere(wanted, partition, preferred))
+                    fetched.is_due = True
+                    continue
+            held = partition.log
+            high_watermark, start = held.high_watermark, held.log_start_offset
+            last_stable = held.last_stable_offset
+            offset = wanted.offset
+            bound = last_stable if committed else high_watermark
+            if (
+                offset == bound
+                and (wanted.leader_epoch < 0 or wanted.leader_epoch == partition.leader_epoch)
+                and (wanted.last_epoch < 0 or wanted.last_epoch == partition.leader_epoch)
+            ):
+                # a reader at the end, which is what most fetches of an idle topic are
+                if (
+                    not only_changes
+                    or high_watermark != wanted.sent_high_watermark
+                    or start != wanted.sent_start
+                ):
+                    aborted = _NO_ABORTED if committed else None
+                    reads.append(PartitionRead(wanted, high_watermark, last_stable, start, None, aborted))
+                continue
+            read = self._read_one(
+                wanted, partition, bound, room, version, min_one=fetched.size == 0, committed=committed
+            )
+            if read.part is not None:
+                size = read.part.size
+                fetched.size += size
+                fetched.available += size if read.part.next_offset >= bound else max(size, wanted.max_bytes)
+                room = max(0, room - size)
+            elif read.error is not ErrorCode.none or read.diverging is not None:
+                fetched.is_due = True
+            reads.append(read)
+        return fetched
+
+    def _read_one(
+        self,
+        wanted: Wanted,
+        partition: Partition,
+        bound: int,
+        room: int,
+        version: int,
+        *,
+        min_one: bool,
+        committed: bool,
+    ) -> PartitionRead:
+        held = partition.log
+        error = partition.epoch_error(wanted.leader_epoch)
+        if error is not ErrorCode.none:
+            return PartitionRead(wanted, error=error)
+        if version < _ZSTD_FROM and held.config.compression_type == "zstd":
+            return PartitionRead(wanted, error=ErrorCode.unsupported_compression_type)
+        read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+        if committed:
+            read.aborted = []
+        try:
+            if wanted.last_epoch >= 0:
+                read.diverging = divergence(held, wanted)
+                if read.diverging is not None:
+                    return read
+            if (room > 0 and wanted.max_bytes > 0) or min_one or not _is_inside(held, wanted.offset):
+                part = held.read(wanted.offset, min(wanted.max_bytes, room), bound=bound, min_one=min_one)
+                if part is not None and part.size > 0:
+                    read.part = part
+                    if committed:
+                        read.aborted = held.aborted_in(wanted.offset, part.next_offset)
+        except KafkaError as failure:
+            return PartitionRead(wanted, error=error_known_to(version, failure.code))
+        return read
+
+
+class FollowerReader:
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        replicas: ReplicaManager,
+        cluster: Cluster,
+        throttle: Throttle,
+        max_bytes: int,
+    ) -> None:
+        self._node_id = node_id
+        self._replicas = replicas
+        self._finder = PartitionFinder(replicas=replicas, cluster=cluster)
+        self._throttle = throttle
+        self._max_bytes = max_bytes
+
+    def read(self, asked: Iterable[Wanted], request: FetchRequest) -> FetchPass:
+        """Read the partitions of `asked`, within the bytes that the request allows."""
+        fetched = FetchPass()
+        room = min(request.max_bytes, self._max_bytes)
+        for wanted in asked:
+            error = self.find(wanted)
+            if error is not None:
+                fetched.reads.append(PartitionRead(wanted, error=error))
+                fetched.is_due = fetched.is_due or error not in _LEADER_UNKNOWN
+                continue
+            read = self._read_one(wanted, request, room, min_one=fetched.size == 0)
+            if read.part is not None:
+                size = read.part.size
+                fetched.size += size
+                fetched.available += size
+                room = max(0, room - size)
+            elif read.error is not ErrorCode.none or read.diverging is not None:
+                fetched.is_due = True
+            fetched.reads.append(read)
+        return fetched
+
+    def find(self, wanted: Wanted) -> ErrorCode | None:
+        """Find the partition, as `PartitionFinder.find`; a leader alone is read from."""
+        if wanted.generation == self._replicas.generation:
+            return None
+        return self._finder.find(wanted, reads_followers=False)
+
+    def check(self, wanted: Wanted, partition: Partition, request: FetchRequest) -> tuple[int, int] | None:
+        """Return where the two logs part, or None. Raise KafkaError when the offset must not count."""
+        error = partition.epoch_error(wanted.leader_epoch)
+        if error is not ErrorCode.none:
+            raise KafkaError(error)
+        if partition.follower(request.replica_id) is None:
+            raise KafkaError(_stranger_error(wanted))
+        self._replicas.check_broker_epoch(request.replica_id, request.replica_epoch)
+        held = partition.log
+        if wanted.last_epoch >= 0 and wanted.last_epoch != held.epochs.latest:
+            diverging = divergence(held, wanted)
+            if diverging is not None:
+                return diverging
+        elif wanted.last_epoch >= 0 and wanted.offset > held.log_end_offset:
+            return wanted.last_epoch, held.log_end_offset
+        if not held.log_start_offset <= wanted.offset <= held.log_end_offset:
+            raise KafkaError(ErrorCode.offset_out_of_range)
+        return None
+
+    def _read_one(self, wanted: Wanted, request: FetchRequest, room: int, *, min_one: bool) -> PartitionRead:
+        partition: Partition = wanted.partition
+        held = partition.log
+        try:
+            diverging = self.check(wanted, partition, request)
+            read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+            read.diverging = diverging
+            if diverging is not None or wanted.offset == held.log_end_offset:
+                return read
+            limit = min(wanted.max_bytes, room)
+            if (limit > 0 or min_one) and not self._is_throttled(partition, request.replica_id):
+                part = held.read(wanted.offset, limit, bound=held.log_end_offset, min_one=min_one)
+                if part is not None and part.size > 0:
+                    read.part = part
+        except KafkaError as failure:
+            return PartitionRead(wanted, error=failure.code)
+        return read
+
+    def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
+        """Whether the throttle says to wait. It never holds back a replica that is in sync, and so never
+        pushes one out."""
+        if replica_id in partition.isr:
+            return False
+        listed = partition.log.config.leader_replication_throttled_replicas
+        return self._throttle.holds_back(listed, partition.index, self._node_id)
+
+
+def error_known_to(version: int, code: ErrorCode) -> ErrorCode:
+    """The error in a version's terms: clients before v6 do not know KAFKA_STORAGE_ERROR, and look elsewhere
+    after NOT_LEADER_OR_FOLLOWER."""
+    if code is ErrorCode.kafka_storage_error and version < _STORAGE_ERROR_FROM:
+        return ErrorCode.not_leader_or_follower
+    return code
+
+
+def divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
+    """Where this log and the one that the reader has read so far part (KIP-595), or None when they agree."""
+    epoch, end = held.end_offset_for_epoch(wanted.last_epoch)
+    if epoch < 0 or end < 0:
+        raise KafkaError(ErrorCode.offset_out_of_range, "the last fetched epoch is unknown")
+    if wanted.offset < held.log_start_offset:
+        raise KafkaError(ErrorCode.offset_out_of_range)
+    if epoch < wanted.last_epoch or end < wanted.offset:
+        return epoch, end
+    return None
+
+
+def _elsewhere(wanted: Wanted, partition: Partition, preferred: int) -> PartitionRead:
+    """A read without data that names the replica to ask instead."""
+    held = partition.log
+    read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+    read.preferred = preferred
+    return read
+
+
+def _is_inside(held: AbstractLog, offset: int) -> bool:
+    return held.log_start_offset <= offset <= held.log_end_offset
+
+
+def _stranger_error(wanted: Wanted) -> ErrorCode:
+    """The error for a follower that is not among the replicas: it has newer metadata, or should get it."""
+    if wanted.leader_epoch >= 0:
+        return ErrorCode.unknown_leader_epoch
+    return ErrorCode.not_leader_or_follower
