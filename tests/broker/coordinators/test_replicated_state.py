@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,64 +19,10 @@ from broker.coordinators.replicated_state import ReplicatedState, StateConfig, S
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
+from tests.broker.coordinators.fake_log import FakeLog, settle
 from tests.broker.coordinators.groups.group_driver import subscription
 
 TOPIC = "__consumer_offsets"
-
-
-@dataclass
-class AppendedAt:
-    first_offset: int
-
-
-@dataclass
-class FakeLog:
-    """One partition in memory, whose appends wait at a gate and fail on demand."""
-
-    batches: list[bytes] = field(default_factory=list)
-    end: int = 0
-    failures: list[tuple[ErrorCode, bool]] = field(default_factory=list)
-    """What the next appends fail with, and whether the batch is in the log all the same."""
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    appending: asyncio.Event = field(default_factory=asyncio.Event)
-    read_error: Exception | None = None
-    is_on_all: bool = True
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    async def append(
-        self,
-        topic: str,
-        index: int,
-        batch: bytearray,
-        *,
-        timeout_ms: int,
-        expected_leader_epoch: int,
-    ) -> AppendedAt:
-        self.appending.set()
-        await self.gate.wait()
-        failure, is_kept = self.failures.pop(0) if self.failures else (None, True)
-        first = self.end
-        if is_kept:
-            header = batches.parse_header(batch)
-            batches.stamp(batch, 0, first, expected_leader_epoch)
-            self.batches.append(bytes(batch))
-            self.end += header.last_offset_delta + 1
-        if failure is not None:
-            raise KafkaError(failure)
-        return AppendedAt(first)
-
-    def read_all(self, topic: str, index: int) -> Iterator[bytes]:
-        if self.read_error is not None:
-            raise self.read_error
-        yield from self.batches
-
-    def is_replicated(self, topic: str, index: int) -> bool:
-        return self.is_on_all
-
-    def counts(self) -> list[int]:
-        return [batches.parse_header(batch).count for batch in self.batches]
 
 
 MakeState = Callable[..., ReplicatedState[GroupMachine]]
@@ -146,12 +91,6 @@ def offset_of(state: ReplicatedState[GroupMachine], partition: int = 0, group_id
     return None if found is None else found.offset
 
 
-async def settle() -> None:
-    """Let everything run that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def until(condition: Callable[[], bool]) -> None:
     """For what a deadline a millisecond away brings about."""
     for _ in range(1_000_000):
@@ -173,7 +112,7 @@ async def stable_member(state: ReplicatedState[GroupMachine]) -> None:
     assert (await state.ask(sync))["assignment"] == b"a"
 
 
-# Order and batching
+# --- order and batching ---
 
 
 async def test_commits_that_arrive_together_share_one_append(
@@ -264,7 +203,7 @@ async def test_the_queue_is_bounded(
     assert offset_of(state) == 3
 
 
-# Waiting
+# --- waiting ---
 
 
 async def test_a_join_waits_without_holding_up_others(state: ReplicatedState[GroupMachine]) -> None:
@@ -329,7 +268,7 @@ async def test_a_deadline_that_strikes_late_finds_everyone_innocent(
     assert await state.ask(Heartbeat(group_id="g", member_id="m", generation=1)) is ErrorCode.none
 
 
-# Failure
+# --- failure ---
 
 
 @pytest.mark.parametrize(
@@ -436,7 +375,7 @@ async def test_closing_tells_everyone(state: ReplicatedState[GroupMachine], disk
     assert state.waiting == 0
 
 
-# Loading
+# --- loading ---
 
 
 async def test_a_restart_reads_what_was_written(

@@ -26,8 +26,8 @@ from protocol.formats import CommittedOffset, OffsetRecord
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
 from storage.policy import LogConfig
+from tests.broker.coordinators.fake_log import AppendedAt, FakeLog, settle
 from tests.broker.coordinators.groups.group_driver import subscription
-from tests.broker.coordinators.test_replicated_state import AppendedAt, FakeLog, settle
 
 TOPIC_ID = UUID(int=7)
 GROUP = "g"
@@ -274,7 +274,7 @@ def versions(api: Api) -> list[int]:
     return list(range(row.min_version, row.max_version + 1))
 
 
-# Finding
+# --- finding ---
 
 
 @pytest.mark.parametrize("version", versions(Api.FIND_COORDINATOR))
@@ -340,7 +340,7 @@ def test_groups_belong_to_the_partition_java_says() -> None:
     assert partition_of("é\N{GRINNING FACE}", 50) == abs(((233 * 31) + 0xD83D) * 31 + 0xDE00) % 50
 
 
-# Membership
+# --- membership ---
 
 
 @pytest.mark.parametrize("version", versions(Api.JOIN_GROUP))
@@ -407,7 +407,7 @@ async def test_a_returning_static_member_skips_the_assignment_from_version_9(cli
     assert older.leader == newer.member_id != older.member_id
 
 
-# The table of errors
+# --- the table of errors ---
 
 
 async def test_the_table_of_group_errors(client: Client) -> None:
@@ -522,7 +522,7 @@ async def test_what_a_failed_append_tells_a_client(client: Client) -> None:
     assert await client.commit(3) is ErrorCode.not_coordinator
 
 
-# Offsets
+# --- offsets ---
 
 
 @pytest.mark.parametrize("version", versions(Api.OFFSET_COMMIT))
@@ -675,7 +675,7 @@ async def test_offsets_are_deleted_one_by_one(client: Client) -> None:
     assert reply.error_code is ErrorCode.group_id_not_found
 
 
-# Administration
+# --- administration ---
 
 
 @pytest.mark.parametrize("version", versions(Api.LIST_GROUPS))

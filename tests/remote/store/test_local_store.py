@@ -199,7 +199,7 @@ async def test_who_was_told_that_nothing_is_there_may_read(tmp_path: Path) -> No
     assert not caught.value.permanent
 
 
-# --- a store that vanishes ----------------------------------------------------------------------------------
+# --- a store that vanishes ---
 
 
 def unmount(root: Path) -> None:

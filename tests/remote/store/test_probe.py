@@ -29,7 +29,7 @@ def rng() -> random.Random:
     return random.Random(1)
 
 
-# --- stores that cheat --------------------------------------------------------------------------------------
+# --- stores that cheat ---
 
 
 class IgnoresConditions(MemoryStore):
@@ -152,7 +152,7 @@ def test_two_stores_that_are_not_one_are_found_out() -> None:
     assert not conditions.is_sound
 
 
-# --- stores that do not -------------------------------------------------------------------------------------
+# --- stores that do not ---
 
 
 def test_a_store_that_keeps_its_promises_passes_and_is_left_as_it_was() -> None:
@@ -228,7 +228,7 @@ async def test_a_real_minio_is_fit(minio_server: MinioServer, bucket: str) -> No
         await store_b.close()
 
 
-# --- the verdict on one key ---------------------------------------------------------------------------------
+# --- the verdict on one key ---
 
 
 def test_a_verdict_accuses_nobody_who_may_be_honest() -> None:

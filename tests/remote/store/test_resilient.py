@@ -1,19 +1,17 @@
-"""Deadlines, retries, hedges, counts and faults, each around a scripted store, in virtual time."""
+"""Deadlines, retries and hedges, each around a scripted store, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.store.memory_store import MemoryStore
-from remote.store.metered import LATENCY_BOUNDS_S, MeteredStore, StoreStats
+from remote.store.metered import StoreStats
 from remote.store.object_store import Fault, NoSuchObject, ObjectStore, Operation, PutResult, StoreError
 from remote.store.resilient import (
     BYTES_PER_S_MIN,
@@ -32,56 +30,9 @@ from remote.store.resilient import (
     RetryStore,
 )
 from remote.store.stores import harden
-from remote.store.wrapper import Call, StoreWrapper
-from tests.remote.store.faulty_store import HANG_S_MAX, FaultProfile, FaultyStore
-from tests.sim.loop import SimLoop
+from tests.remote.store.scripted import DONE, NEVER_S, NOT_DONE, Scripted, now_s, passing, run
 
-T = TypeVar("T")
-NEVER_S = 1e6
-DONE, NOT_DONE = True, False
-
-
-class Scripted(StoreWrapper):
-    """A memory store that takes its time, and fails before or after it did what it was asked."""
-
-    def __init__(self) -> None:
-        self.bucket = MemoryStore()
-        super().__init__(self.bucket)
-        self.script: deque[tuple[float, StoreError | None, bool]] = deque()
-        self.calls: list[Operation] = []
-        self.cancelled = 0
-
-    def will(self, elapsed_s: float = 0.0, error: StoreError | None = None, *, done: bool = DONE) -> None:
-        self.script.append((elapsed_s, error, done))
-
-    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
-        self.calls.append(call.operation)
-        elapsed_s, error, done = self.script.popleft() if self.script else (0.0, None, DONE)
-        try:
-            outcome = await asyncio.gather(ask(), return_exceptions=True) if done else [None]
-            await asyncio.sleep(elapsed_s)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        failure = error or outcome[0]
-        if isinstance(failure, BaseException):
-            raise failure
-        return outcome[0]  # type: ignore[return-value]
-
-
-def run(coro: Coroutine[Any, Any, T]) -> T:
-    return SimLoop().run(coro)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def passing(fault: Fault = Fault.SERVER) -> StoreError:
-    return StoreError("503", fault=fault)
-
-
-# --- deadlines ----------------------------------------------------------------------------------------------
+# --- deadlines ---
 
 
 def test_a_call_that_hangs_ends_and_says_so() -> None:
@@ -139,7 +90,7 @@ def test_a_list_has_the_time_for_many_pages() -> None:
     run(main())
 
 
-# --- retries ------------------------------------------------------------------------------------------------
+# --- retries ---
 
 RETRIED: list[Callable[[ObjectStore], Awaitable[object]]] = [
     lambda store: store.get("there"),
@@ -254,7 +205,7 @@ def test_a_conditional_put_that_is_refused_for_good_says_so() -> None:
     run(main())
 
 
-# --- hedges -------------------------------------------------------------------------------------------------
+# --- hedges ---
 
 
 def hedging(inner: ObjectStore, stats: StoreStats | None = None) -> HedgedStore:
@@ -400,149 +351,3 @@ def test_a_store_that_is_slow_for_all_is_not_asked_twice_for_all() -> None:
         return stats
 
     assert run(main()).hedges <= 1 + 200 * HEDGE_SHARE
-
-
-# --- counting -----------------------------------------------------------------------------------------------
-
-
-def test_answers_errors_and_bytes_are_counted() -> None:
-    async def main() -> StoreStats:
-        inner, stats = Scripted(), StoreStats()
-        store = MeteredStore(inner, stats)
-        inner.will(0.02)
-        await store.put("k", bytes(100))
-        await store.put_if_absent("l", bytes(10))
-        await store.put_if_absent("l", bytes(10))
-        await store.get("k")
-        await store.get_range("k", 0, 7)
-        inner.will(0.0, passing(Fault.THROTTLED))
-        with pytest.raises(StoreError):
-            await store.get("k")
-        with pytest.raises(NoSuchObject):
-            await store.get("nothing")
-        inner.will(0.0, passing())
-        await store.put_if_absent("m", bytes(10))
-        return stats
-
-    stats = run(main())
-    assert stats.requests == {
-        Operation.PUT: 1,
-        Operation.PUT_IF_ABSENT: 3,
-        Operation.GET: 3,
-        Operation.GET_RANGE: 1,
-    }
-    assert stats.errors == {(Operation.GET, "throttled"): 1, (Operation.PUT_IF_ABSENT, "unknown"): 1}
-    assert (stats.bytes_read, stats.bytes_written) == (107, 110)
-    assert sum(stats.latency_counts[Operation.GET]) == 2
-    assert stats.latency_counts[Operation.PUT][LATENCY_BOUNDS_S.index(0.025)] == 1
-    assert stats.latency_sums_s[Operation.PUT] == pytest.approx(0.02, abs=0.001)
-
-
-def test_each_attempt_of_a_hardened_store_is_counted() -> None:
-    async def main() -> StoreStats:
-        inner, stats = Scripted(), StoreStats()
-        await inner.bucket.put("k", b"x")
-        store = harden(inner, stats=stats, rng=random.Random(1))
-        inner.will(0.0, passing())
-        inner.will(NEVER_S)
-        inner.will(0.0)
-        assert await store.get("k") == b"x"
-        return stats
-
-    stats = run(main())
-    assert (stats.requests[Operation.GET], stats.retries, stats.hedges, stats.hedges_won) == (3, 1, 1, 1)
-
-
-# --- faults -------------------------------------------------------------------------------------------------
-
-
-def faulty(**profile: Any) -> FaultyStore:
-    return FaultyStore(MemoryStore(), FaultProfile(**profile), random.Random(1))
-
-
-def test_an_error_before_leaves_things_as_they_were_and_one_after_does_not() -> None:
-    async def main() -> None:
-        before, after = faulty(error_before_chance=1.0), faulty(error_after_chance=1.0)
-        for store in (before, after):
-            with pytest.raises(StoreError):
-                await store.put("k", b"x")
-            assert await store.put_if_absent("l", b"x") is PutResult.UNKNOWN
-            store.profile.heal()
-        assert await before.list("") == []
-        assert await after.list("") == ["k", "l"]
-
-    run(main())
-
-
-def test_a_store_that_is_down_or_hangs_does_so_until_healed() -> None:
-    async def main() -> None:
-        store = faulty(down=True, latency_min_s=0.1, latency_max_s=0.2)
-        with pytest.raises(StoreError):
-            await store.get("k")
-        store.profile.down, store.profile.hang = False, True
-        begun_s = now_s()
-        assert await store.put_if_absent("k", b"x") is PutResult.UNKNOWN
-        assert now_s() - begun_s >= HANG_S_MAX
-        asyncio.get_running_loop().call_later(1.0, store.profile.heal)
-        begun_s = now_s()
-        with pytest.raises(StoreError):
-            await store.list("")
-        assert now_s() - begun_s < 2
-        assert await store.list("") == []
-
-    run(main())
-
-
-def test_short_bodies_and_lists_that_lag_behind() -> None:
-    async def main() -> None:
-        store = faulty(short_body_chance=1.0, stale_list_chance=1.0)
-        for key in ("a", "b", "c"):
-            await store.put(key, b"0123456789")
-        body = await store.get("a")
-        assert len(body) < 10
-        assert b"0123456789".startswith(body)
-        listed = await store.list("")
-        assert len(listed) < 3
-        assert ["a", "b", "c"][: len(listed)] == listed
-
-    run(main())
-
-
-def test_the_same_numbers_give_the_same_faults() -> None:
-    async def main() -> list[bool]:
-        store = faulty(error_before_chance=0.5)
-        return [await store.put_if_absent("k", b"") is PutResult.UNKNOWN for _ in range(50)]
-
-    first = run(main())
-    assert run(main()) == first
-    assert {True, False} == set(first)
-
-
-@given(seed=st.integers(0, 2**32))
-def test_a_hardened_store_tells_the_truth_over_a_bad_line(seed: int) -> None:
-    """Whoever wins or loses is right about it; UNKNOWN is settled by reading; a read is what was put."""
-
-    async def main() -> None:
-        bucket, rng = MemoryStore(), random.Random(seed)
-        profile = FaultProfile(
-            latency_max_s=0.5, error_before_chance=0.2, error_after_chance=0.2, hang_chance=0.02
-        )
-        rivals = [harden(FaultyStore(bucket, profile, rng), stats=StoreStats(), rng=rng) for _ in range(3)]
-
-        async def claim(rival: int, key: str) -> None:
-            mine = b"%d" % rival
-            result = await rivals[rival].put_if_absent(key, mine)
-            if result is PutResult.WON:
-                assert bucket.objects[key] == mine
-            elif result is PutResult.LOST:
-                assert bucket.objects[key] != mine
-            try:
-                assert await rivals[rival].get(key) == bucket.objects[key]
-            except NoSuchObject:
-                assert result is PutResult.UNKNOWN
-            except StoreError:
-                pass
-
-        await asyncio.gather(*(claim(n, f"k/{slot}") for slot in range(5) for n in range(3)))
-
-    run(main())

@@ -54,7 +54,7 @@ async def fault_of(store: S3Store, key: str = "k") -> StoreError:
     return caught.value
 
 
-# --- the conditional put ------------------------------------------------------------------------------------
+# --- the conditional put ---
 
 
 async def test_a_put_that_was_done_but_whose_reply_was_lost_is_unknown_and_reading_tells(
@@ -173,7 +173,7 @@ async def test_rivals_on_bad_lines_are_told_the_truth(
         assert told == set(PutResult)
 
 
-# --- reading ------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 @pytest.mark.parametrize("line", [Line.BODY_CUT, Line.BYTE_FLIPPED])
@@ -302,7 +302,7 @@ def put_foreign(server: MinioServer, bucket: str, key: str) -> None:
     client.close()
 
 
-# --- what an operator must mend -----------------------------------------------------------------------------
+# --- what an operator must mend ---
 
 
 async def test_a_bucket_that_is_not_there(minio_server: MinioServer) -> None:
@@ -382,7 +382,7 @@ async def test_a_clock_that_is_wrong_is_corrected_by_the_stores(
     assert [seen.method for seen in bench.proxy.seen] == ["PUT", "PUT", "GET"]
 
 
-# --- certificates -------------------------------------------------------------------------------------------
+# --- certificates ---
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +424,7 @@ async def test_an_endpoint_is_trusted_by_the_bundle_the_environment_names(
         assert await known.get("k") == bytes(3 << 20)
 
 
-# --- keys ---------------------------------------------------------------------------------------------------
+# --- keys ---
 
 
 def denied(what: str, fault: Fault, *, permanent: bool = False) -> StoreError:

@@ -118,7 +118,7 @@ class Driver:
         assert token not in self.answers, f"two answers for token {token}"
         self.answers[token] = reply
 
-    # Commands with the usual arguments
+    # --- commands with the usual arguments ---
 
     def join_command(self, member_id: str = "", **changes: Any) -> Join:
         self.ids += 1
@@ -185,7 +185,7 @@ class Driver:
     def expire(self) -> Any:
         return self.ask(ExpireOffsets())
 
-    # Whole scenes
+    # --- whole scenes ---
 
     def stable(self, members: int = 1, **changes: Any) -> list[str]:
         """A stable group of that many dynamic members; the first leads. Each is assigned its own id as

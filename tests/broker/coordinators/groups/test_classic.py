@@ -26,7 +26,7 @@ def d() -> Driver:
     return Driver()
 
 
-# Joining
+# --- joining ---
 
 
 def test_a_new_dynamic_member_is_sent_back_for_its_id(d: Driver) -> None:
@@ -145,7 +145,7 @@ def test_a_group_above_a_lowered_bound_rebalances_when_it_is_loaded() -> None:
     assert len(d.group.members) == 2
 
 
-# Rebalances
+# --- rebalances ---
 
 
 def test_another_member_makes_the_group_rebalance(d: Driver) -> None:
@@ -292,7 +292,7 @@ def test_the_assignment_is_handed_out_again_to_whoever_asks(d: Driver) -> None:
     assert (again["protocol_type"], again["protocol_name"]) == ("consumer", "range")
 
 
-# Sessions
+# --- sessions ---
 
 
 def test_a_silent_member_is_dropped_and_the_rest_rebalances(d: Driver) -> None:
@@ -353,7 +353,7 @@ def test_a_process_that_stood_still_takes_no_time_from_anybody(d: Driver) -> Non
     assert waiting not in d.answers
 
 
-# Leaving
+# --- leaving ---
 
 
 def test_leaving_makes_the_rest_rebalance(d: Driver) -> None:
@@ -411,7 +411,7 @@ def test_the_last_one_to_be_waited_for_leaves_and_the_rest_goes_on(d: Driver) ->
     assert d.answers[waiting]["generation_id"] == 2
 
 
-# Static members
+# --- static members ---
 
 
 def test_a_static_member_is_in_at_once(d: Driver) -> None:
@@ -516,7 +516,7 @@ def test_an_instance_nobody_knows_is_unknown(d: Driver) -> None:
     assert d.heartbeat("other", instance_id="z") is ErrorCode.unknown_member_id
 
 
-# Generations and states
+# --- generations and states ---
 
 
 def test_stale_and_future_generations_are_refused_everywhere(d: Driver) -> None:
@@ -558,7 +558,7 @@ def test_heartbeats_count_while_the_assignment_is_computed(d: Driver) -> None:
     assert d.state() is State.COMPLETING_REBALANCE
 
 
-# Restarts
+# --- restarts ---
 
 
 def test_a_restart_keeps_a_stable_group_with_fresh_sessions(d: Driver) -> None:

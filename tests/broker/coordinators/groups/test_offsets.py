@@ -27,7 +27,7 @@ def commit_in(d: Driver, member_id: str, offset: int, **changes: Any) -> Any:
     return d.commit(offset, member_id=member_id, generation=d.group.generation, **changes)
 
 
-# Committing
+# --- committing ---
 
 
 def test_a_consumer_without_a_group_may_commit(d: Driver) -> None:
@@ -104,7 +104,7 @@ def test_all_of_a_commit_is_kept(d: Driver) -> None:
     assert found.record_offset == 0
 
 
-# Expiry
+# --- expiry ---
 
 
 def test_offsets_of_an_empty_group_expire_from_when_it_emptied(d: Driver) -> None:
@@ -185,7 +185,7 @@ def test_an_empty_group_without_offsets_goes_but_not_one_that_is_being_joined(d:
     assert GROUP not in d.machine.groups
 
 
-# Deleting
+# --- deleting ---
 
 
 def test_deleted_topics_take_their_offsets_along(d: Driver) -> None:

@@ -1,0 +1,71 @@
+"""One partition in memory for a coordinator, whose appends wait and fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol import records as batches
+from protocol.errors import ErrorCode, KafkaError
+
+
+@dataclass
+class AppendedAt:
+    first_offset: int
+
+
+@dataclass
+class FakeLog:
+    """Appends wait at the gate and fail as planned."""
+
+    batches: list[bytes] = field(default_factory=list)
+    end: int = 0
+    failures: list[tuple[ErrorCode, bool]] = field(default_factory=list)
+    """What the next appends fail with, and whether the batch is in the log all the same."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    appending: asyncio.Event = field(default_factory=asyncio.Event)
+    read_error: Exception | None = None
+    is_on_all: bool = True
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def append(
+        self,
+        topic: str,
+        index: int,
+        batch: bytearray,
+        *,
+        timeout_ms: int,
+        expected_leader_epoch: int,
+    ) -> AppendedAt:
+        self.appending.set()
+        await self.gate.wait()
+        failure, is_kept = self.failures.pop(0) if self.failures else (None, True)
+        first = self.end
+        if is_kept:
+            header = batches.parse_header(batch)
+            batches.stamp(batch, 0, first, expected_leader_epoch)
+            self.batches.append(bytes(batch))
+            self.end += header.last_offset_delta + 1
+        if failure is not None:
+            raise KafkaError(failure)
+        return AppendedAt(first)
+
+    def read_all(self, topic: str, index: int) -> Iterator[bytes]:
+        if self.read_error is not None:
+            raise self.read_error
+        yield from self.batches
+
+    def is_replicated(self, topic: str, index: int) -> bool:
+        return self.is_on_all
+
+    def counts(self) -> list[int]:
+        return [batches.parse_header(batch).count for batch in self.batches]
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
