@@ -30,6 +30,7 @@ from protocol.records import (
     parse_control,
     records_data,
 )
+from storage.checkpoints import TopicPartition
 from storage.index import AbortedTxn
 from storage.policy import LONG_MAX, SegmentExtent, plan_groups
 from storage.producers import ProducerEntry
@@ -37,7 +38,7 @@ from storage.segment import CLEANED, SEGMENT_SUFFIXES, Found, Segment
 from storage.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
-    from storage.log_manager import LogManager, TopicPartition
+    from storage.log_manager import LogManager
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,9 @@
 """All logs of this broker over one or several log directories.
 
-Owns: the directory locks, Kafka's checkpoint files, opening and creating and deleting logs, when maintenance
-runs. Does not own: what a log holds, who leads it, `meta.properties`. Invariant: a log is in exactly one
-directory; a directory whose disk failed is never used again by this process, and the others go on.
-
-A clean stop leaves `.kafka_cleanshutdown`, as Kafka does, with one field more: what each log looked like.
-Kafka ignores the field and removes the file when it starts, so what is noted there can only be as old as
-the last clean stop; it is believed for a log only while its last segment still has the noted size and
-time.
+Owns: the directory locks, opening and creating and deleting logs, when maintenance runs. Does not own: what a
+log holds, which broker leads it, the small files (checkpoints, clean_stop), `meta.properties`. Invariant: a
+log is in exactly one directory; a directory whose disk failed is never used again by this process, and the
+others go on.
 
 After a failed sync the kernel takes the pages it could not write for written: they are read until the power
 goes, and never synced again. A directory whose disk failed gets the mark `.disk_failed` for the next start,
@@ -16,22 +12,32 @@ which writes what it recovers there once more. The mark needs no sync: it goes w
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
-import os
 import random
-import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import basename, dirname, join
-from threading import Lock
 from typing import TypeVar
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
+from storage.checkpoints import (
+    CHECKPOINTS,
+    CLEANER_POINTS,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    Background,
+    Checkpoints,
+    Done,
+    TopicPartition,
+    decode_points,
+    encode_recovery_points,
+    run_inline,
+)
+from storage.clean_stop import decode_notes, encode_notes, put_marker, take_marker
 from storage.cleaner import clean_logs
 from storage.files import File, Files, is_scarcity, make_directory, write_whole
 from storage.loader import CleanState, read_topic_id
@@ -43,37 +49,17 @@ from storage.unified_log import SegmentFlush, UnifiedLog
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 DISK_FAILED = ".disk_failed"
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-LOG_STARTS = "log-start-offset-checkpoint"
-HIGH_WATERMARKS = "replication-offset-checkpoint"
-CLEANER_POINTS = "cleaner-offset-checkpoint"
-CHECKPOINTS = (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_POINTS)
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
 LOGS_PER_SLICE = 256
 LOADED_PER_SLICE = 16
-NOTES_VERSION = 2
 
 T = TypeVar("T")
 
-TopicPartition = tuple[str, int]
-Done = Callable[[OSError | None], None]
 ConfigOf = Callable[[str], LogConfig]
 IdOf = Callable[[str], UUID | None]
-Background = Callable[[Callable[[], None], Done], None]
-
-
-def run_inline(job: Callable[[], None], done: Done) -> None:
-    """The default `background`: blocks the caller for as long as the disk takes."""
-    try:
-        job()
-    except OSError as error:
-        done(error)
-    else:
-        done(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,38 +80,6 @@ class CleanerSettings:
     enabled: bool = True  # log.cleaner.enable
     dedupe_bytes: int = 134_217_728  # log.cleaner.dedupe.buffer.size
     io_max_bytes_per_second: float = float("inf")
-
-
-class PointsWrite:
-    """A checkpoint on its way to the disk, in whatever thread. Once revoked it no longer takes effect, at the
-    latest when the next one has its turn."""
-
-    __slots__ = ("_data", "_files", "_path", "_turn", "before", "is_revoked")
-
-    def __init__(
-        self, files: Files, path: str, data: bytes, *, before: dict[TopicPartition, int], turn: Lock
-    ) -> None:
-        self._files = files
-        self._path = path
-        self._data = data
-        self._turn = turn  # for names: all writes of one checkpoint have the same, and none syncs holding it
-        self.before = before  # what is on the disk until this is done
-        self.is_revoked = False
-
-    def run(self) -> None:
-        aside = self._path + ".next"
-        with self._turn:
-            if self.is_revoked:
-                return
-            self._files.unlink(aside)  # what a revoked one may still be writing loses its name
-            file = self._files.open(aside, create=True)
-        file.writev([self._data])
-        file.fsync()
-        file.close()
-        with self._turn:
-            if not self.is_revoked:
-                self._files.rename(aside, self._path)
-        self._files.fsync_dir(dirname(self._path))
 
 
 class LogDirError(Exception):
@@ -167,7 +121,8 @@ class LogManager:
         self._cut_of = {path: partial(self._cut, path) for path in dirs}
         self._start_of = {path: partial(self._save_starts, path) for path in dirs}
         self._locks: list[File] = []
-        self._points: dict[str, dict[str, dict[TopicPartition, int]]] = {}
+        self._checkpoints: dict[str, Checkpoints] = {}
+        """Of the directories that were locked and read."""
         self._markers: dict[str, bytes] = {}  # of directories left by a clean stop, while they are loaded
         self._notes: dict[str, dict[str, CleanState]] = {}  # what these markers say of each log
         self._is_loaded = False
@@ -180,9 +135,6 @@ class LogManager:
         self._due: dict[str, int] = {}
         self.cleaned_upto: dict[TopicPartition, int] = {}
         self.uncleanable: set[TopicPartition] = set()
-        self._writing: dict[tuple[str, str], PointsWrite] = {}  # by (directory, checkpoint)
-        self._write_again: set[tuple[str, str]] = set()
-        self._turns: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
         self._marking = False  # the next round writes recovery points again
         self._is_cutting = False
 
@@ -203,7 +155,7 @@ class LogManager:
             try:
                 make_directory(self.files, path)
                 self._locks.append(self.files.lock(join(path, LOCK)))
-                self._points[path] = {name: self._read_points(path, name) for name in CHECKPOINTS}
+                self._checkpoints[path] = self._checkpoints_of(path)
                 if self.files.exists(join(path, DISK_FAILED)):
                     self._doubted.add(path)
                 if self._has_own_recovery_points(path):
@@ -220,17 +172,31 @@ class LogManager:
             reasons = "; ".join(f"{path}: {why}" for path, why in self.offline_dirs.items())
             raise LogDirError(f"no log directory is usable: {reasons}")
 
+    def _checkpoints_of(self, path: str) -> Checkpoints:
+        def logs() -> Iterator[tuple[TopicPartition, UnifiedLog]]:
+            return ((key, log) for key, log in self.logs.items() if log.log_dir == path)
+
+        return Checkpoints(
+            self.files,
+            path,
+            collect={
+                RECOVERY_POINTS: lambda: {key: log.recovery_point for key, log in logs()},
+                LOG_STARTS: lambda: {key: log.start_to_save for key, log in logs() if log.start_to_save},
+                HIGH_WATERMARKS: lambda: {key: log.high_watermark for key, log in logs()},
+                CLEANER_POINTS: lambda: {
+                    key: self.cleaned_upto[key] for key, _ in logs() if key in self.cleaned_upto
+                },
+            },
+            background=self.run_in_background,
+            on_failure=self._failure_of[path],
+            on_written=lambda name: self._starts_saved(path) if name == LOG_STARTS else None,
+        )
+
     def _take_notes(self, path: str) -> None:
-        """Read and remove the marker of a clean stop: durably, or a later crash would look like that stop."""
-        marker = join(path, CLEAN_SHUTDOWN)
-        try:
-            text = self.files.read(marker)
-        except FileNotFoundError:
-            return
-        self._markers[path] = text
-        self._notes[path] = decode_notes(text)
-        self.files.unlink(marker)
-        self.files.fsync_dir(path)
+        text = take_marker(self.files, path)
+        if text is not None:
+            self._markers[path] = text
+            self._notes[path] = decode_notes(text)
 
     def _has_own_recovery_points(self, path: str) -> bool:
         """Whether the recovery points there are ours, neither Kafka's nor lost nor damaged: only beside
@@ -246,13 +212,6 @@ class LogManager:
             return encode_recovery_points(decode_points(data)) == data
         except ValueError:
             return False
-
-    def _read_points(self, path: str, name: str) -> dict[TopicPartition, int]:
-        """A damaged checkpoint counts as missing: recovery then starts earlier."""
-        try:
-            return decode_points(self.files.read(join(path, name)))
-        except (FileNotFoundError, ValueError):
-            return {}
 
     def load(self, config_of: ConfigOf | None = None, id_of: IdOf | None = None) -> None:
         """`loading` in one go."""
@@ -273,7 +232,7 @@ class LogManager:
                     if at % LOADED_PER_SLICE == 0:
                         yield
                 if self._lost_vouched(path):
-                    self._write_points_now(path, RECOVERY_POINTS)
+                    self._checkpoints[path].write_now(RECOVERY_POINTS)
                 if path in self._doubted and path not in self.offline_dirs:
                     self.files.unlink(join(path, DISK_FAILED))
             except OSError as error:
@@ -286,7 +245,7 @@ class LogManager:
 
     def _lost_vouched(self, path: str) -> bool:
         """Whether a log ends before its recovery point, which would vouch for what takes its place."""
-        points = self._points[path][RECOVERY_POINTS]
+        points = self._checkpoints[path].points(RECOVERY_POINTS)
         return any(
             log.log_dir == path and log.recovery_point < points.get(key, 0) for key, log in self.logs.items()
         )
@@ -301,7 +260,7 @@ class LogManager:
                 except KafkaError:
                     return  # the directory is offline now
                 yield
-        self._write_points(path, RECOVERY_POINTS, run_inline)
+        self._checkpoints[path].write(RECOVERY_POINTS, run_inline)
 
     def _load_directory(
         self, path: str, name: str, config_of: ConfigOf | None, id_of: IdOf | None
@@ -319,7 +278,7 @@ class LogManager:
         if twin is not None:
             self.stray(*key)
         notes = self._notes.get(path)
-        points = self._points[path]
+        points = self._checkpoints[path].points
         log = yield from UnifiedLog.opening(
             self.files,
             join(path, name),
@@ -333,17 +292,17 @@ class LogManager:
             on_start=self._start_of[path],
             is_clean=notes is not None,
             is_doubted=path in self._doubted,
-            recovery_point=points[RECOVERY_POINTS].get(key, 0),
-            gapless_from=points[RECOVERY_POINTS].get(key, 0) if path in self._vouched else None,
-            log_start_offset=points[LOG_STARTS].get(key, 0),
+            recovery_point=points(RECOVERY_POINTS).get(key, 0),
+            gapless_from=points(RECOVERY_POINTS).get(key, 0) if path in self._vouched else None,
+            log_start_offset=points(LOG_STARTS).get(key, 0),
             state=notes.get(name) if notes else None,
             producer_expiration_ms=self.producer_expiration_ms,
         )
         log.flushed_at_ms = self._now_ms()
-        log.set_high_watermark(points[HIGH_WATERMARKS].get(key, 0))
+        log.set_high_watermark(points(HIGH_WATERMARKS).get(key, 0))
         self.logs[key] = log
-        if key in points[CLEANER_POINTS]:
-            self.cleaned_upto[key] = points[CLEANER_POINTS][key]
+        if key in points(CLEANER_POINTS):
+            self.cleaned_upto[key] = points(CLEANER_POINTS)[key]
 
     def _gives_way(self, directory: str, twin: UnifiedLog, id_of: IdOf | None) -> bool:
         """Of two logs of one partition, whether it is this one that goes, and not the twin. A disk that fails
@@ -408,12 +367,9 @@ class LogManager:
         """What the checkpoints say of an earlier log of this name would pass for the new one's: a start past
         its end, or a recovery point that vouches for what is yet to come."""
         for name in CHECKPOINTS:
-            writing = self._writing.get((path, name))
-            is_unknown = writing is None and (path, name) in self._write_again  # what is on the disk
-            before = {} if writing is None else writing.before
-            if is_unknown or key in self._points[path][name] or key in before:
+            if self._checkpoints[path].may_name(name, key):
                 try:
-                    self._must_write_points(path, name)
+                    self._checkpoints[path].must_write(name)
                 except OSError as error:
                     raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
 
@@ -618,7 +574,7 @@ class LogManager:
         if log.recovery_point < end and key not in self._flushing:
             self._flush(key, log, self._now_ms(), closed_only=True)
         if settled < min(end, log.recovery_point):
-            self._write_points(log.log_dir, RECOVERY_POINTS, self._background)
+            self._checkpoints[log.log_dir].write(RECOVERY_POINTS)
         settled = max(settled, self._recovery_point_on_disk(log))
         if log.offline is not None:
             return 0
@@ -628,95 +584,24 @@ class LogManager:
 
     def _recovery_point_on_disk(self, log: UnifiedLog) -> int:
         """0 while a checkpoint is being written: until that is done nobody knows which one is there."""
-        place = log.log_dir, RECOVERY_POINTS
-        if place in self._writing or place in self._write_again:
-            return 0
-        return self._points[log.log_dir][RECOVERY_POINTS].get((log.topic, log.partition), 0)
+        points = self._checkpoints[log.log_dir].on_disk(RECOVERY_POINTS)
+        return 0 if points is None else points.get((log.topic, log.partition), 0)
 
     def checkpoint_cleaner(self) -> None:
         self._checkpoint(CLEANER_POINTS)
 
     def _checkpoint(self, name: str) -> None:
-        for path in self.dirs:
-            self._write_points(path, name, self._background)
-
-    def _write_points(self, path: str, name: str, background: Background) -> None:
-        """Write a checkpoint if it changed. While one is on its way a newer one waits for it."""
-        if path in self.offline_dirs or path not in self._points:
-            return
-        if (path, name) in self._writing:
-            self._write_again.add((path, name))
-            return
-        logs = [log for log in self.logs.values() if log.log_dir == path]
-        points = self._points_of(name, logs)
-        if points == self._points[path][name] and (path, name) not in self._write_again:
-            return
-        self._write_again.discard((path, name))
-        encode = encode_recovery_points if name == RECOVERY_POINTS else encode_points
-        job = PointsWrite(
-            self.files,
-            join(path, name),
-            encode(points),
-            before=self._points[path][name],
-            turn=self._turns[path, name],
-        )
-        self._writing[path, name] = job
-        self._points[path][name] = points
-        background(job.run, lambda error: self._points_written(path, name, job, error))
-
-    def _write_points_now(self, path: str, name: str) -> None:
-        """Whatever is on its way: once this returns, no other is written any more."""
-        overtaken = self._writing.pop((path, name), None)
-        if overtaken is not None:
-            overtaken.is_revoked = True
-            self._write_again.add((path, name))
-        self._write_points(path, name, run_inline)
-
-    def _must_write_points(self, path: str, name: str) -> None:
-        """OSError when the disk still has what was there before."""
-        self._write_points_now(path, name)
-        if path in self.offline_dirs:
-            raise OSError(errno.EIO, self.offline_dirs[path], join(path, name))
-        if (path, name) in self._write_again:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), join(path, name))
-
-    def _points_written(self, path: str, name: str, job: PointsWrite, error: OSError | None) -> None:
-        if self._writing.get((path, name)) is not job:
-            return
-        del self._writing[path, name]
-        if error is not None and is_scarcity(error):
-            logger.warning("%s is not written this time: %s", join(path, name), error)
-            self._points[path][name] = job.before
-            self._write_again.add((path, name))
-        elif error is not None:
-            self._dir_failed(path, error)
-        else:
-            if name == LOG_STARTS:
-                self._starts_saved(path)
-            if (path, name) in self._write_again:
-                self._write_again.discard((path, name))  # what is on the disk is known
-                self._write_points(path, name, self._background)
+        for checkpoints in self._checkpoints.values():
+            checkpoints.write(name)
 
     def _starts_saved(self, path: str) -> None:
-        points = self._points[path][LOG_STARTS]
+        points = self._checkpoints[path].points(LOG_STARTS)
         logs = [(key, log) for key, log in self.logs.items() if log.log_dir == path]
         for key, log in logs:
             log.start_saved(points.get(key, 0))
         if not self._is_cutting:
             for _, log in logs:
                 log.answer_starts()
-
-    def _points_of(self, name: str, logs: Sequence[UnifiedLog]) -> dict[TopicPartition, int]:
-        match name:
-            case "recovery-point-offset-checkpoint":
-                return {(log.topic, log.partition): log.recovery_point for log in logs}
-            case "log-start-offset-checkpoint":
-                return {(log.topic, log.partition): log.start_to_save for log in logs if log.start_to_save}
-            case "replication-offset-checkpoint":
-                return {(log.topic, log.partition): log.high_watermark for log in logs}
-            case _:
-                keys = [(log.topic, log.partition) for log in logs]
-                return {key: self.cleaned_upto[key] for key in keys if key in self.cleaned_upto}
 
     def clean(self, now_ms: int) -> Iterator[int]:
         """One round of compaction in slices; each step yields how many ms to wait before the next (0:
@@ -735,16 +620,16 @@ class LogManager:
 
     def _save_starts(self, path: str) -> None:
         """Whoever asks while a checkpoint is on its way shares the next one."""
-        self._write_points(path, LOG_STARTS, self._background)
+        self._checkpoints[path].write(LOG_STARTS)
 
     def _cut(self, path: str, is_start: bool) -> None:
         """A recovery point past the end would vouch for bytes that are yet to come, and a start past it would
         drop them. OSError when the disk still says so."""
         self._is_cutting = True  # nobody acts on a log start in the midst of it
         try:
-            self._must_write_points(path, RECOVERY_POINTS)
+            self._checkpoints[path].must_write(RECOVERY_POINTS)
             if is_start:
-                self._must_write_points(path, LOG_STARTS)
+                self._checkpoints[path].must_write(LOG_STARTS)
         finally:
             self._is_cutting = False
 
@@ -755,7 +640,8 @@ class LogManager:
         for log in self.logs.values():
             if log.log_dir == path:
                 log.take_offline(f"log directory {path} failed: {error}")
-        if path in self._points:
+        if path in self._checkpoints:
+            self._checkpoints[path].give_up(str(error))
             self._leave_doubt(path)
         self._on_dir_failure(path, error)
 
@@ -770,7 +656,7 @@ class LogManager:
         `close` does the rest. Nothing may be appended any more."""
         if not self._is_loaded:
             return
-        for path in self._points:
+        for path in self._checkpoints:
             if path not in self.offline_dirs:
                 yield partial(self.files.fsync_dir, path), partial(self._anchored, path)
         for key, log in list(self.logs.items()):
@@ -814,12 +700,12 @@ class LogManager:
                         log.close()
                     except KafkaError:
                         unclean.add(log.log_dir)
-            for path in self._points:
+            for path, checkpoints in self._checkpoints.items():
                 for name in CHECKPOINTS:
-                    self._write_points_now(path, name)
-                    if (path, name) in self._write_again:
+                    checkpoints.write_now(name)
+                    if checkpoints.is_unwritten(name):
                         unclean.add(path)
-            for path in self._points:
+            for path in self._checkpoints:
                 if path not in self.offline_dirs and path not in unclean:
                     self._mark_clean(path, broker_epoch)
         for lock in self._locks:
@@ -830,7 +716,7 @@ class LogManager:
         for path, marker in self._markers.items():
             if path not in self.offline_dirs:
                 try:
-                    write_whole(self.files, join(path, CLEAN_SHUTDOWN), marker)
+                    put_marker(self.files, path, marker)
                 except OSError as error:
                     self._dir_failed(path, error)
 
@@ -838,7 +724,7 @@ class LogManager:
         logs = [log for log in self.logs.values() if log.log_dir == path]
         try:
             notes = {basename(log.directory): log.clean_state() for log in logs}
-            write_whole(self.files, join(path, CLEAN_SHUTDOWN), encode_notes(notes, broker_epoch))
+            put_marker(self.files, path, encode_notes(notes, broker_epoch))
         except OSError as error:
             self._dir_failed(path, error)
 
@@ -852,88 +738,9 @@ def _in_one_go(steps: Generator[None, None, T]) -> T:
             return result
 
 
-# ---- the small files ---------------------------------------------------------------------------------------
-
-
 def parse_directory_name(name: str) -> TopicPartition | None:
     """The partition of a directory; None for anything else, set-aside logs included."""
     topic, dash, partition = name.rpartition("-")
     if not dash or not topic or not partition.isascii() or not partition.isdigit():
         return None
     return topic, int(partition)
-
-
-def encode_points(points: Mapping[TopicPartition, int]) -> bytes:
-    lines = ["0", str(len(points))]
-    lines += [f"{topic} {partition} {offset}" for (topic, partition), offset in points.items()]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def encode_recovery_points(points: Mapping[TopicPartition, int]) -> bytes:
-    """As Kafka writes them, but for a leading zero of the count: Kafka reads the same number, and we know
-    our own file from one Kafka wrote since."""
-    version, count, rest = encode_points(points).split(b"\n", 2)
-    return b"%b\n0%b\n%b" % (version, count, rest)
-
-
-def decode_points(data: bytes) -> dict[TopicPartition, int]:
-    """The content of one of Kafka's offset checkpoint files; ValueError when it is not one."""
-    lines = data.decode("ascii").splitlines()
-    if len(lines) < 2 or lines[0].strip() != "0":
-        raise ValueError("unknown version of an offset checkpoint")
-    points = {}
-    for line in lines[2:]:
-        if line.strip():
-            topic, partition, offset = line.split()
-            points[sys.intern(topic), int(partition)] = int(offset)
-    if len(points) != int(lines[1]):
-        raise ValueError("an offset checkpoint of the wrong length")
-    return points
-
-
-def encode_notes(notes: Mapping[str, CleanState], broker_epoch: int) -> bytes:
-    rows = {
-        name: [
-            state.topic_id.hex if state.topic_id else None,
-            state.segments,
-            state.log_end_offset,
-            state.mtime_ms,
-            state.newest_timestamp,
-            state.epochs,
-            state.has_producers,
-        ]
-        for name, state in notes.items()
-    }
-    content = {"version": 0, "brokerEpoch": broker_epoch, "notesVersion": NOTES_VERSION, "logs": rows}
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
-def decode_notes(data: bytes) -> dict[str, CleanState]:
-    """What a clean stop noted; empty for a marker Kafka wrote, or one that cannot be read."""
-    try:
-        content = json.loads(data)
-        if content.get("notesVersion") != NOTES_VERSION:
-            return {}
-        return {name: _decode_note(*row) for name, row in content["logs"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _decode_note(
-    topic_id: str | None,
-    segments: list[tuple[int, int]],
-    log_end_offset: int,
-    mtime_ms: int,
-    newest_timestamp: int,
-    epochs: list[tuple[int, int]],
-    has_producers: bool,
-) -> CleanState:
-    return CleanState(
-        topic_id=UUID(hex=topic_id) if topic_id else None,
-        segments=[(base, size) for base, size in segments],
-        log_end_offset=log_end_offset,
-        mtime_ms=mtime_ms,
-        newest_timestamp=newest_timestamp,
-        epochs=[(epoch, start) for epoch, start in epochs],
-        has_producers=has_producers,
-    )

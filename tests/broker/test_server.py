@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeBroker
 
 
-async def test_a_restart_keeps_topics_records_and_producers(
-    make_broker: MakeBroker, tmp_path: Path
-) -> None:
+async def test_a_restart_keeps_topics_records_and_producers(make_broker: MakeBroker, tmp_path: Path) -> None:
     first = await make_broker()
     topic_id = await create_topic(first, "t", 2)
     batch = batch_of(b"x", producer_id=3, producer_epoch=0, base_sequence=0)

@@ -101,9 +101,7 @@ def try_one(tree: Path, mutant: Mutant) -> Finding:
             by = caught_by(copy, mutant)
         except (Stale, Failure) as error:
             return Finding(mutant=mutant, state="BROKEN", by=str(error), seconds=monotonic() - begun_s)
-    return Finding(
-        mutant=mutant, state="caught" if by else "SURVIVED", by=by, seconds=monotonic() - begun_s
-    )
+    return Finding(mutant=mutant, state="caught" if by else "SURVIVED", by=by, seconds=monotonic() - begun_s)
 
 
 class Failure(Exception):

@@ -266,9 +266,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
         for each in topic.partitions
     ]
     assert found.forgotten == [
-        (key(topic), index)
-        for topic in expected.forgotten_topics_data
-        for index in topic.partitions
+        (key(topic), index) for topic in expected.forgotten_topics_data for index in topic.partitions
     ]
 
 

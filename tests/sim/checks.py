@@ -191,11 +191,7 @@ def order_is_kept(case: Case) -> Iterator[str]:
     """6 Send order is offset order: on one connection, for one producer epoch, and in real time after an
     ack."""
     history = case.history
-    final = {
-        (tp, value): offset
-        for tp, log in history.logs.items()
-        for offset, value in log.pairs
-    }
+    final = {(tp, value): offset for tp, log in history.logs.items() for offset, value in log.pairs}
     placed = [
         (send, final[send.tp, send.values[0]]) for send in history.sends if (send.tp, send.values[0]) in final
     ]

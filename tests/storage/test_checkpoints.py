@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
+from storage.checkpoints import decode_points
 from storage.files import DiskFiles
-from storage.log_manager import LogManager, decode_points
+from storage.log_manager import LogManager
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.sim.disk import Disk, SimFiles

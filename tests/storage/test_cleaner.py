@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from protocol.compression import Codec
 from protocol.records import end_txn_marker, iter_batches, parse_header, records_data
+from storage.checkpoints import CheckpointWrite
 from storage.cleaner import KeyMap, plan_cleaning, walk
-from storage.log_manager import CleanerSettings, LogManager, PointsWrite
+from storage.log_manager import CleanerSettings, LogManager
 from storage.policy import LogConfig, SegmentExtent, plan_groups
 from storage.unified_log import SegmentFlush, UnifiedLog
 from tests.sim.disk import Disk
@@ -275,7 +276,9 @@ def test_a_truncation_during_compaction_stops_it(tmp_path: Path) -> None:
 
 
 def test_a_truncation_while_the_cleaned_segment_is_synced_stops_it(tmp_path: Path) -> None:
-    held = HeldJobs(lambda job: not isinstance(getattr(job, "__self__", None), (PointsWrite, SegmentFlush)))
+    held = HeldJobs(
+        lambda job: not isinstance(getattr(job, "__self__", None), (CheckpointWrite, SegmentFlush))
+    )
     manager, log = new_log(tmp_path, background=held)
     for value in range(60):
         put(log, value % 4, value)
@@ -296,7 +299,7 @@ def test_a_truncation_while_the_cleaned_segment_is_synced_stops_it(tmp_path: Pat
 def test_compaction_waits_for_the_recovery_point_on_the_disk(mode: str) -> None:
     """Past the one there, a gap that compaction leaves would pass for a tail that was lost."""
     disk = Disk(random.Random(mode), lambda: NOW)
-    held = HeldJobs(lambda job: isinstance(getattr(job, "__self__", None), PointsWrite))
+    held = HeldJobs(lambda job: isinstance(getattr(job, "__self__", None), CheckpointWrite))
     manager = manager_on("", files=disk.mount(), dirs=("data",), config=COMPACT, background=held)  # type: ignore[arg-type]
     log = manager.create("topic", TOPIC_ID, 0, COMPACT)
     for value in range(60):

@@ -18,9 +18,10 @@ import pytest
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import Record, build_batch, crc_of, end_txn_marker, parse_header
+from storage.checkpoints import RECOVERY_POINTS, decode_points, run_inline
 from storage.files import DiskFiles, File
 from storage.log import LogOffline, NoDescriptor
-from storage.log_manager import RECOVERY_POINTS, Intervals, decode_points, run_inline
+from storage.log_manager import Intervals
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
@@ -593,7 +594,7 @@ def test_a_cut_that_the_recovery_points_cannot_be_told_of_does_not_happen(tmp_pa
     manager = manager_on(tmp_path, config=SMALL, files=files)
     log = fill(manager.create("topic", TOPIC_ID, 0, SMALL))
     log.fsync()
-    manager._write_points(log.log_dir, RECOVERY_POINTS, run_inline)
+    manager._checkpoints[log.log_dir].write(RECOVERY_POINTS, run_inline)
     for cut in (partial(log.truncate_to, 4), partial(log.truncate_fully, 30)):
         files.is_short = True
         with pytest.raises(NoDescriptor):
@@ -603,7 +604,7 @@ def test_a_cut_that_the_recovery_points_cannot_be_told_of_does_not_happen(tmp_pa
         append(log, batch_of(1))
         log.truncate_to(24)
         log.fsync()
-        manager._write_points(log.log_dir, RECOVERY_POINTS, run_inline)
+        manager._checkpoints[log.log_dir].write(RECOVERY_POINTS, run_inline)
     log.truncate_to(4)
     assert decode_points((tmp_path / "data" / RECOVERY_POINTS).read_bytes()) == {("topic", 0): 3}
 
@@ -614,9 +615,9 @@ def test_a_log_is_not_made_beside_a_checkpoint_that_nobody_knows(tmp_path: Path)
     first, other = (manager.create(name, TOPIC_ID, 0, LogConfig()) for name in ("topic", "other"))
     for log in (first, other):
         fill(log).fsync()
-    manager._write_points(first.log_dir, RECOVERY_POINTS, run_inline)
+    manager._checkpoints[first.log_dir].write(RECOVERY_POINTS, run_inline)
     manager.delete("topic", 0)
-    manager._write_points(first.log_dir, RECOVERY_POINTS, lambda job, done: None)
+    manager._checkpoints[first.log_dir].write(RECOVERY_POINTS, lambda job, done: None)
     files.is_short = True
     with pytest.raises(KafkaError):
         other.truncate_to(2)

@@ -17,17 +17,9 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches
+from storage.checkpoints import decode_points, encode_points, run_inline
 from storage.files import DiskFile, DiskFiles
-from storage.log_manager import (
-    Intervals,
-    LogDirError,
-    LogDirLocked,
-    LogManager,
-    decode_points,
-    encode_points,
-    parse_directory_name,
-    run_inline,
-)
+from storage.log_manager import Intervals, LogDirError, LogDirLocked, LogManager, parse_directory_name
 from storage.policy import LogConfig
 from storage.unified_log import SegmentFlush, UnifiedLog
 from tests.storage.support import (
@@ -875,7 +867,7 @@ def test_a_cut_does_not_wait_for_the_sync_of_a_checkpoint_elsewhere(tmp_path: Pa
         threads.append(Thread(target=job))
         threads[-1].start()
 
-    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", elsewhere)
+    manager._checkpoints[log.log_dir].write("recovery-point-offset-checkpoint", elsewhere)
     assert files.reached.wait(DEADLINE_S)
     cut = Thread(target=log.truncate_to, args=(2,))
     cut.start()
@@ -927,7 +919,7 @@ def test_a_recovery_point_past_the_end_is_taken_back_at_the_start(tmp_path: Path
     for _ in range(8):
         append(log, batch_of(1))
     log.fsync()
-    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    manager._checkpoints[log.log_dir].write("recovery-point-offset-checkpoint", run_inline)
     kill(manager)
     file = tmp_path / "data" / "topic-0" / f"{0:020}.log"
     data = bytearray(file.read_bytes())
@@ -945,7 +937,7 @@ def test_epochs_that_were_found_again_are_written_again(tmp_path: Path) -> None:
         append(log, batch_of(1), epoch=3)
     log.advance_log_start(2)
     log.fsync()
-    manager._write_points(log.log_dir, "recovery-point-offset-checkpoint", run_inline)
+    manager._checkpoints[log.log_dir].write("recovery-point-offset-checkpoint", run_inline)
     kill(manager)
     (tmp_path / "data" / "log-start-offset-checkpoint").unlink()
     manager = manager_on(tmp_path)

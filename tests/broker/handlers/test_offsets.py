@@ -11,7 +11,7 @@ import pytest
 
 from protocol.apis import Api
 from protocol.errors import ErrorCode
-from storage.log_manager import run_inline
+from storage.checkpoints import run_inline
 from tests.broker.raw_client import batch_of
 from tests.broker.replication_driver import Node, Replicas
 
