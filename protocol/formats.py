@@ -20,8 +20,9 @@ from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 from protocol.checksum import crc32c
+from protocol.codec import EntityCodec, Fields
 from protocol.errors import MalformedRequest
-from protocol.messages import EntityCodec, Fields, get
+from protocol.messages import get
 
 __all__ = [
     "Assignment",
@@ -223,7 +224,7 @@ def _decode_group(value: Buffer) -> GroupMetadata:
     )
 
 
-# ---- schemas ----
+# --- schemas ---
 
 _REQUIRED = object()
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from protocol.checksum import crc32c
 from protocol.compression import Codec, DecompressedTooLarge, compress, decompress
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from protocol.primitives import write_uvarint
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -158,7 +159,7 @@ def next_sequence(sequence: int, increment: int) -> int:
     return (sequence + increment) & 0x7FFFFFFF
 
 
-# ---- headers ----
+# --- headers ---
 
 
 def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
@@ -206,7 +207,7 @@ def check_stored(buf: Buffer, at: int, header: BatchHeader) -> None:
         )
 
 
-# ---- what producers send ----
+# --- what producers send ---
 
 
 def check_produced(
@@ -323,7 +324,7 @@ def _corrupt(why: str) -> KafkaError:
     return KafkaError(ErrorCode.corrupt_message, why)
 
 
-# ---- stamping ----
+# --- stamping ---
 
 
 def stamp(buf: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
@@ -340,7 +341,7 @@ def restamp_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
     CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
 
 
-# ---- records ----
+# --- records ---
 
 
 def iter_records(batch: Buffer, at: int = 0, header: BatchHeader | None = None) -> Iterator[Record]:
@@ -493,7 +494,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, bytes | N
     return tuple(headers), at
 
 
-# ---- building ----
+# --- building ---
 
 
 def build_batch(
@@ -591,14 +592,10 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def _write_varint(out: bytearray, value: int) -> None:
-    value = (value << 1) ^ (value >> 63)
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
+    write_uvarint(out, (value << 1) ^ (value >> 63))
 
 
-# ---- control records ----
+# --- control records ---
 
 
 def end_txn_marker(

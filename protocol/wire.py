@@ -18,16 +18,10 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from protocol.apis import KNOWN, Api, is_supported
+from protocol.codec import Fields
 from protocol.errors import FrameTooLarge, MalformedRequest
-from protocol.messages import (
-    Buffer,
-    Fields,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-    get,
-)
+from protocol.messages import decode_request, decode_response, encode_request, encode_response, get
+from protocol.primitives import Buffer, skip_tags
 
 __all__ = [
     "Answer",
@@ -87,36 +81,8 @@ def parse_head(frame: Buffer) -> RequestHead:
         client_id = str(memoryview(frame)[at : at + client_id_size], "utf-8", "replace")
         at += client_id_size
     if version >= row.flexible_from:
-        at = _skip_tags(frame, at)
+        at = skip_tags(frame, at)
     return RequestHead(api_key, version, correlation_id, client_id, at)
-
-
-def _skip_tags(frame: Buffer, at: int) -> int:
-    if at < len(frame) and frame[at] == 0:
-        return at + 1
-    count, at = _varint(frame, at)
-    if count * 2 > len(frame) - at:
-        raise MalformedRequest(f"{count} tagged fields are larger than the request")
-    for _ in range(count):
-        _, at = _varint(frame, at)
-        size, at = _varint(frame, at)
-        if size > len(frame) - at:
-            raise MalformedRequest(f"tagged field of {size} bytes, {len(frame) - at} are left")
-        at += size
-    return at
-
-
-def _varint(frame: Buffer, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 35, 7):
-        if at >= len(frame):
-            break
-        byte = frame[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise MalformedRequest(f"varint ends at {at}")
 
 
 class FrameReader:

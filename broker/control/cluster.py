@@ -45,8 +45,8 @@ from broker.control.topics import NewTopic, TopicResult
 from broker.net.channel import PeerLost
 from broker.ports import World
 from protocol.apis import PeerApi
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 from remote.store.object_store import StoreError
 from storage.policy import LogConfig
 

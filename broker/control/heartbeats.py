@@ -30,8 +30,8 @@ from broker.control.image import BrokerImage
 from broker.control.member import Member
 from broker.control.sessions import Sessions
 from broker.endpoint import Endpoint
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from broker.net.connection import Connection

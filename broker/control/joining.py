@@ -43,8 +43,8 @@ from broker.endpoint import Endpoint
 from broker.net.channel import PeerLost
 from broker.ports import World
 from protocol.apis import PeerApi
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
-from protocol.messages import Fields
 from remote.store.object_store import StoreError
 from remote.store.probe import probe_conditions
 

@@ -20,8 +20,8 @@ from broker.control.image import Image, TopicImage
 from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage, Record
 from broker.control.placement import check_assignment
 from broker.decisions import Decision
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 
 CHANGES_MAX_PER_COMMAND = 10_000
 ELECTIONS_MAX_PER_ROUND = 1_000

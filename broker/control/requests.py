@@ -23,8 +23,8 @@ from broker.control.settings import Settings
 from broker.control.topics import CreateTopics, NewTopic, TopicResult, internal_topic
 from broker.net.channel import PeerLost
 from protocol.apis import Api, PeerApi
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
-from protocol.messages import Fields
 
 ANSWER_S: Final = 5.0
 """How long a question to the controller may take, elections included."""

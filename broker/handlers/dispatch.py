@@ -29,8 +29,9 @@ from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Fr
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
-from protocol.messages import Fields, decode_request, encode_response
+from protocol.messages import decode_request, encode_response
 from protocol.wire import RequestHead, parse_head
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from protocol.apis import SERVED, Api, PeerApi
+from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.messages import Fields, encode_response, get
+from protocol.messages import encode_response, get
 
 _API_VERSIONS_FALLBACK: Final = 0
 _Error: TypeAlias = dict[str, Any]

@@ -24,7 +24,7 @@ from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import ClientReader, FetchPass, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.errors import ErrorCode
-from protocol.hot import FETCH_SHAPES_FROM, FETCH_TOPIC_IDS, FetchRequest, FetchShape, parse_fetch
+from protocol.fetch import FETCH_SHAPES_FROM, FETCH_TOPIC_IDS, FetchRequest, FetchShape, parse_fetch
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Owns: what a session is told and what it knows already, the order and joining of the pieces, the hints to
 other leaders. Does not own: reading (broker.replicas.read), the sessions themselves (fetch_sessions), bytes
-on the wire (protocol.hot), sending. Invariant: records are never copied into a response of `SENDFILE_MIN`
+on the wire (protocol.fetch), sending. Invariant: records are never copied into a response of `SENDFILE_MIN`
 bytes of records or more; a disk that fails under an answer costs its own partitions alone.
 """
 
@@ -20,9 +20,8 @@ from broker.replicas.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSes
 from broker.replicas.partition import Partition
 from broker.replicas.read import FetchPass, PartitionRead, error_known_to
 from protocol.errors import ErrorCode
-from protocol.hot import (
+from protocol.fetch import (
     FETCH_TOPIC_IDS,
-    Address,
     fetch_head,
     fetch_partition_head,
     fetch_partition_tail,
@@ -30,6 +29,7 @@ from protocol.hot import (
     fetch_topic_head,
     fetch_topic_tail,
 )
+from protocol.leader_hint import Address
 from storage.log import LogSlice
 
 _SIZE: Final = Struct(">i")

@@ -24,7 +24,7 @@ from broker.replicas.read import FetchPass, FollowerReader, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
-from protocol.hot import FetchRequest
+from protocol.fetch import FetchRequest
 
 WATERMARK_WAIT_S: Final = 0.01
 """How long a high watermark waits for a batch to travel with. The next Fetch of a busy follower carries it

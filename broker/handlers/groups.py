@@ -29,9 +29,9 @@ from broker.coordinators.groups.classic import (
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.formats import CommittedOffset
-from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster

@@ -9,7 +9,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from broker.control.image import Image
-from protocol.hot import Address, Hint, TopicKey
+from protocol.leader_hint import Address, Hint
+from protocol.primitives import TopicKey
 
 
 def leader_hint(image: Image, topic: TopicKey, index: int, listener: str) -> Hint | None:

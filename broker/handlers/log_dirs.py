@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from broker.handlers.dispatch import Context, Handler
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.messages import Fields
 from storage.files import Files
 from storage.log_manager import LogManager
 

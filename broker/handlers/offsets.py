@@ -17,8 +17,8 @@ from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import CommitFuture, ReplicaManager
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from protocol.requests.delete_records import DeleteRecordsRequest

@@ -9,7 +9,7 @@
              turn of the loop has time for
 
 Owns: the long way and the walked one, what is checked before an append, the wait for the high watermark. Does
-not own: the short way (produce_repeat), bytes on the wire (protocol.hot), the log's own checks, the write
+not own: the short way (produce_repeat), bytes on the wire (protocol.produce), the log's own checks, the write
 itself (`ReplicaManager.flush` ends each round). Invariant: all ways append and answer alike; each partition
 of a request is answered once, with its offset or with why it was refused.
 """
@@ -32,7 +32,8 @@ from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.errors import ErrorCode, KafkaError
-from protocol.hot import ProduceRequest, ProduceResult, TopicKey, encode_produce, parse_produce
+from protocol.primitives import TopicKey
+from protocol.produce import ProduceRequest, ProduceResult, encode_produce, parse_produce
 from protocol.records import HEADER_SIZE, check_first_batch, check_one_batch, check_produced, parse_header
 from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 

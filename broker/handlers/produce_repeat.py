@@ -2,7 +2,7 @@
 
 Owns: what is remembered of a connection's requests, and appending and answering runs of requests that are
 equal to one of them up to their records. Does not own: the long way (produce), which takes whatever is out of
-the ordinary, bytes on the wire (protocol.hot), the write itself (`ReplicaManager.flush` ends each round).
+the ordinary, bytes on the wire (protocol.produce), the write itself (`ReplicaManager.flush` ends each round).
 Invariant: the short way appends and answers exactly what the long way would; a frame that it does not take is
 left as it was.
 
@@ -22,14 +22,8 @@ from broker.replicas.replica_manager import ReplicaManager
 from protocol.checksum import crc32c
 from protocol.compression import Codec
 from protocol.errors import ErrorCode
-from protocol.hot import (
-    PRODUCE_FLEXIBLE,
-    ProduceAnswer,
-    ProduceRequest,
-    ProduceResult,
-    ProduceShape,
-    TopicKey,
-)
+from protocol.primitives import TopicKey
+from protocol.produce import PRODUCE_FLEXIBLE, ProduceAnswer, ProduceRequest, ProduceResult, ProduceShape
 from protocol.records import CRC_FROM, MAGIC
 
 TEMPLATES_MAX: Final = 65_536

@@ -14,8 +14,8 @@ from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 
 if TYPE_CHECKING:
     from protocol.requests.describe_producers import DescribeProducersRequest

@@ -22,8 +22,9 @@ from typing import Any, Final, cast
 from broker.endpoint import Endpoint
 from broker.ports import Network
 from protocol.apis import Api, PeerApi
+from protocol.codec import Fields
 from protocol.errors import FrameTooLarge, MalformedRequest
-from protocol.messages import Fields, decode_response, encode_request
+from protocol.messages import decode_response, encode_request
 from protocol.wire import FRAME_BYTES_MAX, FrameReader
 
 logger = logging.getLogger(__name__)

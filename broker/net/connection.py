@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from broker.net.sending import Bulk, BulkSender
-from protocol.wire import FrameReader, FrameTooLarge
+from protocol.errors import FrameTooLarge
+from protocol.wire import FrameReader
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, Protocol
 
-from protocol.hot import FetchItem, FetchRequest, TopicKey
+from protocol.fetch import FetchItem, FetchRequest
+from protocol.primitives import TopicKey
 
 EVICTION_MS: Final = 120_000
 INITIAL_EPOCH, FINAL_EPOCH, MAX_EPOCH = 0, -1, 2**31 - 1

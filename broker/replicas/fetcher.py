@@ -2,7 +2,7 @@
 
 Owns: one task for each leader and what it asks for, its fetch session, cutting a log where it parts from the
 leader's (KIP-101, KIP-595), starting anew where the leader has nothing older, and waiting after an error.
-Does not own: connections (channel), the bytes of a Fetch (protocol.replication), files (log), which broker
+Does not own: connections (channel), the bytes of a Fetch (protocol.fetch), files (log), which broker
 leads (the image). Invariants: a partition is fetched from the leader and in the epoch that the image names,
 from where its own log ends; an answer counts only if both are still so; every batch's CRC is checked before
 it is appended, and the high watermark here is never above what the leader said or the log holds. An error of
@@ -25,11 +25,10 @@ from broker.net.channel import Channel, PeerLost
 from broker.replicas.partition import UNKNOWN, Partition
 from broker.replicas.throttle import Throttle
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError, MalformedRequest, error_code
-from protocol.hot import FetchItem
-from protocol.messages import Fields
+from protocol.fetch import FetchedPartition, FetchItem, encode_replica_fetch, parse_replica_fetch
 from protocol.records import parse_header
-from protocol.replication import FetchedPartition, encode_replica_fetch, parse_replica_fetch
 from storage.log import AbstractLog, NoDescriptor
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 from broker.control.leaders import AlterPartition, IsrChange
 from broker.net.channel import PeerLost
 from broker.replicas.partition import IsrProposal, Partition, few_of
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields
 
 logger = logging.getLogger(__name__)
 

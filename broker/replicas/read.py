@@ -21,7 +21,7 @@ from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
-from protocol.hot import FetchRequest
+from protocol.fetch import FetchRequest
 from storage.log import AbstractLog, LogSlice
 
 _READ_COMMITTED: Final = 1

@@ -41,8 +41,9 @@ from broker.replicas.isr import IsrChanges
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.messages import Fields, decode_response, encode_response, entity
+from protocol.messages import decode_response, encode_response, entity
 from protocol.records import iter_batches, iter_records
 from remote.store.memory_store import MemoryStore
 from storage.log import Appended

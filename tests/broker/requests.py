@@ -10,8 +10,9 @@ from typing import Any, cast
 from broker.handlers.dispatch import Context, Handler
 from broker.handlers.error_replies import error_reply
 from protocol.apis import KNOWN, Api, PeerApi
+from protocol.codec import Fields
 from protocol.errors import KafkaError
-from protocol.messages import Fields, decode_response, encode_response, entity, unknown_fields
+from protocol.messages import decode_response, encode_response, entity, unknown_fields
 
 # Fields without a default in the schema, for requests that do not care.
 NOT_ASKED_FOR: Fields = {

@@ -17,8 +17,9 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from protocol.apis import SERVED
+from protocol.codec import struct_schema
 from protocol.errors import ErrorCode
-from protocol.messages import Kind, codec, struct_schema
+from protocol.messages import Kind, codec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KINDS: tuple[Kind, Kind] = ("request", "response")

@@ -237,7 +237,7 @@ def test_any_bytes_give_a_coordinator_record_or_bad(key: bytes, value: bytes | N
         pass
 
 
-# ---- what consumers say ----
+# --- what consumers say ---
 
 
 @given(
@@ -287,7 +287,7 @@ def test_any_bytes_give_a_subscription_or_bad(data: bytes) -> None:
     assert topics is None or isinstance(topics, tuple)
 
 
-# ---- slots ----
+# --- slots ---
 
 SLOTS = st.builds(
     Slot,

@@ -102,7 +102,7 @@ def resized(batch: bytes | bytearray, section: bytes) -> bytearray:
     return patched(out, 8, (len(out) - 12).to_bytes(4, "big"))
 
 
-# ---- there and back ----
+# --- there and back ---
 
 
 @given(NEW_RECORDS, st.sampled_from(Codec), st.integers(0, 1 << 50))
@@ -224,7 +224,7 @@ def test_control_records_of_other_types_and_broken_ones() -> None:
             parse_control(Record(0, 0, key, value))
 
 
-# ---- what producers send ----
+# --- what producers send ---
 
 GOOD = build_batch(RECORDS)
 IDEMPOTENT = build_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=0)
@@ -299,7 +299,7 @@ def test_size_is_judged_before_the_crc() -> None:
     assert caught.value.code is ErrorCode.message_too_large
 
 
-# ---- records that do not add up ----
+# --- records that do not add up ---
 
 ONE = build_batch([(b"k", b"v", [("h", b"x")], 0)])
 SECTION = bytes(ONE[HEADER_SIZE:])  # size, attributes, time, offset, 1 "k", 1 "v", 1 header: 1 "h", 1 "x"
@@ -403,7 +403,7 @@ def test_stored_batches_are_checked_where_they_are_bad() -> None:
         list(iter_batches(negative))
 
 
-# ---- small things ----
+# --- small things ---
 
 
 def test_a_bomb_in_a_batch_is_too_large_for_kafka_too() -> None:

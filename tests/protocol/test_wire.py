@@ -35,7 +35,7 @@ def feed(reader: FrameReader, data: bytes, read_bytes: int = 1 << 30) -> list[by
     return frames
 
 
-# ---- frames ----
+# --- frames ---
 
 
 @given(
@@ -105,7 +105,7 @@ def test_a_frame_at_the_limit_passes() -> None:
     assert feed(reader, framed(bytes(100), b"")) == [bytes(100), b""]
 
 
-# ---- memory ----
+# --- memory ---
 
 
 def test_a_promised_size_allocates_nothing() -> None:
@@ -172,7 +172,7 @@ def test_reads_do_not_become_tiny_at_the_end_of_the_buffer() -> None:
     assert min(sizes) >= 4 << 10
 
 
-# ---- headers ----
+# --- headers ---
 
 
 def test_a_head_is_what_the_client_sent() -> None:
@@ -232,7 +232,7 @@ def test_a_client_id_that_is_no_utf8_is_read_as_java_does() -> None:
     assert parse_head(b"\0\x12\0\0\0\0\0\1\0\2a\xff").client_id == "a�"
 
 
-# ---- connections ----
+# --- connections ---
 
 
 def pair() -> tuple[Connection, Connection]:

@@ -17,13 +17,13 @@ from broker.coordinators.groups.membership import Group, State
 from broker.coordinators.groups.offsets import Commit
 from broker.coordinators.groups.shard import GroupCommand, GroupConfig, GroupDecision, GroupShard
 from broker.coordinators.machine import DecisionDraft, Instant
+from protocol.codec import Fields
 from protocol.formats import (
     CoordinatorRecord,
     OffsetRecord,
     decode_coordinator_record,
     encode_coordinator_record,
 )
-from protocol.messages import Fields
 
 _NO_TOKEN: Final = -1
 

@@ -21,7 +21,8 @@ from broker.handlers.topics import TopicHandlers
 from broker.net.channel import PeerLost
 from broker.ports import Network, World
 from protocol.apis import Api
-from protocol.messages import Fields, entity
+from protocol.codec import Fields
+from protocol.messages import entity
 from remote.store.object_store import ObjectStore
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.loop import Process, SimLoop

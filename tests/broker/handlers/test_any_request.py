@@ -15,7 +15,8 @@ from uuid import UUID
 import pytest
 
 from protocol.apis import SERVED, Api
-from protocol.messages import encode_request, struct_schema
+from protocol.codec import struct_schema
+from protocol.messages import encode_request
 from tests.broker.raw_client import RawClient, batch_of, create_topic
 from tests.conftest import MakeBroker
 from tests.protocol.generate import schema_of

@@ -12,7 +12,7 @@ from broker.control.metadata_records import PartitionImage
 from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.errors import ErrorCode
-from protocol.hot import FETCH_SHAPES_FROM
+from protocol.fetch import FETCH_SHAPES_FROM
 from protocol.records import iter_batches, iter_records
 from tests.broker.handlers.test_bad_input import list_offset
 from tests.broker.raw_client import (

@@ -20,7 +20,8 @@ from broker.replicas.fetch_sessions import (
     Wanted,
 )
 from broker.replicas.read import PartitionRead
-from protocol.hot import FetchItem, FetchRequest, TopicKey
+from protocol.fetch import FetchItem, FetchRequest
+from protocol.primitives import TopicKey
 
 
 def item(topic: TopicKey, partition: int = 0, offset: int = 0) -> FetchItem:

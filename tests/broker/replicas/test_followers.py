@@ -19,9 +19,8 @@ from broker.replicas.partition import Partition
 from broker.replicas.read import FollowerReader, PartitionRead
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.hot import FetchItem
+from protocol.fetch import FetchedPartition, FetchItem
 from protocol.records import iter_batches
-from protocol.replication import FetchedPartition
 from tests.broker.raw_client import batch_of, fetch_fields, produce_fields
 from tests.broker.replication_driver import LISTENER, PORT, Replicas
 

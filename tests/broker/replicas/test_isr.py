@@ -13,8 +13,9 @@ import pytest
 from broker.net.channel import PeerLost
 from broker.replicas.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrChanges
 from broker.replicas.partition import NAMED_MAX, Partition, TopicStats
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import Fields, decode_response, encode_response, entity
+from protocol.messages import decode_response, encode_response, entity
 from tests.broker.replicas.test_partition import FakeLog, FakePeers, lead, view_of
 from tests.sim.loop import SimLoop
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.replicas.fetch_sessions import Wanted
 from broker.replicas.fetcher import plan_truncation
 from broker.replicas.read import divergence
-from protocol.hot import FetchItem
+from protocol.fetch import FetchItem
 from storage.epochs import EpochCache
 
 

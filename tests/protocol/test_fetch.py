@@ -1,9 +1,8 @@
-"""What is read and packed by hand is what the generated message types read and write."""
+"""Fetch as it is read and packed by hand, on both sides, is what the generated types read and write."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack
 from typing import Any
 from uuid import UUID
 
@@ -11,174 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import hot
 from protocol.apis import Api
-from protocol.errors import ErrorCode, MalformedRequest
-from protocol.messages import decode_request, decode_response, encode_request, encode_response
-from protocol.records import HEADER_SIZE, OVERHEAD, parse_header
-from protocol.wire import parse_head
-
-names = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
-ids = st.uuids().filter(lambda value: value.int != 0)
-indexes = st.integers(0, 2**31 - 1)
-int64s = st.integers(-1, 2**63 - 1)
-epochs = st.integers(-1, 2**31 - 1)
-produce_versions = st.integers(3, 13)
-fetch_versions = st.integers(4, 18)
-
-
-def request_of(api: Api, version: int, fields: dict[str, Any]) -> tuple[memoryview, int, Any]:
-    frame = memoryview(bytearray(encode_request(api, version, 5, "client", fields)))[4:]
-    body_at = parse_head(frame).body_at
-    return frame, body_at, decode_request(api, version, frame[body_at:])
-
-
-produce_partitions = st.lists(st.tuples(indexes, st.none() | st.binary(max_size=300)), min_size=1, max_size=3)
-produce_topics = st.lists(st.tuples(names, ids, produce_partitions), max_size=3)
-
-
-@given(produce_versions, st.none() | names, st.integers(-2, 2), indexes, produce_topics)
-def test_produce_requests_are_read_as_the_generated_reader_does(
-    version: int, transactional_id: str | None, acks: int, timeout_ms: int, topics: Sequence[Any]
-) -> None:
-    frame, body_at, expected = request_of(
-        Api.PRODUCE,
-        version,
-        {
-            "transactional_id": transactional_id,
-            "acks": acks,
-            "timeout": timeout_ms,
-            "topic_data": [
-                {
-                    "name": name,
-                    "topic_id": topic_id,
-                    "partition_data": [{"index": index, "records": records} for index, records in partitions],
-                }
-                for name, topic_id, partitions in topics
-            ],
-        },
-    )
-    found = hot.parse_produce(frame, body_at, version)
-    assert found.transactional_id == expected.transactional_id
-    assert found.acks == expected.acks
-    assert found.timeout_ms == timeout_ms
-    assert [
-        (topic, [(index, None if records is None else bytes(records)) for index, records in partitions])
-        for topic, partitions in found.topics
-    ] == [
-        (
-            topic.topic_id if version >= 13 else topic.name,
-            [
-                (each.index, None if each.records is None else bytes(each.records))
-                for each in topic.partition_data
-            ],
-        )
-        for topic in expected.topic_data
-    ]
-    if found.single_at >= 0:
-        shape = hot.ProduceShape(bytes(frame[8 : found.single_at]), version >= hot.PRODUCE_FLEXIBLE)
-        records = topics[0][2][0][1]
-        if shape.fit(frame):
-            assert bytes(frame[shape.start : shape.stop]) == records
-        else:
-            assert len(records) < HEADER_SIZE
-
-
-@given(produce_versions, names, ids, indexes, st.binary(min_size=1, max_size=20_000))
-def test_every_plain_single_partition_produce_can_be_a_template(
-    version: int, name: str, topic_id: UUID, index: int, records: bytes
-) -> None:
-    fields = {
-        "transactional_id": None,
-        "acks": 1,
-        "timeout": 1000,
-        "topic_data": [
-            {"name": name, "topic_id": topic_id, "partition_data": [{"index": index, "records": records}]}
-        ],
-    }
-    frame, body_at, _ = request_of(Api.PRODUCE, version, fields)
-    found = hot.parse_produce(frame, body_at, version)
-    assert found.single_at > body_at
-    shape = hot.ProduceShape(bytes(frame[8 : found.single_at]), version >= hot.PRODUCE_FLEXIBLE)
-    assert shape.fit(frame) == (len(records) >= HEADER_SIZE)
-    if len(records) >= HEADER_SIZE:
-        assert bytes(frame[shape.start : shape.stop]) == records
-        assert frame[shape.stop :] == shape.tail
-        fields = shape.unpack(frame)
-        lead = pack(">qi", 0, len(records) - OVERHEAD)
-        assert fields[0] == version
-        assert fields[2] == shape.prefix == bytes(frame[8 : shape.start]) + lead
-        assert fields[3:] == parse_header(records)[3:]
-
-
-results = st.builds(
-    hot.ProduceResult,
-    index=indexes,
-    error=st.sampled_from([0, 3, 6, 45, 87]),
-    base_offset=int64s,
-    append_time=st.just(-1) | st.integers(0, 2**40),
-    start=int64s,
-    message=st.none() | names,
-    record_errors=st.lists(st.tuples(indexes, st.none() | names), max_size=2),
+from protocol.errors import MalformedRequest
+from protocol.fetch import (
+    FETCH_ITEMS_SHAPED,
+    FETCH_SHAPES_FROM,
+    REPLICA_FETCH_VERSION,
+    FetchedPartition,
+    FetchItem,
+    FetchShape,
+    encode_replica_fetch,
+    fetch_head,
+    fetch_partition_head,
+    fetch_partition_tail,
+    fetch_tail,
+    fetch_topic_head,
+    fetch_topic_tail,
+    parse_fetch,
+    parse_replica_fetch,
 )
-
-
-@given(produce_versions, epochs, st.lists(st.tuples(names, ids, st.lists(results, max_size=3)), max_size=3))
-def test_produce_responses_are_the_generated_ones(
-    version: int, correlation_id: int, topics: Sequence[Any]
-) -> None:
-    packed = hot.encode_produce(
-        version,
-        correlation_id,
-        [(topic_id if version >= 13 else name, partitions) for name, topic_id, partitions in topics],
-    )
-    assert packed == encode_response(
-        Api.PRODUCE,
-        version,
-        correlation_id,
-        {
-            "throttle_time": 0,
-            "responses": [
-                {
-                    "name": name,
-                    "topic_id": topic_id,
-                    "partition_responses": [
-                        {
-                            "index": result.index,
-                            "error_code": result.error,
-                            "base_offset": result.base_offset,
-                            "log_append_time": result.append_time,
-                            "log_start_offset": result.start,
-                            "record_errors": [
-                                {"batch_index": at, "batch_index_error_message": why}
-                                for at, why in result.record_errors
-                            ],
-                            "error_message": result.message,
-                        }
-                        for result in partitions
-                    ],
-                }
-                for name, topic_id, partitions in topics
-            ],
-        },
-    )
-
-
-@given(produce_versions, names, ids, indexes, st.lists(st.tuples(epochs, int64s)), int64s)
-def test_the_prepared_answers_are_the_packed_ones(
-    version: int, name: str, topic_id: UUID, index: int, asked: list[tuple[int, int]], start: int
-) -> None:
-    topic = topic_id if version >= 13 else name
-    prepared = hot.ProduceAnswer(version, topic, index).encode_run(
-        [correlation_id for correlation_id, _ in asked], [offset for _, offset in asked], start
-    )
-    assert prepared == b"".join(
-        hot.encode_produce(
-            version, correlation_id, [(topic, [hot.ProduceResult(index, 0, offset, -1, start)])]
-        )
-        for correlation_id, offset in asked
-    )
-
+from protocol.messages import decode_response, encode_request, encode_response
+from protocol.wire import parse_head
+from tests.protocol.strategies import epochs, fetch_versions, ids, indexes, int64s, names, request_of
 
 fetch_partitions = st.lists(st.tuples(indexes, epochs, int64s, epochs, int64s, indexes), max_size=4)
 fetch_topics = st.lists(st.tuples(names, ids, fetch_partitions), max_size=3)
@@ -240,7 +93,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
             "rack_id": "rack",
         },
     )
-    found = hot.parse_fetch(frame, body_at, version)
+    found = parse_fetch(frame, body_at, version)
 
     def key(topic: Any) -> Any:
         return topic.topic_id if version >= 13 else topic.topic
@@ -253,7 +106,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
     assert found.replica_id == (expected.replica_id if version < 15 else expected.replica_state.replica_id)
     assert found.replica_epoch == expected.replica_state.replica_epoch
     assert found.items == [
-        hot.FetchItem(
+        FetchItem(
             topic=key(topic),
             partition=each.partition,
             leader_epoch=each.current_leader_epoch,
@@ -270,7 +123,7 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
     ]
 
 
-shaped_versions = st.integers(hot.FETCH_SHAPES_FROM, 18)
+shaped_versions = st.integers(FETCH_SHAPES_FROM, 18)
 item_numbers = st.tuples(epochs, int64s, epochs, int64s, indexes)
 
 
@@ -337,11 +190,11 @@ def test_a_fetch_of_a_known_shape_is_read_as_any_other(
         items = [(topic, index, found) for (topic, index), found in zip(partitions, numbers, strict=False)]
         frame = fetch_frame(version, correlation_id, (7, session_epoch), items, "r", wait_ms)
         body_at = parse_head(frame).body_at
-        expected = hot.parse_fetch(frame, body_at, version)
+        expected = parse_fetch(frame, body_at, version)
         found = None if known is None else known[0].read(frame)
         if found is None:
             assert known is None or known[2:] != (wait_ms, partitions)
-            known = hot.FetchShape(frame, body_at, version, expected), expected.items, wait_ms, partitions
+            known = FetchShape(frame, body_at, version, expected), expected.items, wait_ms, partitions
         else:
             assert known[2:] == (wait_ms, partitions)
             known = known[0], known[1] if found[2] is None else found[2], wait_ms, partitions
@@ -352,12 +205,12 @@ def test_a_fetch_of_a_known_shape_is_read_as_any_other(
 def test_of_a_large_fetch_only_its_repetition_is_known(version: int) -> None:
     def frame_at(offset: int, correlation_id: int) -> memoryview:
         numbers = (-1, offset, -1, -1, 1000)
-        partitions = [(1, index, numbers) for index in range(hot.FETCH_ITEMS_SHAPED + 1)]
+        partitions = [(1, index, numbers) for index in range(FETCH_ITEMS_SHAPED + 1)]
         return fetch_frame(version, correlation_id, (0, -1), partitions, "", 1)
 
     frame = frame_at(5, 1)
     body_at = parse_head(frame).body_at
-    shape = hot.FetchShape(frame, body_at, version, hot.parse_fetch(frame, body_at, version))
+    shape = FetchShape(frame, body_at, version, parse_fetch(frame, body_at, version))
     assert shape.read(frame_at(5, 2)) == (2, -1, None)
     assert shape.read(frame_at(6, 3)) is None
 
@@ -386,19 +239,19 @@ fetched_partitions = st.tuples(
 def test_fetch_responses_are_the_generated_ones(
     version: int, correlation_id: int, error: int, session_id: int, topics: Sequence[Any]
 ) -> None:
-    pieces = [hot.fetch_head(version, correlation_id, error, session_id, len(topics))]
+    pieces = [fetch_head(version, correlation_id, error, session_id, len(topics))]
     for name, topic_id, partitions in topics:
-        pieces.append(hot.fetch_topic_head(version, topic_id if version >= 13 else name, len(partitions)))
+        pieces.append(fetch_topic_head(version, topic_id if version >= 13 else name, len(partitions)))
         for index, code, high, stable, start, aborted, records, diverging, preferred in partitions:
             pieces.append(
-                hot.fetch_partition_head(
+                fetch_partition_head(
                     version, index, code, high, stable, start, aborted, len(records), preferred
                 )
             )
             pieces.append(records)
-            pieces.append(hot.fetch_partition_tail(version, diverging))
-        pieces.append(hot.fetch_topic_tail(version))
-    pieces.append(hot.fetch_tail(version))
+            pieces.append(fetch_partition_tail(version, diverging))
+        pieces.append(fetch_topic_tail(version))
+    pieces.append(fetch_tail(version))
     expected = encode_response(
         Api.FETCH,
         version,
@@ -449,54 +302,174 @@ def test_fetch_responses_are_the_generated_ones(
     assert b"".join(pieces) == expected[4:]
 
 
-@pytest.mark.parametrize("version", [10, 11, 13])
-def test_a_produce_hint_tells_the_new_leader(version: int) -> None:
-    hint = hot.Hint(3, 7, hot.Address("host", 9092, None))
-    result = hot.ProduceResult(0, ErrorCode.not_leader_or_follower.value, hint=hint)
-    packed = hot.encode_produce(version, 1, [(UUID(int=5) if version >= 13 else "t", [result])])
-    response = decode_response(Api.PRODUCE, version, memoryview(packed)[4:])[1]
-    leader = response.responses[0].partition_responses[0].current_leader
-    assert (leader.leader_id, leader.leader_epoch) == (3, 7)
-    (endpoint,) = response.node_endpoints
-    assert (endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack) == (3, "host", 9092, None)
-
-
-def test_a_fetch_hint_tells_the_new_leader() -> None:
-    hint = hot.Hint(3, 7, hot.Address("host", 9092, "r"))
-    pieces = [
-        hot.fetch_head(17, 1, 0, 0, 1),
-        hot.fetch_topic_head(17, UUID(int=5), 1),
-        hot.fetch_partition_head(17, 0, 6, -1, -1, -1, None, 0),
-        hot.fetch_partition_tail(17, (2, 40), hint),
-        hot.fetch_topic_tail(17),
-        hot.fetch_tail(17, {3: hot.Address("host", 9092, "r")}),
-    ]
-    response = decode_response(Api.FETCH, 17, memoryview(b"".join(pieces)))[1]
-    partition = response.responses[0].partitions[0]
-    assert (partition.current_leader.leader_id, partition.current_leader.leader_epoch) == (3, 7)
-    assert (partition.diverging_epoch.epoch, partition.diverging_epoch.end_offset) == (2, 40)
-    assert response.node_endpoints[0].rack == "r"
-
-
-@settings(max_examples=300)
-@given(st.sampled_from([3, 8, 9, 13]), st.binary(max_size=200))
-def test_produce_garbage_is_malformed_or_read(version: int, data: bytes) -> None:
-    try:
-        hot.parse_produce(memoryview(data), 0, version)
-    except MalformedRequest:
-        pass
-
-
 @settings(max_examples=300)
 @given(st.sampled_from([4, 7, 11, 12, 13, 15, 18]), st.binary(max_size=200))
 def test_fetch_garbage_is_malformed_or_read(version: int, data: bytes) -> None:
     try:
-        hot.parse_fetch(memoryview(data), 0, version)
+        parse_fetch(memoryview(data), 0, version)
     except MalformedRequest:
         pass
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_varints_come_back(value: int) -> None:
-    packed = hot.uvarint(value)
-    assert hot.read_uvarint(memoryview(packed), 0) == (value, len(packed))
+# --- what followers ask and are answered ---
+
+
+def grouped(rows: Sequence[Any]) -> list[tuple[UUID, list[Any]]]:
+    topics: list[tuple[UUID, list[Any]]] = []
+    for row in rows:
+        if not topics or topics[-1][0] != row[0]:
+            topics.append((row[0], []))
+        topics[-1][1].append(row)
+    return topics
+
+
+two_ids = st.sampled_from([UUID(int=1), UUID(int=2)])
+items = st.lists(st.builds(FetchItem, two_ids, indexes, epochs, int64s, epochs, indexes, int64s), max_size=5)
+
+
+@given(
+    st.tuples(indexes, st.integers(0, 9), int64s, indexes, indexes, indexes, indexes, epochs),
+    items,
+    st.lists(st.tuples(two_ids, indexes), max_size=5),
+)
+def test_requests_of_followers_are_the_generated_ones(
+    numbers: tuple[int, ...], asked: list[FetchItem], forgotten: list[tuple[UUID, int]]
+) -> None:
+    correlation_id, replica_id, replica_epoch, max_wait, least, most, session_id, session_epoch = numbers
+    frame = encode_replica_fetch(
+        correlation_id,
+        "broker-1-fetch",
+        replica_id=replica_id,
+        replica_epoch=replica_epoch,
+        max_wait_ms=max_wait,
+        min_bytes=least,
+        max_bytes=most,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        items=asked,
+        forgotten=forgotten,
+    )
+    fields = {
+        "max_wait": max_wait,
+        "min_bytes": least,
+        "max_bytes": most,
+        "isolation_level": 0,
+        "session_id": session_id,
+        "session_epoch": session_epoch,
+        "replica_state": {"replica_id": replica_id, "replica_epoch": replica_epoch},
+        "topics": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {
+                        "partition": row.partition,
+                        "current_leader_epoch": row.leader_epoch,
+                        "fetch_offset": row.offset,
+                        "last_fetched_epoch": row.last_epoch,
+                        "log_start_offset": row.log_start,
+                        "partition_max_bytes": row.max_bytes,
+                    }
+                    for row in rows
+                ],
+            }
+            for topic_id, rows in grouped(asked)
+        ],
+        "forgotten_topics_data": [
+            {"topic_id": topic_id, "partitions": [index for _, index in rows]}
+            for topic_id, rows in grouped(forgotten)
+        ],
+        "rack_id": "",
+    }
+    version = REPLICA_FETCH_VERSION
+    assert frame == encode_request(Api.FETCH, version, correlation_id, "broker-1-fetch", fields)[4:]
+
+
+fetched = st.tuples(
+    indexes,
+    st.sampled_from([0, 1, 6, 74]),
+    int64s,
+    int64s,
+    st.none() | st.lists(st.tuples(int64s, int64s), max_size=3),
+    st.none() | st.binary(max_size=300),
+    st.none() | st.tuples(indexes, indexes),
+    st.booleans(),
+)
+responses = st.lists(st.tuples(ids, st.lists(fetched, max_size=3)), max_size=3)
+
+
+def response_of(correlation_id: int, error: int, session_id: int, topics: Sequence[Any]) -> memoryview:
+    fields = {
+        "throttle_time": 7,
+        "error_code": error,
+        "session_id": session_id,
+        "node_endpoints": [{"node_id": 1, "host": "h", "port": 1, "rack": None}] if error else [],
+        "responses": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {
+                        "partition_index": index,
+                        "error_code": code,
+                        "high_watermark": high,
+                        "last_stable_offset": high,
+                        "log_start_offset": start,
+                        "aborted_transactions": None
+                        if aborted is None
+                        else [{"producer_id": pid, "first_offset": first} for pid, first in aborted],
+                        "preferred_read_replica": -1,
+                        "records": records,
+                        **(
+                            {"diverging_epoch": {"epoch": diverging[0], "end_offset": diverging[1]}}
+                            if diverging
+                            else {}
+                        ),
+                        **({"current_leader": {"leader_id": 3, "leader_epoch": 4}} if has_hint else {}),
+                    }
+                    for index, code, high, start, aborted, records, diverging, has_hint in partitions
+                ],
+            }
+            for topic_id, partitions in topics
+        ],
+    }
+    return memoryview(encode_response(Api.FETCH, REPLICA_FETCH_VERSION, correlation_id, fields))[4:]
+
+
+@given(indexes, st.sampled_from([0, 70, 71]), indexes, responses)
+def test_responses_to_followers_are_read_as_the_generated_reader_does(
+    correlation_id: int, error: int, session_id: int, topics: Sequence[Any]
+) -> None:
+    frame = response_of(correlation_id, error, session_id, topics)
+    found = parse_replica_fetch(frame)
+    _, expected = decode_response(Api.FETCH, REPLICA_FETCH_VERSION, frame)
+    assert (found.correlation_id, found.error, found.session_id) == (correlation_id, error, session_id)
+    assert found.throttle_ms == 7
+    assert [each._replace(records=memoryview(bytes(each.records))) for each in found.partitions] == [
+        FetchedPartition(
+            topic.topic_id,
+            each.partition_index,
+            each.error_code,
+            each.high_watermark,
+            each.log_start_offset,
+            (each.diverging_epoch.epoch, each.diverging_epoch.end_offset)
+            if each.diverging_epoch.end_offset >= 0
+            else None,
+            memoryview(bytes(each.records or b"")),
+        )
+        for topic in expected.responses
+        for each in topic.partitions
+    ]
+
+
+@given(responses, st.data())
+def test_a_response_to_a_follower_cut_short_or_garbled_is_malformed_or_read(
+    topics: Sequence[Any], data: st.DataObject
+) -> None:
+    whole = bytearray(response_of(1, 0, 5, topics))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(MalformedRequest):
+        parse_replica_fetch(memoryview(whole[:at]))
+    whole[at] = data.draw(st.integers(0, 255))
+    try:
+        parse_replica_fetch(memoryview(whole))
+    except MalformedRequest:
+        return
