@@ -48,8 +48,8 @@ def run(
     admin: str | None,
     print_ready: Callable[[str], None],
 ) -> None:
-    """Runs one broker on the real world until a signal, whose clean stop ends the process; StartupError says
-    in one line what prevented that."""
+    """Run one broker on the real world until a signal, whose clean stop ends the process. StartupError says
+    in one line what prevented the start."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -95,8 +95,8 @@ async def _serve(
         else:
             logger.info("node %d stopped before it was ready", config.node_id)
         sys.stdout.flush()
-        # All is closed. A store that does not answer may hold a thread, which Python would wait for; and
-        # without the loop's handlers one more signal would end a clean stop with another exit code.
+        # Everything is closed. Python would wait for a thread that a silent store may hold, and without the
+        # loop's handlers one more signal would end a clean stop with another exit code.
         os._exit(0)
     finally:
         await world.store.close()

@@ -38,7 +38,7 @@ WARM_PAUSE_S: Final = 0.02
 
 
 class Broker:
-    """`await start()`, and clients may connect to `listeners`; `await stop()` leaves everything clean."""
+    """After `await start()` clients may connect to `listeners`; `await stop()` leaves everything clean."""
 
     def __init__(self, config: BrokerConfig, world: World, *, admin: tuple[str, int] | None = None) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class Broker:
         self.admin: AdminHttp | None = None
         self.is_ready = False
         self.warms_codecs = False
-        """Loads every codec in idle moments after ready; for a process that stays."""
+        """Load every codec in idle moments after ready; for a process that stays."""
         self.components: Components
         self._admin_address = admin
         self._root: asyncio.Task[None] | None = None
@@ -60,11 +60,11 @@ class Broker:
         ports = ", ".join(f"{name}={each.host}:{each.port}" for name, each in self.listeners.items())
         return f"<Broker {self.config.node_id} {state} {ports}>"
 
-    # ------------------------------------------------------------------------------------------------- life
+    # --- life ---
 
     async def start(self) -> bool:
-        """Returns when clients may connect; raises what kept the broker from it. False: it was asked to stop
-        before, and has."""
+        """Return True once clients may connect, False if a stop was requested before and is complete. Raise
+        what prevented the start."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._root = asyncio.get_running_loop().create_task(self._run(ready), name="broker")
         await asyncio.wait((ready, self._root), return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +74,7 @@ class Broker:
         return False
 
     async def run_until_stopped(self) -> None:
-        """Returns after a clean stop; raises what ended the broker otherwise."""
+        """Return after a clean stop; raise what ended the broker otherwise."""
         assert self._root is not None, "start() comes first"
         await asyncio.shield(self._root)
         if self._failure is not None:
@@ -84,13 +84,13 @@ class Broker:
         self._stopping.set()
 
     async def stop(self) -> None:
-        """Answers what was asked, closes every log and leaves the clean-shutdown marker."""
+        """Answer pending requests, close every log and leave the clean-shutdown marker."""
         self.request_stop()
         if self._root is not None:
             await self._root
 
     def fail(self, reason: str) -> None:
-        """This broker may not go on (its node id is taken over): stop, and say why."""
+        """Stop, and report why this broker may not go on (another process has its node id, say)."""
         self._failure = reason
         self.request_stop()
 
@@ -122,7 +122,7 @@ class Broker:
             logs.close(clean=is_clean, broker_epoch=cluster.broker_epoch)
 
     async def _is_opened(self) -> bool:
-        """False when it was asked to stop before: whatever the start waits for then, it waits no longer."""
+        """Return True after the start, False if a stop requested meanwhile has cancelled it."""
         opening = self._tasks.create_task(self._open())
         stopping = self._tasks.create_task(self._stopping.wait())
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -135,8 +135,8 @@ class Broker:
         return False
 
     async def _open(self) -> None:
-        """Ports first, because the registration names them. Clients who connect early wait unread; the admin
-        pages tell from now on that this start takes its time."""
+        """Open the ports, then the logs, then join. Ports come first because the registration names them:
+        clients that connect early wait unread, and the admin pages report a start in progress."""
         components = self.components
         for listener in self.config.listeners:
             with _named(listener.host, listener.port):
@@ -181,7 +181,7 @@ class Broker:
         await self._sync_logs()
 
     async def _sync_logs(self) -> None:
-        """Several logs at a time: a disk serves many syncs with one commit."""
+        """Sync several logs at a time, since a disk serves many syncs with one commit."""
         jobs = self.components.logs.closing()
 
         async def work() -> None:
@@ -190,10 +190,10 @@ class Broker:
 
         await asyncio.gather(*(work() for _ in range(SYNCS_AT_ONCE)))
 
-    # ------------------------------------------------------------------------------------------- background
+    # --- background ---
 
     async def _maintain(self) -> None:
-        """Retention, delayed deletes, flushes by time, checkpoints; logs that could not be opened."""
+        """Run retention, delayed deletes, flushes by time and checkpoints; retry logs that failed to open."""
         while True:
             await asyncio.sleep(MAINTAIN_EVERY_S)
             for _ in self.components.logs.maintain(self.world.now_ms()):
@@ -202,7 +202,7 @@ class Broker:
                 await asyncio.sleep(0)
 
     async def _clean(self) -> None:
-        """Compaction, at the pace its slices ask for."""
+        """Compact, at the pace that the slices ask for."""
         cluster = self.components.cluster
         while self.config.log_cleaner_enable:
             backoff_s = cluster.broker_config.log_cleaner_backoff_ms / 1000
@@ -211,7 +211,7 @@ class Broker:
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _warm(self) -> None:
-        """Codecs load on first use; all of them take 0.7 s, so they come one by one while nobody asks."""
+        """Load the codecs one by one while no request comes: all at once would take 0.7 s."""
         requests = self.components.counters.requests
         for key, row in SERVED.items():
             for version in range(row.max_version, row.served_from - 1, -1):
@@ -228,7 +228,7 @@ def _named(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # asyncio tells the address once more, and a name that is not found has a number of its own
+        # asyncio repeats the address, and a name that does not resolve has an error number of its own
         number = error.errno or 0
         why = os.strerror(number) if number in errno.errorcode else error.strerror or error
         raise StartupError(f"cannot listen on {host}:{port}: {why}") from error
