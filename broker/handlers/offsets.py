@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
+from broker.replicas.offset_lookup import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    offset_at,
+)
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import CommitFuture, ReplicaManager
@@ -25,12 +34,6 @@ if TYPE_CHECKING:
     from protocol.requests.list_offsets import ListOffsetsPartition, ListOffsetsRequest
     from protocol.requests.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL: Final = -4
-LATEST_TIERED: Final = -5
-EARLIEST_PENDING_UPLOAD: Final = -6
 _SPECIAL_FROM: Final[Mapping[int, int]] = {
     LATEST: 1,
     EARLIEST: 1,
@@ -43,13 +46,10 @@ WRITE_WAIT_S: Final = 5.0
 """How long a DeleteRecords without time left waits for this broker's own disk: the time-out of the request is
 meant for the followers."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
-_READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 """Asks one replica about itself, leader or not."""
 _HIGH_WATERMARK: Final = -1
-_UNKNOWN: Final = (-1, -1, -1)
-"""(timestamp, offset, leader epoch) of nothing."""
 
 
 class OffsetHandlers:
@@ -101,7 +101,7 @@ class OffsetHandlers:
             partition = look_up(topic, asked.partition_index, asked.current_leader_epoch)
             if isinstance(partition, ErrorCode):
                 raise KafkaError(partition)
-            timestamp, offset, epoch = _offset_at(partition, asked.timestamp, isolation)
+            timestamp, offset, epoch = offset_at(partition, asked.timestamp, isolation)
         except KafkaError as failure:
             code = failure.code
             if code is ErrorCode.offset_not_available and ctx.api_version < _OFFSET_NOT_AVAILABLE_FROM:
@@ -243,37 +243,3 @@ class Deletion(CommitFuture):
     def abandoned(self) -> None:
         self.finish()
         self.partition.wait_deleted_no_more(self)
-
-
-def _offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:
-    """Return (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
-    held = partition.log
-    if timestamp == EARLIEST:
-        return _at_offset(partition, held.log_start_offset)
-    if timestamp == EARLIEST_LOCAL:
-        return _at_offset(partition, held.local_log_start_offset)
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        # nothing of this log is tiered: Kafka's answer is -1 without an error
-        return _UNKNOWN
-    bound = held.log_end_offset
-    if isolation is not None:
-        bound = held.last_stable_offset if isolation == _READ_COMMITTED else held.high_watermark
-    is_lagging = isolation is not None and partition.epoch_start > held.high_watermark
-    if timestamp == LATEST:
-        if is_lagging:
-            raise KafkaError(ErrorCode.offset_not_available)
-        return -1, bound, partition.leader_epoch
-    if timestamp == MAX_TIMESTAMP:
-        found = held.offset_of_max_timestamp()
-    else:
-        found = held.offset_for_timestamp(timestamp, bound)
-    if found is not None and found[1] < bound:
-        return found
-    if is_lagging:
-        raise KafkaError(ErrorCode.offset_not_available)
-    return _UNKNOWN
-
-
-def _at_offset(partition: Partition, offset: int) -> tuple[int, int, int]:
-    epoch = partition.log.epoch_for_offset(offset)
-    return -1, offset, -1 if epoch is None else epoch

@@ -22,8 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+from uuid import UUID
 
 from broker.control.image import Delta, Image, TopicImage
 from broker.control.internal_topics import may_client_write
@@ -33,7 +34,6 @@ from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
 from storage.log import AbstractLog, Appended, NoDescriptor, Origin
-from storage.log_manager import LogManager
 from storage.policy import LogConfig
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,23 @@ FollowListener = Callable[[Partition], None]
 
 ProposalListener = Callable[[Partition], None]
 """Called with each new `partition.proposal`."""
+
+
+class Logs(Protocol):
+    """The logs of this broker's replicas, whatever makes and keeps them."""
+
+    @property
+    def logs(self) -> Mapping[tuple[str, int], AbstractLog]: ...
+    @property
+    def offline_dirs(self) -> Mapping[str, str]:
+        """Lost log directories, with the reason."""
+
+    def create(self, topic: str, topic_id: UUID, partition: int, config: LogConfig) -> AbstractLog:
+        """Return the log of a partition, made if it is not there."""
+
+    def delete(self, topic: str, partition: int) -> None: ...
+    def stray(self, topic: str, partition: int) -> None:
+        """Set aside a log that this broker should not have."""
 
 
 class CommitFuture(Waiter):
@@ -88,7 +105,7 @@ class ReplicaManager:
         *,
         node_id: int,
         world: World,
-        logs: LogManager,
+        logs: Logs,
         purgatory: Purgatory,
         log_config: Callable[[str], LogConfig],
         spawn: Callable[[Coroutine[Any, Any, None]], object],

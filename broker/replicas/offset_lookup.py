@@ -1,0 +1,57 @@
+"""Looking up an offset of a partition by time, or by what a special timestamp stands for.
+
+Owns: what ListOffsets may tell, for each isolation level. Does not own: the look-ups in the log (log), which
+version knows which special timestamp (handlers). Invariant: a client is told no offset past what it may read,
+and no end by a leader that does not know yet how much is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.replicas.partition import Partition
+from protocol.errors import ErrorCode, KafkaError
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+_READ_COMMITTED: Final = 1
+_UNKNOWN: Final = (-1, -1, -1)
+"""(timestamp, offset, leader epoch) of nothing."""
+
+
+def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:
+    """Return (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
+    held = partition.log
+    if timestamp == EARLIEST:
+        return _at_offset(partition, held.log_start_offset)
+    if timestamp == EARLIEST_LOCAL:
+        return _at_offset(partition, held.local_log_start_offset)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        # nothing of this log is tiered: Kafka's answer is -1 without an error
+        return _UNKNOWN
+    bound = held.log_end_offset
+    if isolation is not None:
+        bound = held.last_stable_offset if isolation == _READ_COMMITTED else held.high_watermark
+    is_lagging = isolation is not None and partition.epoch_start > held.high_watermark
+    if timestamp == LATEST:
+        if is_lagging:
+            raise KafkaError(ErrorCode.offset_not_available)
+        return -1, bound, partition.leader_epoch
+    if timestamp == MAX_TIMESTAMP:
+        found = held.offset_of_max_timestamp()
+    else:
+        found = held.offset_for_timestamp(timestamp, bound)
+    if found is not None and found[1] < bound:
+        return found
+    if is_lagging:
+        raise KafkaError(ErrorCode.offset_not_available)
+    return _UNKNOWN
+
+
+def _at_offset(partition: Partition, offset: int) -> tuple[int, int, int]:
+    epoch = partition.log.epoch_for_offset(offset)
+    return -1, offset, -1 if epoch is None else epoch
