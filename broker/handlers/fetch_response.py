@@ -16,7 +16,7 @@ from broker.control.cluster import Cluster
 from broker.handlers.leader_hints import leader_hint
 from broker.net.connection import Connection
 from broker.net.sending import SENDFILE_MIN, Bulk
-from broker.replicas.fetch_sessions import INVALID_FETCH_SESSION_EPOCH, FetchSessions, FetchTurn
+from broker.replicas.fetch_sessions import FetchSessions, FetchTurn
 from broker.replicas.partition import Partition
 from broker.replicas.read import FetchPass, PartitionRead, error_known_to
 from protocol.errors import ErrorCode
@@ -64,7 +64,7 @@ class FetchResponse:
         if turn.session is not None:
             session = turn.session
             if session.epoch != turn.epoch:
-                return pack_error(version, correlation_id, INVALID_FETCH_SESSION_EPOCH, session.id)
+                return pack_error(version, correlation_id, ErrorCode.invalid_fetch_session_epoch, session.id)
             session_id = session.id
             reads = [read for read in reads if is_news(read)]
             session.to_back([read.wanted for read in reads if read.part is not None])
@@ -142,7 +142,7 @@ class FetchResponse:
         return Bulk(_joined(pieces), size + 4)
 
 
-def pack_error(version: int, correlation_id: int, error: int, session_id: int) -> bytes:
+def pack_error(version: int, correlation_id: int, error: ErrorCode, session_id: int) -> bytes:
     head = fetch_head(version, correlation_id, error, session_id, 0) + fetch_tail(version)
     return _SIZE.pack(len(head)) + head
 

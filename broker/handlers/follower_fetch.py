@@ -17,8 +17,8 @@ from broker.control.cluster import Cluster
 from broker.handlers.fetch import FetchWait
 from broker.handlers.fetch_response import FetchResponse
 from broker.net.connection import Answer, Connection
-from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, Wanted
-from broker.replicas.partition import Partition, Visit
+from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, PartitionRequest
+from broker.replicas.partition import FetchTime, Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import FetchPass, FollowerReader, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
@@ -50,26 +50,26 @@ class FollowerSession:
         "_watches",
         "all_changed_at",
         "changed",
+        "fetch_time",
         "generation",
         "is_over",
-        "visit",
         "wait",
     )
 
     def __init__(self, replica_id: int) -> None:
         self._replica_id = replica_id
         self.is_over = False
-        self.changed: dict[Wanted, None] = {}
-        self.visit = Visit()
+        self.changed: dict[PartitionRequest, None] = {}
+        self.fetch_time = FetchTime()
         self.wait: FollowerFetchWait | None = None
         self.generation = -1
         self.all_changed_at = -inf
-        self._watches: dict[Wanted, PartitionWatch] = {}
+        self._watches: dict[PartitionRequest, PartitionWatch] = {}
 
     def __repr__(self) -> str:
         return f"<FollowerSession {len(self._watches)} watched, {len(self.changed)} changed>"
 
-    def watch(self, wanted: Wanted) -> None:
+    def watch(self, wanted: PartitionRequest) -> None:
         """Watch its partition from now on."""
         partition: Partition = wanted.partition
         watch = self._watches.get(wanted)
@@ -80,18 +80,18 @@ class FollowerSession:
         watch = self._watches[wanted] = PartitionWatch(self, wanted, partition)
         partition.replica_waiters[watch] = None
 
-    def forget_all_but(self, kept: Collection[Wanted]) -> None:
+    def forget_all_but(self, kept: Collection[PartitionRequest]) -> None:
         for wanted in self._watches.keys() - kept:
             watch = self._watches.pop(wanted)
             watch.leave()
             follower = watch.partition.follower(self._replica_id)
-            if follower is not None and follower.visit is self.visit:
-                follower.visit = None
+            if follower is not None and follower.fetch_time is self.fetch_time:
+                follower.fetch_time = None
         # not only those watched: a partition that was not here yet would be read twice once it is
         for wanted in self.changed.keys() - kept:
             del self.changed[wanted]
 
-    def to_back(self, served: Iterable[Wanted]) -> None:
+    def to_back(self, served: Iterable[PartitionRequest]) -> None:
         for wanted in served:
             if wanted in self.changed:
                 del self.changed[wanted]
@@ -110,7 +110,7 @@ class PartitionWatch(Waiter):
 
     __slots__ = ("_session", "_wanted", "partition")
 
-    def __init__(self, session: FollowerSession, wanted: Wanted, partition: Partition) -> None:
+    def __init__(self, session: FollowerSession, wanted: PartitionRequest, partition: Partition) -> None:
         super().__init__()
         self._session = session
         self._wanted = wanted
@@ -259,7 +259,7 @@ class FollowerFetch:
             )
             follower = partition.follower(request.replica_id)
             if follower is not None:
-                follower.visit = None if session is None else session.visit
+                follower.fetch_time = None if session is None else session.fetch_time
             if moved:
                 self._replicas.wake_committed(partition)
             if session is not None:
@@ -267,7 +267,7 @@ class FollowerFetch:
                 if _is_up_to_date(wanted, partition, request.replica_id):
                     session.changed.pop(wanted, None)
         if session is not None:
-            session.visit.at = self._replicas.now()
+            session.fetch_time.at = self._replicas.now()
 
     def _count(self, partition: Partition, read: PartitionRead) -> None:
         """Count replication apart: it is no client's traffic."""
@@ -308,7 +308,7 @@ class FollowerFetchWait(FetchWait):
         if not self.done:
             super().expired()
 
-    def partition_changed(self, wanted: Wanted, partition: Partition) -> None:
+    def partition_changed(self, wanted: PartitionRequest, partition: Partition) -> None:
         """Read all that changed only if this partition may end the wait: of a thousand that are committed at
         once, a thousand would be read a thousand times."""
         if not _is_at_end(wanted, partition):
@@ -317,7 +317,7 @@ class FollowerFetchWait(FetchWait):
             self._owner.hurry(self)
 
 
-def _changed(turn: FetchTurn) -> Iterable[Wanted]:
+def _changed(turn: FetchTurn) -> Iterable[PartitionRequest]:
     """The partitions that must be looked at: all of them without a session."""
     session = None if turn.session is None else turn.session.reader
     return session.changed if isinstance(session, FollowerSession) else turn.wanted
@@ -330,11 +330,11 @@ def is_behind(session: FollowerSession) -> bool:
     )
 
 
-def _is_untold(wanted: Wanted, partition: Partition) -> bool:
+def _is_untold(wanted: PartitionRequest, partition: Partition) -> bool:
     return partition.log.high_watermark != wanted.sent_high_watermark
 
 
-def _is_at_end(wanted: Wanted, partition: Partition) -> bool:
+def _is_at_end(wanted: PartitionRequest, partition: Partition) -> bool:
     """Whether there is nothing to read, and nothing has become wrong with asking here."""
     return (
         partition.is_leader
@@ -345,7 +345,7 @@ def _is_at_end(wanted: Wanted, partition: Partition) -> bool:
     )
 
 
-def _is_up_to_date(wanted: Wanted, partition: Partition, replica_id: int) -> bool:
+def _is_up_to_date(wanted: PartitionRequest, partition: Partition, replica_id: int) -> bool:
     """Whether the follower has everything, was told everything and is in sync: then the partition need not be
     looked at until something happens to it."""
     held = partition.log

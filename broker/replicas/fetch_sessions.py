@@ -11,18 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, Protocol
 
+from protocol.errors import ErrorCode
 from protocol.fetch import FetchItem, FetchRequest
 from protocol.primitives import TopicKey
 
 EVICTION_MS: Final = 120_000
 INITIAL_EPOCH, FINAL_EPOCH, MAX_EPOCH = 0, -1, 2**31 - 1
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
-INVALID_FETCH_SESSION_EPOCH: Final = 71
-FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
 
 
-class Wanted:
-    """One partition a fetcher wants: the request's numbers, what was answered last, and who reads it."""
+class PartitionRequest:
+    """One partition that a consumer or follower asks for: the numbers of its request, and what was answered
+    last."""
 
     __slots__ = (
         "generation",
@@ -44,9 +43,7 @@ class Wanted:
         self.sent_high_watermark = -1
         self.sent_start = -1
         self.partition: Any = None
-        """The partition this resolved to at `generation`; the reader's business, kept here to save its
-        look-up.
-        """
+        """The partition found at `generation`, kept here for its reader to save the look-up."""
         self.generation = -1
 
     def update(self, item: FetchItem) -> None:
@@ -54,11 +51,11 @@ class Wanted:
 
 
 class SessionReader(Protocol):
-    def to_back(self, served: Iterable[Wanted]) -> None:
-        """These got data, and are the last to be read again."""
+    def to_back(self, served: Iterable[PartitionRequest]) -> None:
+        """Put these last in the order of reading, because they got data."""
 
     def close(self) -> None:
-        """The session is over."""
+        """End with the session."""
 
 
 class FetchSession:
@@ -67,7 +64,7 @@ class FetchSession:
     def __init__(
         self,
         session_id: int,
-        wanted: dict[tuple[TopicKey, int], Wanted],
+        wanted: dict[tuple[TopicKey, int], PartitionRequest],
         *,
         uses_ids: bool,
         is_privileged: bool,
@@ -76,7 +73,7 @@ class FetchSession:
         self.id = session_id
         self.is_privileged = is_privileged
         self.reader: SessionReader | None = None
-        """What its reader keeps from request to request."""
+        """The state its reader keeps from request to request."""
         self.wanted = wanted
         self.uses_ids = uses_ids
         self.created_ms = now_ms
@@ -88,14 +85,14 @@ class FetchSession:
             key = (item.topic, item.partition)
             known = self.wanted.get(key)
             if known is None:
-                self.wanted[key] = Wanted(item)
+                self.wanted[key] = PartitionRequest(item)
             else:
                 known.update(item)
         for key in forgotten:
             self.wanted.pop(key, None)
 
-    def to_back(self, served: Collection[Wanted]) -> None:
-        """Partitions that got data go last, so that a full response starves nobody."""
+    def to_back(self, served: Collection[PartitionRequest]) -> None:
+        """Put partitions that got data last, so that a full response starves none."""
         for wanted in served:
             key = (wanted.topic, wanted.index)
             if self.wanted.pop(key, None) is not None:
@@ -111,11 +108,11 @@ class FetchTurn:
 
     def __init__(
         self,
-        wanted: Iterable[Wanted] = (),
+        wanted: Iterable[PartitionRequest] = (),
         *,
         session: FetchSession | None = None,
         creates: bool = False,
-        error: int = 0,
+        error: ErrorCode = ErrorCode.none,
     ) -> None:
         self.wanted = wanted
         self.session = session
@@ -147,11 +144,11 @@ class FetchSessions:
             return self._full(request)
         session = self._sessions.get(request.session_id)
         if session is None:
-            return FetchTurn(error=FETCH_SESSION_ID_NOT_FOUND)
+            return FetchTurn(error=ErrorCode.fetch_session_id_not_found)
         if session.epoch != request.session_epoch:
-            return FetchTurn(error=INVALID_FETCH_SESSION_EPOCH)
+            return FetchTurn(error=ErrorCode.invalid_fetch_session_epoch)
         if session.uses_ids != uses_ids:
-            return FetchTurn(error=FETCH_SESSION_TOPIC_ID_ERROR)
+            return FetchTurn(error=ErrorCode.fetch_session_topic_id_error)
         if request.items or request.forgotten:
             session.update(request.items, request.forgotten)
             if not session.wanted:
@@ -163,16 +160,16 @@ class FetchSessions:
         return FetchTurn(session.wanted.values(), session=session)
 
     def _full(self, request: FetchRequest) -> FetchTurn:
-        """A session named in a full request is closed; epoch 0 asks for a new one, -1 does not."""
+        """Close the session named in a full request. Epoch 0 asks for a new one, -1 does not."""
         self._close(request.session_id)
-        wanted = {(item.topic, item.partition): Wanted(item) for item in request.items}
+        wanted = {(item.topic, item.partition): PartitionRequest(item) for item in request.items}
         return FetchTurn(wanted.values(), creates=request.session_epoch == INITIAL_EPOCH)
 
     def create(
-        self, wanted: Iterable[Wanted], *, uses_ids: bool, now_ms: int, is_privileged: bool = False
+        self, wanted: Iterable[PartitionRequest], *, uses_ids: bool, now_ms: int, is_privileged: bool = False
     ) -> int:
-        """A new session's id, or 0 when there is no room. A follower's is privileged: no consumer's takes
-        its place while it is used."""
+        """Return a new session's id, or 0 when there is no room. A follower's is privileged: no consumer's
+        takes its place while it is used."""
         partitions = {(each.topic, each.index): each for each in wanted}
         if len(self._sessions) >= self._max_sessions and not self._evict(
             (is_privileged, len(partitions)), now_ms
@@ -187,7 +184,7 @@ class FetchSessions:
         return session_id
 
     def _evict(self, rank: tuple[bool, int], now_ms: int) -> bool:
-        """Room for a session of this (privilege, size): a stale one goes, else an old one below it."""
+        """Make room for a session of this (privilege, size): a stale one goes, else an old one below it."""
         if not self._sessions:
             return False
         oldest = next(iter(self._sessions.values()))

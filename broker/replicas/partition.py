@@ -64,7 +64,7 @@ class Peers(Protocol):
         """Take note of its new proposal."""
 
 
-class Visit:
+class FetchTime:
     """The time of a follower's last Fetch, for all partitions of its session at once."""
 
     __slots__ = ("at",)
@@ -80,11 +80,11 @@ class Follower:
         "broker_epoch",
         "caught_up_at",
         "end_offset",
+        "fetch_time",
         "fetched_at",
         "leader_end",
         "log_start",
         "node_id",
-        "visit",
     )
 
     def __init__(self, node_id: int) -> None:
@@ -96,7 +96,7 @@ class Follower:
         """Where the leader's log ended at the last Fetch."""
         self.fetched_at = -inf
         self.caught_up_at = -inf
-        self.visit: Visit | None = None
+        self.fetch_time: FetchTime | None = None
         """Counts for a partition that is left out of a request because nothing of it changed."""
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class Follower:
     def left(self) -> None:
         """Forget its times after it left the ISR: until its next Fetch nothing waits for it."""
         self.fetched_at = self.caught_up_at = -inf
-        self.visit = None
+        self.fetch_time = None
 
     def is_caught_up(self, leader_end: int, *, now: float, lag_s: float) -> bool:
         if self.end_offset == leader_end:
@@ -133,8 +133,8 @@ class Follower:
 
     def _seen_at(self) -> float:
         """The time of the last Fetch at which it had all there was."""
-        visited_at = -inf if self.visit is None else self.visit.at
-        return max(self.caught_up_at, self.fetched_at, visited_at)
+        session_at = -inf if self.fetch_time is None else self.fetch_time.at
+        return max(self.caught_up_at, self.fetched_at, session_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from broker.control.cluster import Cluster
-from broker.replicas.fetch_sessions import FetchTurn, Wanted
+from broker.replicas.fetch_sessions import FetchTurn, PartitionRequest
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
@@ -53,7 +53,7 @@ class PartitionRead:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: PartitionRequest,
         high_watermark: int = -1,
         last_stable: int = -1,
         start: int = -1,
@@ -95,7 +95,7 @@ class PartitionFinder:
         self._replicas = replicas
         self._cluster = cluster
 
-    def find(self, wanted: Wanted, *, reads_followers: bool) -> ErrorCode | None:
+    def find(self, wanted: PartitionRequest, *, reads_followers: bool) -> ErrorCode | None:
         """Find the partition and keep it in `wanted` until the next change of metadata, or return why there
         is none to read; an error is looked up each time.
         """
@@ -194,7 +194,7 @@ class ClientReader:
 
     def _read_one(
         self,
-        wanted: Wanted,
+        wanted: PartitionRequest,
         partition: Partition,
         bound: int,
         room: int,
@@ -244,7 +244,7 @@ class FollowerReader:
         self._throttle = throttle
         self._max_bytes = max_bytes
 
-    def read(self, asked: Iterable[Wanted], request: FetchRequest) -> FetchPass:
+    def read(self, asked: Iterable[PartitionRequest], request: FetchRequest) -> FetchPass:
         """Read the partitions of `asked`, within the bytes that the request allows."""
         fetched = FetchPass()
         room = min(request.max_bytes, self._max_bytes)
@@ -265,13 +265,15 @@ class FollowerReader:
             fetched.reads.append(read)
         return fetched
 
-    def find(self, wanted: Wanted) -> ErrorCode | None:
+    def find(self, wanted: PartitionRequest) -> ErrorCode | None:
         """Find the partition, as `PartitionFinder.find`; a leader alone is read from."""
         if wanted.generation == self._replicas.generation:
             return None
         return self._finder.find(wanted, reads_followers=False)
 
-    def check(self, wanted: Wanted, partition: Partition, request: FetchRequest) -> tuple[int, int] | None:
+    def check(
+        self, wanted: PartitionRequest, partition: Partition, request: FetchRequest
+    ) -> tuple[int, int] | None:
         """Return where the two logs part, or None. Raise KafkaError when the offset must not count."""
         error = partition.epoch_error(wanted.leader_epoch)
         if error is not ErrorCode.none:
@@ -290,7 +292,9 @@ class FollowerReader:
             raise KafkaError(ErrorCode.offset_out_of_range)
         return None
 
-    def _read_one(self, wanted: Wanted, request: FetchRequest, room: int, *, min_one: bool) -> PartitionRead:
+    def _read_one(
+        self, wanted: PartitionRequest, request: FetchRequest, room: int, *, min_one: bool
+    ) -> PartitionRead:
         partition: Partition = wanted.partition
         held = partition.log
         try:
@@ -325,7 +329,7 @@ def error_known_to(version: int, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
+def divergence(held: AbstractLog, wanted: PartitionRequest) -> tuple[int, int] | None:
     """Where this log and the one that the reader has read so far part (KIP-595), or None when they agree."""
     epoch, end = held.end_offset_for_epoch(wanted.last_epoch)
     if epoch < 0 or end < 0:
@@ -337,7 +341,7 @@ def divergence(held: AbstractLog, wanted: Wanted) -> tuple[int, int] | None:
     return None
 
 
-def _elsewhere(wanted: Wanted, partition: Partition, preferred: int) -> PartitionRead:
+def _elsewhere(wanted: PartitionRequest, partition: Partition, preferred: int) -> PartitionRead:
     """A read without data that names the replica to ask instead."""
     held = partition.log
     read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
@@ -349,7 +353,7 @@ def _is_inside(held: AbstractLog, offset: int) -> bool:
     return held.log_start_offset <= offset <= held.log_end_offset
 
 
-def _stranger_error(wanted: Wanted) -> ErrorCode:
+def _stranger_error(wanted: PartitionRequest) -> ErrorCode:
     """The error for a follower that is not among the replicas: it has newer metadata, or should get it."""
     if wanted.leader_epoch >= 0:
         return ErrorCode.unknown_leader_epoch

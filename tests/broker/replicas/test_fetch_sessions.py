@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from broker.handlers.fetch_response import is_news
 from broker.replicas.fetch_sessions import (
     EVICTION_MS,
-    FETCH_SESSION_ID_NOT_FOUND,
-    FETCH_SESSION_TOPIC_ID_ERROR,
-    INVALID_FETCH_SESSION_EPOCH,
     MAX_EPOCH,
     FetchSessions,
     FetchTurn,
-    Wanted,
+    PartitionRequest,
 )
 from broker.replicas.read import PartitionRead
+from protocol.errors import ErrorCode
 from protocol.fetch import FetchItem, FetchRequest
 from protocol.primitives import TopicKey
 
@@ -66,7 +64,7 @@ def test_epochs_follow_each_other_and_wrap_to_1() -> None:
         assert sessions.turn(request(session_id, epoch), uses_ids=False, now_ms=0).error == 0
     for epoch in (3, 5):
         turn = sessions.turn(request(session_id, epoch), uses_ids=False, now_ms=0)
-        assert turn.error == INVALID_FETCH_SESSION_EPOCH
+        assert turn.error == ErrorCode.invalid_fetch_session_epoch
     sessions._sessions[session_id].epoch = MAX_EPOCH
     assert sessions.turn(request(session_id, MAX_EPOCH), uses_ids=False, now_ms=0).error == 0
     assert sessions._sessions[session_id].epoch == 1
@@ -75,12 +73,24 @@ def test_epochs_follow_each_other_and_wrap_to_1() -> None:
 def test_errors_of_a_session() -> None:
     sessions = sessions_of()
     for epoch in (1, -2):
-        assert sessions.turn(request(5, epoch), uses_ids=False, now_ms=0).error == FETCH_SESSION_ID_NOT_FOUND
+        assert (
+            sessions.turn(request(5, epoch), uses_ids=False, now_ms=0).error
+            == ErrorCode.fetch_session_id_not_found
+        )
     by_name = created(sessions, item("a"))
-    assert sessions.turn(request(by_name, -2), uses_ids=False, now_ms=0).error == INVALID_FETCH_SESSION_EPOCH
-    assert sessions.turn(request(by_name, 1), uses_ids=True, now_ms=0).error == FETCH_SESSION_TOPIC_ID_ERROR
+    assert (
+        sessions.turn(request(by_name, -2), uses_ids=False, now_ms=0).error
+        == ErrorCode.invalid_fetch_session_epoch
+    )
+    assert (
+        sessions.turn(request(by_name, 1), uses_ids=True, now_ms=0).error
+        == ErrorCode.fetch_session_topic_id_error
+    )
     by_id = created(sessions, item(UUID(int=1)), uses_ids=True)
-    assert sessions.turn(request(by_id, 1), uses_ids=False, now_ms=0).error == FETCH_SESSION_TOPIC_ID_ERROR
+    assert (
+        sessions.turn(request(by_id, 1), uses_ids=False, now_ms=0).error
+        == ErrorCode.fetch_session_topic_id_error
+    )
 
 
 def test_a_full_request_closes_the_session_it_names() -> None:
@@ -144,7 +154,7 @@ def test_what_was_sent_belongs_to_the_partition_in_the_session() -> None:
     session_id = created(sessions, item("a"))
     turn = sessions.turn(request(session_id, 1), uses_ids=False, now_ms=0)
     (one,) = turn.wanted
-    assert isinstance(one, Wanted)
+    assert isinstance(one, PartitionRequest)
     one.sent_high_watermark = 9
     turn = sessions.turn(request(session_id, 2, item("a", offset=5)), uses_ids=False, now_ms=0)
     (same,) = turn.wanted
@@ -153,7 +163,7 @@ def test_what_was_sent_belongs_to_the_partition_in_the_session() -> None:
 
 def test_a_watermark_that_came_with_a_divergence_is_told_again_after_the_cut() -> None:
     """The follower cuts its log and takes nothing else from such an answer."""
-    wanted = Wanted(item("t", offset=37))
+    wanted = PartitionRequest(item("t", offset=37))
     parting = PartitionRead(wanted, 35, 35, 0)
     parting.diverging = (0, 35)
     assert is_news(parting)

@@ -14,7 +14,7 @@ from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerRegistered, ConfigChanged
 from broker.endpoint import Endpoint
 from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, FollowerSession
-from broker.replicas.fetch_sessions import Wanted
+from broker.replicas.fetch_sessions import PartitionRequest
 from broker.replicas.partition import Partition
 from broker.replicas.read import FollowerReader, PartitionRead
 from protocol.apis import Api
@@ -85,7 +85,7 @@ def test_a_new_partition_does_not_wait_until_its_followers_have_waited_for_anoth
         standing = next(iter(world.nodes[1].fetch_followers._sessions.values()))
         asked_at = set()
         for _ in range(200):
-            asked_at.add(standing.visit.at)
+            asked_at.add(standing.fetch_time.at)
             await asyncio.sleep(0.01)
         assert len(asked_at) < 8, "it goes on hurrying"
 
@@ -383,7 +383,7 @@ def test_a_follower_that_drops_a_partition_from_its_session_leaves_the_isr() -> 
 def test_a_partition_forgotten_before_it_was_here_is_not_read_beside_its_successor() -> None:
     """A leader may hear of a topic after its follower has asked for it, been refused and asked again."""
     standing = FollowerSession(2)
-    gone, kept = (Wanted(FetchItem("t", index, 0, 0, -1, 1000)) for index in range(2))
+    gone, kept = (PartitionRequest(FetchItem("t", index, 0, 0, -1, 1000)) for index in range(2))
     standing.changed.update({gone: None, kept: None})
     standing.forget_all_but({kept: None}.keys())
     assert list(standing.changed) == [kept]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.control.metadata_records import PartitionImage
-from broker.replicas.partition import IsrProposal, Partition, TopicStats, Visit
+from broker.replicas.partition import FetchTime, IsrProposal, Partition, TopicStats
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 
@@ -363,17 +363,17 @@ def test_a_follower_that_asks_for_other_partitions_of_its_session_is_there() -> 
     log, peers = FakeLog(), FakePeers()
     partition = partition_of(log, (1, 2), peers=peers)
     heard_from(partition, {2: 0})
-    follower, visit = partition.follower(2), Visit()
+    follower, fetch_time = partition.follower(2), FetchTime()
     assert follower is not None
-    follower.visit = visit
+    follower.fetch_time = fetch_time
     peers.at += 1000
-    visit.at = peers.at
+    fetch_time.at = peers.at
     log.log_end_offset = 5
     assert not partition.propose_shrink(), "it had everything a moment ago"
     peers.at += 31
-    visit.at = peers.at - 30.5
+    fetch_time.at = peers.at - 30.5
     heard_from(partition, {2: 0})
-    visit.at = peers.at = peers.at + 31
+    fetch_time.at = peers.at = peers.at + 31
     assert partition.propose_shrink(), "once it was heard to be behind, asking for others is no excuse"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.replicas.fetch_sessions import Wanted
+from broker.replicas.fetch_sessions import PartitionRequest
 from broker.replicas.fetcher import plan_truncation
 from broker.replicas.read import divergence
 from protocol.fetch import FetchItem
@@ -51,7 +51,7 @@ def bring_together(leader: Log, follower: Log) -> None:
             assert follower.log_end_offset == 0
             return
         asked = FetchItem("t", 0, 99, follower.log_end_offset, follower.epochs.latest, 1)
-        parts = divergence(held, Wanted(asked))
+        parts = divergence(held, PartitionRequest(asked))
         if parts is None:
             return
         before = (follower.log_end_offset, follower.epochs.latest)
