@@ -16,6 +16,7 @@ import logging
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from broker.control.brokers import (
     SECURITY_PROTOCOLS,
@@ -35,6 +36,8 @@ from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.net.connection import Connection
+    from protocol.requests.broker_heartbeat import BrokerHeartbeatRequest
+    from protocol.requests.broker_registration import BrokerRegistrationRequest, Listener
 
 EMPTY_SLOT_EVERY_S = 2.0
 """How often a silent live broker is shown that the controller lives; a fenced one more rarely."""
@@ -45,6 +48,7 @@ PROBES = 5
 PROBE_EVERY_S = 0.1
 PUSH_MAX_BYTES = 1 << 20
 REGISTER_WITHIN_MS = 3_000
+NO_INCARNATION = UUID(int=0)
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +113,7 @@ class Heartbeats:
 
     # --- heartbeats ---
 
-    async def heartbeat(self, request: Any, connection: Connection) -> Fields:
+    async def heartbeat(self, request: BrokerHeartbeatRequest, connection: Connection) -> Fields:
         """Answer at once with slots the broker lacks, or with what is wrong; else hold it for a second."""
         member, broker_id, epoch = self._member, request.broker_id, request.broker_epoch
         error = self._error(request)
@@ -142,7 +146,7 @@ class Heartbeats:
             return self._answer(request, refused.code)
         return self._answer(request, self._error(request))
 
-    def _error(self, request: Any) -> ErrorCode:
+    def _error(self, request: BrokerHeartbeatRequest) -> ErrorCode:
         if not self._member.is_controller:
             return ErrorCode.not_controller
         broker = self._member.image.brokers.get(request.broker_id)
@@ -152,7 +156,9 @@ class Heartbeats:
             return ErrorCode.request_timed_out
         return ErrorCode.none
 
-    def _answer(self, request: Any, error: ErrorCode, *, should_shut_down: bool = False) -> Fields:
+    def _answer(
+        self, request: BrokerHeartbeatRequest, error: ErrorCode, *, should_shut_down: bool = False
+    ) -> Fields:
         image, seq = self._member.image, request.current_metadata_offset
         slots = self._member.ledger.since(seq, max_bytes=PUSH_MAX_BYTES)
         broker = image.brokers.get(request.broker_id)
@@ -191,7 +197,7 @@ class Heartbeats:
 
     # --- registration ---
 
-    async def register(self, request: Any) -> Fields:
+    async def register(self, request: BrokerRegistrationRequest) -> Fields:
         """Take in a broker that asks to be registered."""
         member = self._member
         if member.ledger.unresolved_s >= STUCK_AFTER_S:
@@ -204,7 +210,7 @@ class Heartbeats:
         registration = RegisterBroker(
             cluster_id=request.cluster_id,
             broker_id=request.broker_id,
-            incarnation=request.incarnation_id,
+            incarnation=request.incarnation_id or NO_INCARNATION,
             directories=tuple(request.log_dirs),
             endpoints=endpoints,
             rack=request.rack,
@@ -302,6 +308,6 @@ class Heartbeats:
             logger.info("%s: %s", type(command).__name__, error)
 
 
-def _endpoint(row: Any) -> Endpoint:
+def _endpoint(row: Listener) -> Endpoint:
     protocol = SECURITY_PROTOCOLS[row.security_protocol]
     return Endpoint(listener=row.name, host=row.host, port=row.port, protocol=protocol)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from broker.control.brokers import PRODUCER_ID_BLOCK
@@ -22,7 +22,7 @@ class ProducerIds:
         fetch: Callable[[], Awaitable[range]],
         *,
         timeout_s: float,
-        spawn: Callable[[Any], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._fetch = fetch
         self._timeout_s = timeout_s

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from broker.control.cluster import Cluster
 from protocol.apis import SERVED, Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.api_versions import ApiVersionsRequest
 
-Fields: TypeAlias = Mapping[str, Any]
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _NAMES_SOFTWARE_FROM: Final = 3
@@ -30,7 +31,7 @@ class ApiVersionsHandler:
     def routes(self) -> Mapping[int, Handler]:
         return {Api.API_VERSIONS: self.api_versions}
 
-    def api_versions(self, ctx: Context, request: Any) -> Fields:
+    def api_versions(self, ctx: Context, request: ApiVersionsRequest) -> Fields:
         if ctx.api_version >= _NAMES_SOFTWARE_FROM and not (
             _SOFTWARE.fullmatch(request.client_software_name)
             and _SOFTWARE.fullmatch(request.client_software_version)

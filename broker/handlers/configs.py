@@ -2,8 +2,9 @@
 loggers.
 
 Owns: the shapes of these responses, what is checked before a change goes to the controller, log levels (they
-are this process's own and are committed nowhere). Does not own: names, types and values (config.py), rules
-(controller.py). Invariant: each resource of a request is answered by itself; a secret is never answered.
+are this process's own and are committed nowhere). Does not own: names, types and values (config/), rules
+(control/config_changes.py). Invariant: each resource of a request is answered by itself, and no answer has a
+secret in it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from broker.config.describe import (
     ConfigRow,
@@ -38,13 +39,22 @@ from broker.control.image import Image
 from broker.control.topics import check_topic_name
 from broker.handlers.results import message_of
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
-from protocol.messages import decode_response, encode_request, get
+from protocol.messages import decode_response, encode_request
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
+    from protocol.requests.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+    from protocol.requests.incremental_alter_configs import AlterableConfig as IncrementalConfig
+    from protocol.requests.incremental_alter_configs import AlterConfigsResource as IncrementalResource
+    from protocol.requests.incremental_alter_configs import IncrementalAlterConfigsRequest
+    from protocol.requests.list_config_resources import ListConfigResourcesRequest
 
-Fields: TypeAlias = Mapping[str, Any]
+    AlterRequest: TypeAlias = AlterConfigsRequest | IncrementalAlterConfigsRequest
+    AlteredResource: TypeAlias = AlterConfigsResource | IncrementalResource
+
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
 DESCRIBED_ROWS_MAX: Final = 300_000
@@ -88,9 +98,9 @@ class ConfigHandlers:
             Api.LIST_CONFIG_RESOURCES: self.list_config_resources,
         }
 
-    def describe_configs(self, ctx: Context, request: Any) -> Fields:
-        synonyms = get(request, "include_synonyms", False)
-        documented = get(request, "include_documentation", False)
+    def describe_configs(self, ctx: Context, request: DescribeConfigsRequest) -> Fields:
+        synonyms = request.include_synonyms
+        documented = request.include_documentation
         results = []
         room = DESCRIBED_ROWS_MAX
         for resource in request.resources:
@@ -99,7 +109,9 @@ class ConfigHandlers:
             results.append(result)
         return {"throttle_time": 0, "results": results}
 
-    async def incremental_alter_configs(self, ctx: Context, request: Any) -> Fields:
+    async def incremental_alter_configs(
+        self, ctx: Context, request: IncrementalAlterConfigsRequest
+    ) -> Fields:
         cluster = self._cluster
         _check_size(request.resources)
         outcomes: Outcomes = {}
@@ -132,7 +144,7 @@ class ConfigHandlers:
         command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
         return await self._altered(ctx, request, command if changes else None, outcomes)
 
-    async def alter_configs(self, ctx: Context, request: Any) -> Fields:
+    async def alter_configs(self, ctx: Context, request: AlterConfigsRequest) -> Fields:
         cluster = self._cluster
         _check_size(request.resources)
         outcomes: Outcomes = {}
@@ -140,9 +152,10 @@ class ConfigHandlers:
         repeated = _repeated(request.resources)
         for resource in request.resources:
             key = (resource.resource_type, resource.resource_name)
-            values = tuple((config.name, config.value) for config in resource.configs)
+            asked = tuple((config.name, config.value) for config in resource.configs)
+            values = tuple((name, value) for name, value in asked if value is not None)
             try:
-                _check_change(key, repeated, values)
+                _check_change(key, repeated, asked)
                 if len(dict(values)) != len(values):
                     raise KafkaError(ErrorCode.invalid_request, "Error due to duplicate config keys")
                 if key[0] == ResourceType.BROKER_LOGGER:
@@ -158,7 +171,11 @@ class ConfigHandlers:
         return await self._altered(ctx, request, command if resources else None, outcomes)
 
     async def _altered(
-        self, ctx: Context, request: Any, command: ControllerCommand[Outcomes] | None, outcomes: Outcomes
+        self,
+        ctx: Context,
+        request: AlterRequest,
+        command: ControllerCommand[Outcomes] | None,
+        outcomes: Outcomes,
     ) -> Fields:
         """`outcomes` are those decided here; the controller decides the others."""
         cluster = self._cluster
@@ -182,16 +199,15 @@ class ConfigHandlers:
             )
         return {"throttle_time": 0, "responses": responses}
 
-    async def _decided_elsewhere(self, ctx: Context, request: Any, outcomes: Outcomes) -> Outcomes:
-        """By the controller, without what was decided here."""
-        is_incremental = ctx.api_key == Api.INCREMENTAL_ALTER_CONFIGS
+    async def _decided_elsewhere(self, ctx: Context, request: AlterRequest, outcomes: Outcomes) -> Outcomes:
+        """Ask the controller to decide what was not decided here."""
         fields: Fields = {
             "validate_only": request.validate_only,
             "resources": [
                 {
                     "resource_type": resource.resource_type,
                     "resource_name": resource.resource_name,
-                    "configs": [_config_fields(config, is_incremental) for config in resource.configs],
+                    "configs": [_config_fields(config) for config in resource.configs],
                 }
                 for resource in request.resources
                 if (resource.resource_type, resource.resource_name) not in outcomes
@@ -209,7 +225,7 @@ class ConfigHandlers:
             for row in response.responses
         }
 
-    def list_config_resources(self, ctx: Context, request: Any) -> Fields:
+    def list_config_resources(self, ctx: Context, request: ListConfigResourcesRequest) -> Fields:
         # version 0 was ListClientMetricsResources
         asked = (request.resource_types or _LISTED) if ctx.api_version else (ResourceType.CLIENT_METRICS,)
         unknown = [kind for kind in asked if kind not in _LISTED]
@@ -227,8 +243,8 @@ class ConfigHandlers:
 
 
 def _described(
-    cluster: Cluster, resource: Any, synonyms: bool, documented: bool, *, has_room: bool
-) -> dict[str, Any]:
+    cluster: Cluster, resource: DescribeConfigsResource, synonyms: bool, documented: bool, *, has_room: bool
+) -> Fields:
     named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     try:
         if not has_room:
@@ -310,12 +326,12 @@ def _check_node(name: str, node_id: int, wording: str) -> None:
 # --- AlterConfigs ------------------------------------------------------------------------------------------
 
 
-def _check_size(resources: Iterable[Any]) -> None:
+def _check_size(resources: Iterable[AlteredResource]) -> None:
     if sum(max(1, len(resource.configs)) for resource in resources) > CHANGES_MAX:
         raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
 
 
-def _repeated(resources: Iterable[Any]) -> set[Resource]:
+def _repeated(resources: Iterable[AlteredResource]) -> set[Resource]:
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     return {key for key, count in counts.items() if count > 1}
 
@@ -360,9 +376,10 @@ def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str])
         raise KafkaError(ErrorCode.invalid_request, str(error)) from None
 
 
-def _config_fields(config: Any, is_incremental: bool) -> Fields:
+def _config_fields(config: AlterableConfig | IncrementalConfig) -> Fields:
     fields = {"name": config.name, "value": config.value}
-    return {**fields, "config_operation": config.config_operation} if is_incremental else fields
+    operation = getattr(config, "config_operation", None)
+    return fields if operation is None else {**fields, "config_operation": operation}
 
 
 # --- loggers -----------------------------------------------------------------------------------------------

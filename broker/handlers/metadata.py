@@ -9,8 +9,8 @@ everything a client is told about brokers and topics comes from one image, read 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
@@ -20,13 +20,18 @@ from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import PartitionImage
 from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import get
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.describe_cluster import DescribeClusterRequest
+    from protocol.requests.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
+    from protocol.requests.metadata import MetadataRequest
 
-Fields: TypeAlias = Mapping[str, Any]
+
+Row: TypeAlias = dict[str, object]
+"""One item of a response, which a version may put otherwise."""
 
 _NO_ID: Final = UUID(int=0)
 _NOT_ASKED: Final = -(2**31)
@@ -51,20 +56,22 @@ class MetadataHandlers:
             Api.DESCRIBE_CLUSTER: self.describe_cluster,
         }
 
-    def metadata(self, ctx: Context, request: Any) -> Any:
+    def metadata(self, ctx: Context, request: MetadataRequest) -> Fields | Awaitable[Fields]:
         """Answer at once, unless a missing topic is created first or a broker seems to have just ended."""
         if _misses_topic_ids(ctx.api_version, request):
             return _metadata_refused(request)
         image = self._cluster.image
         if (
-            get(request, "allow_auto_topic_creation", True)
+            request.allow_auto_topic_creation
             and self._cluster.broker_config.auto_create_topics_enable
             and not _wants_all(ctx.api_version, request)
             and not _ids(request)
         ):
-            names = dict.fromkeys(topic.name for topic in request.topics)
+            names = dict.fromkeys(topic.name for topic in request.topics or ())
             missing = [
-                name for name in names if name not in image.topics and invalid_topic_name(name) is None
+                name
+                for name in names
+                if name is not None and name not in image.topics and invalid_topic_name(name) is None
             ]
             if missing:
                 return self._metadata_later(ctx, request, missing)
@@ -72,11 +79,11 @@ class MetadataHandlers:
             return self._metadata_after_doubt(ctx, request)
         return self._metadata(ctx, request)
 
-    async def _metadata_later(self, ctx: Context, request: Any, missing: Sequence[str]) -> Fields:
+    async def _metadata_later(self, ctx: Context, request: MetadataRequest, missing: Sequence[str]) -> Fields:
         await self._auto_create(missing)
         return self._metadata(ctx, request)
 
-    async def _metadata_after_doubt(self, ctx: Context, request: Any) -> Fields:
+    async def _metadata_after_doubt(self, ctx: Context, request: MetadataRequest) -> Fields:
         await self._cluster.wait_doubt_over()
         return self._metadata(ctx, request)
 
@@ -89,10 +96,10 @@ class MetadataHandlers:
             # The answer says which topics are there; the client asks again for the others.
             return
 
-    def _metadata(self, ctx: Context, request: Any) -> Fields:
+    def _metadata(self, ctx: Context, request: MetadataRequest) -> Fields:
         view = _View(ctx, self._cluster.image)
         topics = _metadata_topics(view, request)
-        if get(request, "include_topic_authorized_operations", False):
+        if request.include_topic_authorized_operations:
             # Of an id that is nobody's there is nothing to be allowed.
             topics = (
                 fields
@@ -102,7 +109,7 @@ class MetadataHandlers:
             )
         return _metadata_of(view, request, list(topics))
 
-    def describe_topic_partitions(self, ctx: Context, request: Any) -> Fields:
+    def describe_topic_partitions(self, ctx: Context, request: DescribeTopicPartitionsRequest) -> Fields:
         cluster = self._cluster
         cursor = request.cursor
         after = "" if cursor is None else cursor.topic_name
@@ -117,7 +124,7 @@ class MetadataHandlers:
         names = sorted(name for name in asked or cluster.image.topics if name >= after)
         start = 0 if cursor is None else cursor.partition_index
         view = _View(ctx, cluster.image)
-        topics: list[dict[str, Any]] = []
+        topics: list[Row] = []
         next_cursor: Fields | None = None
         for name in names:
             first = start if name == after else 0
@@ -137,9 +144,9 @@ class MetadataHandlers:
             limit -= max(0, end - first)
         return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
 
-    def describe_cluster(self, ctx: Context, request: Any) -> Fields:
+    def describe_cluster(self, ctx: Context, request: DescribeClusterRequest) -> Fields:
         image = self._cluster.image
-        endpoint_type = get(request, "endpoint_type", _BROKER_ENDPOINT)
+        endpoint_type = request.endpoint_type
         if endpoint_type != _BROKER_ENDPOINT:
             code, message = _wrong_endpoint(endpoint_type)
             return {
@@ -151,7 +158,7 @@ class MetadataHandlers:
                 "brokers": [],
             }
         view = _View(ctx, image)
-        brokers = view.brokers("broker_id", fenced_too=get(request, "include_fenced_brokers", False))
+        brokers = view.brokers("broker_id", fenced_too=request.include_fenced_brokers)
         wants_operations = request.include_cluster_authorized_operations
         return {
             "throttle_time": 0,
@@ -171,27 +178,27 @@ class MetadataHandlers:
 # --- Metadata ---
 
 
-def _misses_topic_ids(version: int, request: Any) -> bool:
+def _misses_topic_ids(version: int, request: MetadataRequest) -> bool:
     """Ids may be asked for since version 12; the schema had them two versions earlier."""
     return version < 12 and any(
-        topic.name is None or get(topic, "topic_id") not in (None, _NO_ID) for topic in request.topics or ()
+        topic.name is None or topic.topic_id not in (None, _NO_ID) for topic in request.topics or ()
     )
 
 
-def _metadata_refused(request: Any) -> Fields:
+def _metadata_refused(request: MetadataRequest) -> Fields:
     topics = [
-        _topic_error(topic.name or "", ErrorCode.invalid_request, get(topic, "topic_id"))
-        for topic in request.topics
+        _topic_error(topic.name or "", ErrorCode.invalid_request, topic.topic_id)
+        for topic in request.topics or ()
     ]
     return {"throttle_time": 0, "brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics}
 
 
-def _wants_all(version: int, request: Any) -> bool:
+def _wants_all(version: int, request: MetadataRequest) -> bool:
     return request.topics is None or (version == 0 and not request.topics)
 
 
-def _ids(request: Any) -> list[UUID]:
-    found = (get(topic, "topic_id") for topic in request.topics or ())
+def _ids(request: MetadataRequest) -> list[UUID]:
+    found = (topic.topic_id for topic in request.topics or ())
     return [topic_id for topic_id in dict.fromkeys(found) if topic_id not in (None, _NO_ID)]
 
 
@@ -199,8 +206,8 @@ def _auto_created(config: BrokerConfig, name: str) -> NewTopic:
     return internal_topic(config, name) or NewTopic(name=name)
 
 
-def _metadata_of(view: _View, request: Any, topics: list[dict[str, Any]]) -> Fields:
-    wants_cluster = get(request, "include_cluster_authorized_operations", False)
+def _metadata_of(view: _View, request: MetadataRequest, topics: list[Row]) -> Fields:
+    wants_cluster = request.include_cluster_authorized_operations
     return {
         "throttle_time": 0,
         "brokers": list(view.brokers().values()),
@@ -212,7 +219,7 @@ def _metadata_of(view: _View, request: Any, topics: list[dict[str, Any]]) -> Fie
     }
 
 
-def _metadata_topics(view: _View, request: Any) -> Iterable[dict[str, Any]]:
+def _metadata_topics(view: _View, request: MetadataRequest) -> Iterable[Row]:
     image = view.image
     if _wants_all(view.version, request):
         return map(view.topic, image.topics.values())
@@ -224,19 +231,20 @@ def _metadata_topics(view: _View, request: Any) -> Iterable[dict[str, Any]]:
             else view.topic(topic)
             for topic_id in ids
         )
-    names = dict.fromkeys(topic.name for topic in request.topics)
+    names = dict.fromkeys(topic.name for topic in request.topics or ())
     return (
-        _missing(name) if (topic := image.topics.get(name)) is None else view.topic(topic) for name in names
+        _missing(name) if name is None or (topic := image.topics.get(name)) is None else view.topic(topic)
+        for name in names
     )
 
 
-def _missing(name: str) -> dict[str, Any]:
-    if invalid_topic_name(name) is not None:
+def _missing(name: str | None) -> Row:
+    if name is None or invalid_topic_name(name) is not None:
         return _topic_error(name, ErrorCode.invalid_topic_exception)
     return _topic_error(name, ErrorCode.unknown_topic_or_partition)
 
 
-def _topic_error(name: str | None, code: ErrorCode, topic_id: UUID | None = None) -> dict[str, Any]:
+def _topic_error(name: str | None, code: ErrorCode, topic_id: UUID | None = None) -> Row:
     return {
         "error_code": code,
         "name": name,
@@ -266,7 +274,7 @@ class _View:
             return self.image.controller_id
         return min(self._reachable, default=-1)
 
-    def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> dict[int, dict[str, Any]]:
+    def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> dict[int, Row]:
         """Those a client of this listener can be told of, by id."""
         brokers = self.image.brokers.values() if fenced_too else self.image.live_brokers()
         return {
@@ -280,7 +288,7 @@ class _View:
             if (endpoint := broker.endpoint(self._listener)) is not None
         }
 
-    def topic(self, topic: TopicImage) -> dict[str, Any]:
+    def topic(self, topic: TopicImage) -> Row:
         return {
             "error_code": ErrorCode.none,
             "name": topic.name,
@@ -292,7 +300,7 @@ class _View:
             ],
         }
 
-    def partition(self, partition: PartitionImage) -> dict[str, Any]:
+    def partition(self, partition: PartitionImage) -> Row:
         return {
             "error_code": self._leader_error(partition),
             "partition_index": partition.index,
@@ -303,7 +311,7 @@ class _View:
             "offline_replicas": [id_ for id_ in partition.replicas if id_ not in self._reachable],
         }
 
-    def _first_version(self, partition: PartitionImage) -> dict[str, Any]:
+    def _first_version(self, partition: PartitionImage) -> Row:
         """Metadata began with naming only those that are there."""
         told = self.partition(partition)
         replicas = tuple(filter(self._reachable.__contains__, partition.replicas))
@@ -323,13 +331,13 @@ class _View:
 # --- DescribeTopicPartitions ---
 
 
-def _wrong_cursor(cursor: Any, asked: set[str]) -> bool:
+def _wrong_cursor(cursor: Cursor | None, asked: set[str]) -> bool:
     if cursor is None:
         return False
     return cursor.partition_index < 0 or (bool(asked) and cursor.topic_name not in asked)
 
 
-def _described(view: _View, topic: TopicImage, first: int, end: int) -> dict[str, Any]:
+def _described(view: _View, topic: TopicImage, first: int, end: int) -> Row:
     partitions = [
         {
             **view.partition(partition),

@@ -8,19 +8,23 @@ answers; any other broker says that it is not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from broker.control.brokers import AllocateProducerIds
 from broker.control.cluster import Cluster
 from broker.control.leaders import AlterPartition, IsrChange, IsrResult
 from protocol.apis import PeerApi
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.allocate_producer_ids import AllocateProducerIdsRequest
+    from protocol.requests.alter_partition import AlterPartitionRequest
+    from protocol.requests.broker_heartbeat import BrokerHeartbeatRequest
+    from protocol.requests.broker_registration import BrokerRegistrationRequest
 
-Fields: TypeAlias = Mapping[str, Any]
 
 _NO_ID: Final = UUID(int=0)
 
@@ -37,16 +41,16 @@ class PeerHandlers:
             PeerApi.ALLOCATE_PRODUCER_IDS: self.allocate_producer_ids,
         }
 
-    async def broker_heartbeat(self, ctx: Context, request: Any) -> Fields:
+    async def broker_heartbeat(self, ctx: Context, request: BrokerHeartbeatRequest) -> Fields:
         return await self._cluster.heartbeats.heartbeat(request, ctx.connection)
 
-    async def broker_registration(self, ctx: Context, request: Any) -> Fields:
+    async def broker_registration(self, ctx: Context, request: BrokerRegistrationRequest) -> Fields:
         try:
             return await self._cluster.heartbeats.register(request)
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "broker_epoch": -1}
 
-    async def alter_partition(self, ctx: Context, request: Any) -> Fields:
+    async def alter_partition(self, ctx: Context, request: AlterPartitionRequest) -> Fields:
         cluster = self._cluster
         command = AlterPartition(
             broker_id=request.broker_id,
@@ -76,7 +80,7 @@ class PeerHandlers:
         ]
         return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
 
-    async def allocate_producer_ids(self, ctx: Context, request: Any) -> Fields:
+    async def allocate_producer_ids(self, ctx: Context, request: AllocateProducerIdsRequest) -> Fields:
         cluster = self._cluster
         command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
         block = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)

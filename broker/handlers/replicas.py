@@ -9,7 +9,8 @@ done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.control.brokers import UnregisterBroker
 from broker.control.cluster import Cluster
@@ -18,20 +19,24 @@ from broker.control.internal_topics import METADATA_TOPIC
 from broker.control.leaders import (
     AlterPartitionReassignments,
     ElectionResult,
-    ElectionType,
     ElectLeaders,
     Reassignment,
 )
 from broker.handlers.results import decision_timeout_ms, error_fields
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.messages import get
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+    from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+    from protocol.requests.describe_quorum import DescribeQuorumRequest
+    from protocol.requests.elect_leaders import ElectLeadersRequest
+    from protocol.requests.list_partition_reassignments import ListPartitionReassignmentsRequest
+    from protocol.requests.unregister_broker import UnregisterBrokerRequest
 
-Fields: TypeAlias = Mapping[str, Any]
 
 _UNKNOWN_TIME: Final = -1
 _METADATA_PARTITION: Final = 0
@@ -63,19 +68,17 @@ class ReplicaHandlers:
             Api.UNREGISTER_BROKER: self.unregister_broker,
         }
 
-    def _timeout_ms(self, request: Any) -> int:
-        return decision_timeout_ms(request.timeout, self._cluster.broker_config)
+    def _timeout_ms(self, timeout: timedelta) -> int:
+        return decision_timeout_ms(timeout, self._cluster.broker_config)
 
-    async def elect_leaders(self, ctx: Context, request: Any) -> Fields:
+    async def elect_leaders(self, ctx: Context, request: ElectLeadersRequest) -> Fields:
         cluster = self._cluster
         asked = request.topic_partitions
         partitions = None
         if asked is not None:
             partitions = tuple((topic.topic, index) for topic in asked for index in topic.partitions)
-        command = ElectLeaders(
-            election_type=get(request, "election_type", ElectionType.PREFERRED), partitions=partitions
-        )
-        results = await cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        command = ElectLeaders(election_type=request.election_type, partitions=partitions)
+        results = await cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
         if asked is None:
             # Kafka names every topic, also where no partition was in need of an election.
             rows: dict[str, list[Fields]] = {name: [] for name in cluster.image.topics}
@@ -93,10 +96,12 @@ class ReplicaHandlers:
             ],
         }
 
-    async def alter_partition_reassignments(self, ctx: Context, request: Any) -> Fields:
+    async def alter_partition_reassignments(
+        self, ctx: Context, request: AlterPartitionReassignmentsRequest
+    ) -> Fields:
         if not request.topics:
             return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "responses": []}
-        allows = get(request, "allow_replication_factor_change", True)
+        allows = request.allow_replication_factor_change
         command = AlterPartitionReassignments(
             reassignments=tuple(
                 Reassignment(
@@ -109,7 +114,7 @@ class ReplicaHandlers:
             ),
             allow_replication_factor_change=allows,
         )
-        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
         following = iter(results)
         responses = [
             {
@@ -128,7 +133,9 @@ class ReplicaHandlers:
             "responses": responses,
         }
 
-    def list_partition_reassignments(self, ctx: Context, request: Any) -> Fields:
+    def list_partition_reassignments(
+        self, ctx: Context, request: ListPartitionReassignmentsRequest
+    ) -> Fields:
         image = self._cluster.image
         if request.topics is None:
             rows = (_moving(topic, range(len(topic.partitions))) for topic in image.topics.values())
@@ -144,7 +151,7 @@ class ReplicaHandlers:
             "topics": [row for row in rows if row["partitions"]],
         }
 
-    def alter_replica_log_dirs(self, ctx: Context, request: Any) -> Fields:
+    def alter_replica_log_dirs(self, ctx: Context, request: AlterReplicaLogDirsRequest) -> Fields:
         """Answer that a replica stays in the directory it was made in: every other one is refused as full."""
         wanted = {
             (topic.name, index): chosen.path
@@ -178,7 +185,7 @@ class ReplicaHandlers:
             return ErrorCode.kafka_storage_error
         return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
 
-    def describe_quorum(self, ctx: Context, request: Any) -> Fields:
+    def describe_quorum(self, ctx: Context, request: DescribeQuorumRequest) -> Fields:
         """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
         are voters, and what is in the image is committed.
         """
@@ -215,7 +222,7 @@ class ReplicaHandlers:
             ],
         }
 
-    async def unregister_broker(self, ctx: Context, request: Any) -> Fields:
+    async def unregister_broker(self, ctx: Context, request: UnregisterBrokerRequest) -> Fields:
         cluster = self._cluster
         command = UnregisterBroker(broker_id=request.broker_id)
         await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
@@ -274,7 +281,7 @@ class Clock(NamedTuple):
         return _UNKNOWN_TIME if at_s is None else self.now_ms - round((self.now_s - at_s) * 1000)
 
 
-def _no_such_quorum(request: Any) -> Fields:
+def _no_such_quorum(request: DescribeQuorumRequest) -> Fields:
     unknown = {
         "error_code": ErrorCode.unknown_topic_or_partition,
         "error_message": "This server does not host this topic-partition.",

@@ -6,14 +6,12 @@ the whole request (the dispatcher's error replies). Invariant: a message always 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from broker.config.broker import BrokerConfig
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-
-Fields: TypeAlias = Mapping[str, Any]
 
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)

@@ -8,7 +8,8 @@ itself, and only once its slot is won.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
@@ -26,13 +27,15 @@ from broker.control.topics import (
 )
 from broker.handlers.results import decision_timeout_ms, error_fields
 from protocol.apis import Api
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import get
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
+    from protocol.requests.create_partitions import CreatePartitionsRequest
+    from protocol.requests.create_topics import CreateTopicsRequest
+    from protocol.requests.delete_topics import DeleteTopicsRequest
 
-Fields: TypeAlias = Mapping[str, Any]
 
 _NO_ID: Final = UUID(int=0)
 
@@ -48,10 +51,10 @@ class TopicHandlers:
             Api.CREATE_PARTITIONS: self.create_partitions,
         }
 
-    def _timeout_ms(self, request: Any) -> int:
-        return decision_timeout_ms(request.timeout, self._cluster.broker_config)
+    def _timeout_ms(self, timeout: timedelta) -> int:
+        return decision_timeout_ms(timeout, self._cluster.broker_config)
 
-    async def create_topics(self, ctx: Context, request: Any) -> Fields:
+    async def create_topics(self, ctx: Context, request: CreateTopicsRequest) -> Fields:
         topics = tuple(
             NewTopic(
                 name=topic.name,
@@ -62,29 +65,29 @@ class TopicHandlers:
             )
             for topic in request.topics
         )
-        command = CreateTopics(topics=topics, validate_only=get(request, "validate_only", False))
-        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        command = CreateTopics(topics=topics, validate_only=request.validate_only)
+        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
         with_configs = ctx.api_version >= 5
         return {
             "throttle_time": 0,
             "topics": [_created(self._cluster.broker_config, result, with_configs) for result in results],
         }
 
-    async def delete_topics(self, ctx: Context, request: Any) -> Fields:
+    async def delete_topics(self, ctx: Context, request: DeleteTopicsRequest) -> Fields:
         if not self._cluster.broker_config.delete_topic_enable:
             if ctx.api_version < 3:
                 raise KafkaError(ErrorCode.invalid_request, "Topic deletion is disabled.")
             raise KafkaError(ErrorCode.topic_deletion_disabled)
-        refs = [TopicRef(name=name) for name in get(request, "topic_names", ())]
+        refs = [TopicRef(name=name) for name in request.topic_names]
         refs += [
             TopicRef(name=topic.name, id=None if topic.topic_id == _NO_ID else topic.topic_id)
-            for topic in get(request, "topics", ())
+            for topic in request.topics
         ]
         command = DeleteTopics(topics=tuple(refs))
-        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
         return {"throttle_time": 0, "responses": list(map(_deleted, results))}
 
-    async def create_partitions(self, ctx: Context, request: Any) -> Fields:
+    async def create_partitions(self, ctx: Context, request: CreatePartitionsRequest) -> Fields:
         topics = tuple(
             MorePartitions(
                 name=topic.name,
@@ -96,7 +99,7 @@ class TopicHandlers:
             for topic in request.topics
         )
         command = CreatePartitions(topics=topics, validate_only=request.validate_only)
-        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request))
+        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
         return {
             "throttle_time": 0,
             "results": [{"name": name, **error_fields(error)} for name, error in results],
