@@ -57,7 +57,7 @@ class Batching:
     in_flight: int
 
 
-# ---- the runs ----------------------------------------------------------------------------------------------
+# --- the runs ---
 
 
 def produce(load: Load, batching: Batching, *, partitions: int, progress: Progress) -> Result:
@@ -106,7 +106,7 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
 
 
 def consume(load: Load, *, fetch_size_bytes: int, progress: Progress) -> Result:
-    """Every partition from its start, up to `load.records` (0: what is there when the run starts)."""
+    """Read every partition from its start, up to `load.records` (0: what is there when the run starts)."""
     consumer = confluent_kafka.Consumer(
         {
             **_common(load),
@@ -130,9 +130,8 @@ def consume(load: Load, *, fetch_size_bytes: int, progress: Progress) -> Result:
 
 
 def latency(load: Load, *, acks: str, compression: str, partitions: int, progress: Progress) -> Result:
-    """One record at a time, nothing else in flight: to its acknowledgement, and to a consumer that waits for
-    it.
-    """
+    """Send one record at a time, nothing else in flight; measure the time to its acknowledgement, and to a
+    consumer that waits for it."""
     _ensure_topic(load, partitions)
     producer = confluent_kafka.Producer(
         {
@@ -169,7 +168,7 @@ def latency(load: Load, *, acks: str, compression: str, partitions: int, progres
 
 
 class _Deliveries:
-    """Counts acknowledgements and remembers how long each took; stops the run at the first failure."""
+    """Counter of acknowledgements and of how long each took; the first failure stops the run."""
 
     def __init__(self, progress: Progress) -> None:
         self.count = 0
@@ -196,7 +195,7 @@ class _Deliveries:
 
 
 def _assign_all(consumer: Any, load: Load) -> int:
-    """Assign every partition from its start; how many records to read."""
+    """Assign every partition from its start; return how many records to read."""
     available = 0
     partitions = []
     for partition in _partitions(consumer, load):
@@ -269,7 +268,7 @@ class _Receiver:
         self._consumer.close()
 
     def wait_received(self, key: bytes, deadline_s: float) -> float:
-        """When the record of this key arrived."""
+        """Return when the record of this key arrived."""
         while True:
             try:
                 found, at_s = self._received.get(timeout=max(0.0, deadline_s - time.perf_counter()))
@@ -286,7 +285,7 @@ class _Receiver:
 
 
 def _one(producer: Any, receiver: _Receiver, load: Load, payload: bytes, number: int) -> tuple[float, float]:
-    """Seconds until one record was acknowledged, and until the consumer had it."""
+    """Return the seconds until one record was acknowledged, and until the consumer had it."""
     key = f"{number}".encode()
     done: list[float] = []
 
@@ -305,7 +304,7 @@ def _one(producer: Any, receiver: _Receiver, load: Load, payload: bytes, number:
     return done[0] - started_s, receiver.wait_received(key, deadline_s) - started_s
 
 
-# ---- topics and payloads -----------------------------------------------------------------------------------
+# --- topics and payloads ---
 
 
 def _common(load: Load) -> dict[str, Any]:
@@ -319,7 +318,8 @@ def _common(load: Load) -> dict[str, Any]:
 
 
 def _ignore(error: object) -> None:
-    """What ends a run is a delivery, a read or a deadline; librdkafka's own notices are noise beside that."""
+    """Drop a notice of librdkafka: what ends a run is a delivery, a read or a deadline; its own notices are
+    noise beside that."""
 
 
 def _ensure_topic(load: Load, partitions: int) -> None:
@@ -338,7 +338,7 @@ def _ensure_topic(load: Load, partitions: int) -> None:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """What librdkafka refuses or gives up, in its own words."""
+    """Turn what librdkafka refuses or gives up into a Failure, in its own words."""
     try:
         yield
     except confluent_kafka.KafkaException as error:
@@ -366,9 +366,8 @@ def _end_of(consumer: Any, topic: str, partition: int) -> Any:
 
 
 def payloads_of(size: int) -> list[bytes]:
-    """A few distinct values that neither repeat inside a batch nor compress to nothing, the same in every
-    run.
-    """
+    """Make a few distinct values that neither repeat inside a batch nor compress to nothing, the same in
+    every run."""
     block = random.Random(1).randbytes(min(PAYLOAD_BYTES, max(size * 16, 4096)))
     text = block.hex().encode()  # half the entropy: compresses about 2:1, as logs and JSON do at least
     text *= max(1, -(-2 * size // len(text)))
@@ -377,11 +376,11 @@ def payloads_of(size: int) -> list[bytes]:
     return [text[at : at + size] for at in range(0, max(1, len(text) - size), step)][:count]
 
 
-# ---- numbers -----------------------------------------------------------------------------------------------
+# --- numbers ---
 
 
 def summary(samples_ms: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles (the smallest sample not below the share) and extremes, to the microsecond."""
+    """Return mean, percentiles (the smallest sample not below the share) and extremes, to the microsecond."""
     if not samples_ms:
         return {}
     ranked = sorted(samples_ms)
@@ -401,12 +400,13 @@ def _rates(records: int, size_bytes: int, elapsed_s: float) -> Result:
     }
 
 
-# ---- showing it --------------------------------------------------------------------------------------------
+# --- showing it ---
 
 
 @contextlib.contextmanager
 def progress_bar(total: int | None, *, quiet: bool) -> Iterator[Progress]:
-    """A bar on stderr when that is a terminal; the run itself only calls a function with how many more."""
+    """Show a bar on stderr when that is a terminal; the run itself only calls a function with how many
+    more."""
     if quiet or not sys.stderr.isatty():
         yield _no_progress
         return

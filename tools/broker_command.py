@@ -34,7 +34,7 @@ class BrokerOptions:
 
 
 def read_plainly(arguments: list[str]) -> BrokerOptions | None:
-    """The options, if each is spelt out with its value; None for help, mistakes and abbreviations."""
+    """Return the options, if each is spelt out with its value; None for help, mistakes and abbreviations."""
     options = BrokerOptions()
     rest = iter(arguments)
     for argument in rest:
@@ -64,7 +64,7 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 
 
 def run_broker(options: BrokerOptions) -> None:
-    """Until a signal."""
+    """Run the broker until a signal."""
     config = read_config(options)
     from broker import process
     from broker.config.values import ConfigError
@@ -77,7 +77,7 @@ def run_broker(options: BrokerOptions) -> None:
 
 
 def read_config(options: BrokerOptions) -> BrokerConfig:
-    """What the options and the file say together; Failure when they cannot be meant."""
+    """Return what the options and the file say together; Failure when they cannot be meant."""
     from broker.config.broker import from_properties
     from broker.config.properties import parse_properties
     from broker.config.values import ConfigError
@@ -103,7 +103,7 @@ def _text_of(path: Path) -> str:
 
 
 def _apply(options: BrokerOptions, properties: dict[str, str]) -> None:
-    """Options win over the file; a default of ours fills in only what the file leaves open."""
+    """Put the options over the file; our defaults fill in only what it leaves open."""
     if options.node_id is not None:
         properties["node.id"] = str(options.node_id)
         properties.pop("broker.id", None)

@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code; nothing but a bug leaves as an exception."""
+    """Run a command and return its exit code; nothing but a bug leaves as an exception."""
     if sys.stdout is None:  # started with it closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     elif isinstance(sys.stdout, TextIOWrapper):
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """What is still buffered would make the interpreter complain at its exit."""
+    """Discard what is still buffered: the interpreter would complain about it at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,5 +1,4 @@
-"""A small raw client: one protocol connection per broker, versions negotiated, requests sent to whoever
-leads.
+"""A small raw client: one protocol connection per broker, versions negotiated, requests sent to the leader.
 
 Owns its connections and what it knows of the cluster. Does not own batching, groups or retries beyond a stale
 leader: it is for the command line and for tests, which want to see each answer as the broker gave it.
@@ -30,7 +29,7 @@ API_VERSIONS_VERSION = 3
 Fields = Mapping[str, Any]
 
 
-class Connecting(Protocol):
+class ClientNetwork(Protocol):
     """The half of a network that a client needs."""
 
     async def connect(
@@ -39,7 +38,7 @@ class Connecting(Protocol):
 
 
 class SystemNetwork:
-    """Real TCP by the running loop."""
+    """The running loop's TCP."""
 
     async def connect(
         self, host: str, port: int, factory: Any
@@ -70,10 +69,10 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Connection(asyncio.BufferedProtocol):
+class BrokerConnection(asyncio.BufferedProtocol):
     """One connection to one broker; requests are pipelined, each with its own deadline.
 
-    `send` and the future it returns are for those who pipeline; `request` is send-and-wait.
+    `send` and the future it returns are for callers that pipeline; `request` is send-and-wait.
     """
 
     def __init__(self, address: Address, *, client_id: str, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -89,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
     @classmethod
     async def open(
         cls,
-        network: Connecting,
+        network: ClientNetwork,
         address: Address,
         *,
         client_id: str = "tidewal",
@@ -131,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self.versions = {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys}
 
     def version_for(self, api: Api, *, highest: int | None = None) -> int:
-        """The highest version both sides know, and not above `highest`."""
+        """Return the highest version both sides know, and not above `highest`."""
         ours = apis.SERVED[api]
         lowest, theirs = self.versions.get(api, (0, -1))
         version = min(ours.max_version, theirs, *(() if highest is None else (highest,)))
@@ -232,7 +231,7 @@ class _Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Known:
+class ClusterView:
     """What the last metadata said. `leaders` has no entry for a partition without a leader."""
 
     controller_id: int = -1
@@ -245,13 +244,13 @@ class Known:
 
 
 class Client:
-    """Knows a cluster by its bootstrap addresses and sends each request to the right broker."""
+    """A cluster by its bootstrap addresses; each request goes to the right broker."""
 
     def __init__(
         self,
         bootstrap: Sequence[Address],
         *,
-        network: Connecting | None = None,
+        network: ClientNetwork | None = None,
         client_id: str = "tidewal",
         deadline_s: float = DEADLINE_S,
     ) -> None:
@@ -259,8 +258,8 @@ class Client:
         self._network = network if network is not None else SystemNetwork()
         self._client_id = client_id
         self._deadline_s = deadline_s
-        self._connections: dict[Address, Connection] = {}
-        self.known = Known()
+        self._connections: dict[Address, BrokerConnection] = {}
+        self.known = ClusterView()
 
     async def __aenter__(self) -> Self:
         return self
@@ -275,8 +274,9 @@ class Client:
         for connection in connections:
             await connection.close()
 
-    async def any_connection(self) -> Connection:
-        """An open connection to some broker: one in use, a known node, or the bootstrap addresses in turn."""
+    async def any_connection(self) -> BrokerConnection:
+        """Return an open connection to some broker: one in use, a known node, or the bootstrap addresses in
+        turn."""
         for connection in self._connections.values():
             if connection.is_open:
                 return connection
@@ -291,7 +291,7 @@ class Client:
     async def request(
         self, api: Api, fields: Fields, *, node: int | None = None, deadline_s: float | None = None
     ) -> Any:
-        """To broker `node`, or to any."""
+        """Send to broker `node`, or to any."""
         connection = await (self.any_connection() if node is None else self.connection_to(node))
         return await connection.request(api, fields, deadline_s=deadline_s or self._deadline_s)
 
@@ -300,7 +300,7 @@ class Client:
         node = self.known.controller_id if self.known.controller_id in self.known.nodes else None
         return await self.request(api, fields, node=node)
 
-    async def connection_to(self, node: int) -> Connection:
+    async def connection_to(self, node: int) -> BrokerConnection:
         if node not in self.known.nodes:
             await self.refresh([])
         address = self.known.nodes.get(node)
@@ -309,7 +309,7 @@ class Client:
         return await self._connection(address)
 
     async def refresh(self, topics: Sequence[str] | None = None, *, create: bool = False) -> Any:
-        """Metadata of `topics` (None: all; []: brokers only); remembers and returns it."""
+        """Ask for the metadata of `topics` (None: all; []: brokers only), remember and return it."""
         names = None if topics is None else [{"topic_id": None, "name": name} for name in topics]
         answer = await self.request(
             Api.METADATA,
@@ -328,7 +328,7 @@ class Client:
         return answer
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The leader's node id; asks once more when it is not known."""
+        """Return the leader's node id; ask once more when it is not known."""
         if (topic, partition) not in self.known.leaders:
             answer = await self.refresh([topic])
             code = next((row.error_code for row in answer.topics if row.name == topic), ErrorCode.none)
@@ -344,7 +344,8 @@ class Client:
     async def produce(
         self, topic: str, partition: int, batch: bytes, *, acks: int = -1, timeout_ms: int = 30_000
     ) -> Any:
-        """One record batch; the partition's answer (`error_code`, `base_offset`, …), or None with acks=0."""
+        """Send one record batch; return the partition's answer (`error_code`, `base_offset`, …), or None with
+        acks=0."""
         connection = await self.connection_to(await self.leader(topic, partition))
         version = connection.version_for(Api.PRODUCE)
         data: dict[str, Any] = {"partition_data": [{"index": partition, "records": batch}]}
@@ -368,7 +369,7 @@ class Client:
         max_bytes: int = 1 << 20,
         read_committed: bool = False,
     ) -> Any:
-        """One partition outside any fetch session; the partition's answer (`error_code`, `records`, offsets
+        """Fetch of one partition outside any session; return its answer (`error_code`, `records`, offsets
         …).
         """
         connection = await self.connection_to(await self.leader(topic, partition))
@@ -401,9 +402,8 @@ class Client:
     async def list_offset(
         self, topic: str, partition: int, timestamp: int, *, read_committed: bool = False
     ) -> tuple[ErrorCode, int, int]:
-        """(error, offset, timestamp) for a time or one of Kafka's negative names (-1 latest … -6 pending
-        upload).
-        """
+        """Return (error, offset, timestamp) for a time or one of Kafka's negative names (-1 latest … -6
+        pending upload)."""
         connection = await self.connection_to(await self.leader(topic, partition))
         row = {
             "name": topic,
@@ -424,10 +424,10 @@ class Client:
         found = answer.topics[0].partitions[0]
         return found.error_code, found.offset, found.timestamp
 
-    async def _connection(self, address: Address) -> Connection:
+    async def _connection(self, address: Address) -> BrokerConnection:
         connection = self._connections.get(address)
         if connection is None or not connection.is_open:
-            connection = await Connection.open(
+            connection = await BrokerConnection.open(
                 self._network, address, client_id=self._client_id, deadline_s=self._deadline_s
             )
             self._connections[address] = connection

@@ -95,7 +95,7 @@ def _check_store(broker: BrokerOptions) -> None:
 
 
 def _check_ports(brokers: Iterable[BrokerOptions]) -> None:
-    """One line for a port that is taken, before any broker is started that would have to be stopped."""
+    """Name a port that is taken, before any broker is started that would have to be stopped."""
     for broker in brokers:
         host, _, port = str(broker.listen).rpartition(":")
         try:
@@ -114,7 +114,7 @@ def _check_ports(brokers: Iterable[BrokerOptions]) -> None:
 
 @contextlib.contextmanager
 def _locked(data: Path) -> Iterator[None]:
-    """One cluster at a time on one directory."""
+    """Hold the directory: one cluster at a time runs on it."""
     files = DiskFiles()
     try:
         files.makedirs(str(data))

@@ -55,7 +55,7 @@ Configs = Annotated[
 ]
 
 
-# ---- broker ------------------------------------------------------------------------------------------------
+# --- broker ---
 
 
 @app.command()
@@ -181,7 +181,7 @@ def cluster(
     )
 
 
-# ---- topics and offsets ------------------------------------------------------------------------------------
+# --- topics and offsets ---
 
 
 @topics_app.command("create")
@@ -342,7 +342,7 @@ def _ask(bootstrap: str, timeout_s: float, work: Callable[[Client], Awaitable[No
         raise Failure(f"{error.message} ({reason})" if error.message else reason) from None
 
 
-# ---- bench -------------------------------------------------------------------------------------------------
+# --- bench ---
 
 
 class Compression(StrEnum):
@@ -468,7 +468,7 @@ def bench_latency(
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """One record at a time: time to its acknowledgement, and until a waiting consumer has it."""
+    """Send one record at a time: time to its acknowledgement, and until a waiting consumer has it."""
     from tools import bench
 
     load = _load(bootstrap, topic, records, record_size)
@@ -507,7 +507,7 @@ def _measure(
         write_json(result, json_file)
 
 
-# ---- store -------------------------------------------------------------------------------------------------
+# --- store ---
 
 
 @store_app.command("probe")
@@ -532,7 +532,7 @@ def store_probe(
     store_probe.run(url, json_file)
 
 
-# ---- dump-log ----------------------------------------------------------------------------------------------
+# --- dump-log ---
 
 
 class Decode(StrEnum):
@@ -562,5 +562,5 @@ def dump_log(
     """
     from tools import dump_log
 
-    wanted = dump_log.Wanted(records=records, decode=decode.value if decode is not None else None)
+    wanted = dump_log.RecordFilter(records=records, decode=decode.value if decode is not None else None)
     return dump_log.dump_files(files, wanted=wanted, as_json=as_json)

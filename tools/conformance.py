@@ -78,7 +78,7 @@ def read_demands(path: Path = DEMANDS) -> list[Demand]:
 
 
 def collect_marks() -> dict[str, list[str]]:
-    """{id: tests}, as pytest collects them, without running any."""
+    """Return {id: tests}, as pytest collects them, without running any."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "marks.json"
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
@@ -134,7 +134,7 @@ def render(demands: Sequence[Demand], marks: Marks) -> str:
 
 
 def _part_section(families: Mapping[str, Sequence[Demand]], marks: Marks) -> list[str]:
-    """What a reader asks first: what can be used today, and what is not there yet."""
+    """Answer what a reader asks first: what can be used today, and what is not there yet."""
     absent = {part for name in _unserved() if (part := _part_of(name))}
     rows = [
         "Stock clients find here what Apache Kafka 4.3.1 serves them, but for the parts that are not begun:",

@@ -31,7 +31,7 @@ def emit_json(value: object) -> None:
 
 
 def write_json(value: object, file: str) -> None:
-    """To a file, or to stdout for `-`."""
+    """Write to a file, or to stdout for `-`."""
     if file == "-":
         emit_json(value)
         return
@@ -42,7 +42,7 @@ def write_json(value: object, file: str) -> None:
 
 
 def check_writable(file: str | None) -> None:
-    """Before the run, not after it."""
+    """Failure for a file that cannot be written: before the run, not after it."""
     if file not in (None, "-") and not Path(str(file)).parent.is_dir():
         raise Failure(f"--json {file}: no such directory")
 
@@ -52,7 +52,7 @@ def complain(line: str) -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Aligned columns under upper-case heads; numbers to the right, an absent value as `-`."""
+    """Print aligned columns under upper-case heads; numbers to the right, an absent value as `-`."""
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     heads = [column.replace("_", " ").upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]

@@ -64,7 +64,7 @@ class Damage(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RecordFilter:
     """What to show of a segment's records."""
 
     records: bool = False
@@ -80,11 +80,11 @@ class Counts(Row):
 
 class Kind(NamedTuple):
     name: str
-    rows: Callable[[Path, Wanted, Counts], Iterator[Row]]
+    rows: Callable[[Path, RecordFilter, Counts], Iterator[Row]]
 
 
-def dump_files(paths: list[Path], *, wanted: Wanted, as_json: bool) -> int:
-    """Print every file; 1 if any is damaged, else 0. A missing or unknown file ends it at once."""
+def dump_files(paths: list[Path], *, wanted: RecordFilter, as_json: bool) -> int:
+    """Print every file; return 1 if any is damaged, else 0. A missing or unknown file ends it at once."""
     for path in paths:
         if not path.is_file():
             raise Failure(f"{path}: {_why_unreadable(path)}")
@@ -109,7 +109,7 @@ def kind_of(path: Path) -> Kind:
     return kind
 
 
-def _dump_one(path: Path, wanted: Wanted, as_json: bool) -> bool:
+def _dump_one(path: Path, wanted: RecordFilter, as_json: bool) -> bool:
     kind = kind_of(path)
     counts = Counts()
     damage: Damage | None = None
@@ -140,7 +140,7 @@ def _dump_one(path: Path, wanted: Wanted, as_json: bool) -> bool:
 
 
 def human(row: Row) -> str:
-    """`name value` pairs; a record is indented under its batch."""
+    """Print `name value` pairs; a record is indented under its batch."""
     indent = "    " if row["kind"] in ("record", "decoded") else "  "
     return indent + " ".join(
         f"{name} {_human_value(name, value)}"
@@ -150,7 +150,7 @@ def human(row: Row) -> str:
 
 
 def _is_telling(name: str, value: object) -> bool:
-    """Not what is empty, the flags that are off, nor the producer of a batch that has none."""
+    """Leave out what is empty, flags that are off, and the producer of a batch that has none."""
     return not (value is None or value is False or value == "" or (value == -1 and name in _PRODUCER_FIELDS))
 
 
@@ -183,7 +183,7 @@ def _human_end(path: Path, counts: Counts, damage: Damage | None) -> str:
 
 
 def _mapped(path: Path) -> Buffer:
-    """The file's bytes without copying them; segments may be larger than memory."""
+    """Map the file's bytes without copying them; segments may be larger than memory."""
     if path.stat().st_size == 0:
         return b""
     with path.open("rb") as file:
@@ -195,13 +195,12 @@ def _base_offset(path: Path) -> int | None:
     return int(digits) if _is_number(digits) and digits[0] != "-" else None
 
 
-# ---- segments ----------------------------------------------------------------------------------------------
+# --- segments ---
 
 
 def batches(path: Path) -> Iterator[tuple[int, BatchHeader, Buffer]]:
-    """Every batch of a segment with its position, checked as recovery checks it; `Damage` at the first bad
-    one.
-    """
+    """Yield every batch of a segment with its position, checked as recovery checks it; `Damage` at the first
+    bad one."""
     data = _mapped(path)
     expected = _base_offset(path) or 0
     try:
@@ -218,7 +217,7 @@ def batches(path: Path) -> Iterator[tuple[int, BatchHeader, Buffer]]:
         raise Damage(error.at, error.reason, offset=expected) from None
 
 
-def _segment_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+def _segment_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
     counts |= {"batches": 0, "records": 0, "bytes": 0}
     decode = decoder(wanted.decode)
     for position, header, data in batches(path):
@@ -304,7 +303,7 @@ def control_fields(record: records.Record) -> Row:
 
 
 def readable(data: bytes | None) -> object:
-    """Text if it is printable text, otherwise base64 under that name, so that nothing is lost."""
+    """Return text if it is printable text, otherwise base64 under that name, so that nothing is lost."""
     if data is None:
         return None
     try:
@@ -316,7 +315,7 @@ def readable(data: bytes | None) -> object:
     return {"base64": base64.b64encode(data).decode()}
 
 
-# ---- internal topics ---------------------------------------------------------------------------------------
+# --- internal topics ---
 
 Decoder = Callable[[records.Record, Counts], Row]
 
@@ -330,7 +329,7 @@ def decoder(name: str | None) -> Decoder | None:
 
 
 def _decode_offsets(record: records.Record, counts: Counts) -> Row:
-    """What one record of __consumer_offsets says; a record of a type we do not keep is shown as it is."""
+    """Decode one record of __consumer_offsets; a record of a type we do not keep is shown as it is."""
     if record.key is None:
         raise BadRecord("no key")
     found = decode_coordinator_record(record.key, record.value)
@@ -384,15 +383,14 @@ def _member(member: GroupMember) -> Row:
     }
 
 
-# ---- indexes -----------------------------------------------------------------------------------------------
+# --- indexes ---
 
 
 def _fixed_rows(
     data: Buffer, entry: struct.Struct, *, zero_fill: bool
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """(position, fields) of each entry. With `zero_fill` the run of zeros that Kafka preallocates is not
-    entries.
-    """
+    """Yield (position, fields) of each entry. With `zero_fill` the run of zeros that Kafka preallocates is
+    not entries."""
     whole = len(data) - len(data) % entry.size
     end = whole
     if zero_fill:
@@ -411,8 +409,9 @@ def _sibling_log(path: Path) -> Path | None:
     return log if log.is_file() and path.suffix not in _IN_FLIGHT_SUFFIXES else None
 
 
-def _index_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
-    """Offsets and positions must rise, and at each position a batch must start, at or below the offset."""
+def _index_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
+    """Check that offsets and positions rise, and that at each position a batch starts, at or below the
+    offset."""
     counts["entries"] = 0
     base = _require_base(path)
     starts = _batch_starts(path)
@@ -430,7 +429,8 @@ def _index_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
 
 
 def _batch_starts(path: Path) -> dict[int, int] | None:
-    """{position: base offset} of the segment beside this index, as far as it is sound; None without one."""
+    """Return {position: base offset} of the segment beside this index, as far as it is sound; None without
+    one."""
     log = _sibling_log(path)
     if log is None:
         return None
@@ -443,8 +443,8 @@ def _batch_starts(path: Path) -> dict[int, int] | None:
     return starts
 
 
-def _timeindex_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
-    """Timestamps and offsets must rise, and no record up to an entry's offset may be younger than it."""
+def _timeindex_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
+    """Check that timestamps and offsets rise, and no record up to an entry's offset is younger than it."""
     counts["entries"] = 0
     base = _require_base(path)
     log = _sibling_log(path)
@@ -465,7 +465,8 @@ def _timeindex_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]
 
 
 def _youngest_up_to(log: Path) -> Callable[[int], int]:
-    """A function of rising offsets: the largest timestamp of the batches that end at or below the offset."""
+    """Return a function of rising offsets: the largest timestamp of the batches that end at or below the
+    offset."""
     rows = batches(log)
     pending: BatchHeader | None = None
     largest = -1
@@ -494,7 +495,7 @@ def _require_base(path: Path) -> int:
     return base
 
 
-def _txnindex_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+def _txnindex_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
     counts["entries"] = 0
     last_stable = -1
     for position, (version, producer_id, first, last, stable) in _fixed_rows(
@@ -515,7 +516,7 @@ def _txnindex_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
         }
 
 
-def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+def _snapshot_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
     counts["producers"] = 0
     data = path.read_bytes()
     if len(data) < _SNAPSHOT_HEAD.size:
@@ -548,8 +549,8 @@ def _snapshot_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
 
 
 def _mark(data: bytes, at: int) -> Row:
-    """What Tidewal noted of the segment at this offset: where it stood, and its index files by size and
-    CRC."""
+    """Decode what Tidewal noted of the segment at this offset: where it stood, and its index files by size
+    and CRC."""
     names = (
         "position",
         *("index_bytes", "index_crc"),
@@ -568,7 +569,8 @@ def _mark(data: bytes, at: int) -> Row:
 
 
 def _earlier_batches(data: bytes, at: int, counts: Counts) -> Iterator[Row]:
-    """What Tidewal remembers beyond Kafka's entries: up to four batches before each producer's last."""
+    """Decode what Tidewal remembers beyond Kafka's entries: up to four batches before each producer's
+    last."""
     names = ("last_sequence", "last_offset", "offset_delta", "timestamp")
     while at < len(data):
         try:
@@ -587,7 +589,7 @@ def _earlier_batches(data: bytes, at: int, counts: Counts) -> Iterator[Row]:
             raise Damage(at, "earlier batches are cut short") from None
 
 
-# ---- small text files --------------------------------------------------------------------------------------
+# --- small text files ---
 
 
 def _lines(path: Path) -> list[str]:
@@ -597,12 +599,11 @@ def _lines(path: Path) -> list[str]:
         raise Damage(error.start, "not text") from None
 
 
-def _checkpoint(names: tuple[str, ...]) -> Callable[[Path, Wanted, Counts], Iterator[Row]]:
-    """Kafka's checkpoints: a version line (0), a count line, then one line an entry. One never written is
-    empty.
-    """
+def _checkpoint(names: tuple[str, ...]) -> Callable[[Path, RecordFilter, Counts], Iterator[Row]]:
+    """Decode Kafka's checkpoints: a version line (0), a count line, then one line an entry. One never written
+    is empty."""
 
-    def rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+    def rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
         counts["entries"] = 0
         lines = _lines(path)
         if not lines:
@@ -629,12 +630,12 @@ def _checkpoint(names: tuple[str, ...]) -> Callable[[Path, Wanted, Counts], Iter
 
 
 def _is_number(text: str) -> bool:
-    """That fits in 64 bits, and in ASCII: there are digits that no number is made of."""
+    """Return whether it fits in 64 bits and is ASCII: there are digits that no number is made of."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) <= 20
 
 
-def _properties_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+def _properties_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
     counts["entries"] = 0
     separator = "=" if path.name == "meta.properties" else ":"
     position = 0
@@ -648,7 +649,7 @@ def _properties_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row
         position += len(line.encode()) + 1
 
 
-def _clean_shutdown_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator[Row]:
+def _clean_shutdown_rows(path: Path, wanted: RecordFilter, counts: Counts) -> Iterator[Row]:
     text = "\n".join(_lines(path))
     if not text.strip():
         return
@@ -662,7 +663,7 @@ def _clean_shutdown_rows(path: Path, wanted: Wanted, counts: Counts) -> Iterator
 
 
 def _no_constant(name: str) -> None:
-    """NaN and Infinity, which Python reads and JSON does not know."""
+    """Refuse NaN and Infinity, which Python reads and JSON does not know."""
     raise ValueError(name)
 
 

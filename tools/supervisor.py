@@ -62,7 +62,7 @@ def command_line(broker: BrokerOptions) -> list[str]:
     return command
 
 
-class BrokerProcess:
+class ManagedBroker:
     """One broker of the cluster: its process while it has one, and when it gets the next."""
 
     def __init__(self, options: BrokerOptions) -> None:
@@ -76,7 +76,7 @@ class BrokerProcess:
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process is not None else None
-        return f"<BrokerProcess {self.name} pid={pid} restart_at_s={self.restart_at_s}>"
+        return f"<ManagedBroker {self.name} pid={pid} restart_at_s={self.restart_at_s}>"
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ class Supervisor:
     ) -> None:
         self.unclean: list[str] = []
         """The brokers which ended with an error or by a signal that nobody asked for, and how."""
-        self.brokers = [BrokerProcess(options) for options in brokers]
+        self.brokers = [ManagedBroker(options) for options in brokers]
         self._restarts = restarts
         self._print_line = print_line
         self._is_stopping = False
@@ -181,15 +181,15 @@ class Supervisor:
     def _has_any(self) -> bool:
         return any(broker.process is not None or broker.restart_at_s is not None for broker in self.brokers)
 
-    def _start(self, broker: BrokerProcess) -> None:
+    def _start(self, broker: ManagedBroker) -> None:
         stdout = broker.start(time.monotonic()).stdout
         assert stdout is not None
         self._selector.register(stdout, selectors.EVENT_READ, broker)
 
-    def _look(self) -> list[tuple[BrokerProcess, int]]:
+    def _look(self) -> list[tuple[ManagedBroker, int]]:
         """Print the lines that came within a moment; return the brokers which have ended, and their codes."""
         for key, _ in self._selector.select(LOOK_EVERY_S):
-            broker: BrokerProcess = key.data
+            broker: ManagedBroker = key.data
             chunk = os.read(key.fd, 4096)
             for line in broker.read_lines(chunk):
                 self._print_line(line)
@@ -204,7 +204,7 @@ class Supervisor:
                 found.append((broker, code))
         return found
 
-    def _release(self, broker: BrokerProcess) -> None:
+    def _release(self, broker: ManagedBroker) -> None:
         assert broker.process is not None
         stdout = broker.process.stdout
         assert stdout is not None
@@ -213,7 +213,7 @@ class Supervisor:
         stdout.close()
         broker.process = None
 
-    def _take_end(self, broker: BrokerProcess, code: int) -> None:
+    def _take_end(self, broker: ManagedBroker, code: int) -> None:
         """Report it, and plan what follows. A broker which ends cleanly was told to, and stays away."""
         if code:
             self.unclean.append(f"{broker.name} ({describe_end(code)})")

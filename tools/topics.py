@@ -170,14 +170,14 @@ async def _metadata_of(client: Client, topic: str) -> Any:
 
 
 def _topic_id_text(topic_id: Any) -> str | None:
-    """As Kafka prints it: URL-safe base64 without padding."""
+    """Format an id as Kafka prints it: URL-safe base64 without padding."""
     if topic_id is None:
         return None
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 async def _configs_of(client: Client, topic: str) -> dict[str, str | None]:
-    """Only what this topic itself sets."""
+    """Return only what this topic itself sets."""
     answer = await client.request(
         Api.DESCRIBE_CONFIGS,
         {
@@ -261,7 +261,7 @@ async def _start(client: Client, topic: str, partition: int) -> int:
 
 
 async def _offset(client: Client, topic: str, partition: int, timestamp: int) -> int | None:
-    """None where the broker knows no such offset, or does not know the name of it."""
+    """Return the offset; None where the broker knows no such offset, or does not know the name of it."""
     code, offset, _ = await client.list_offset(topic, partition, timestamp)
     if code == ErrorCode.unsupported_version:
         return None
@@ -271,7 +271,7 @@ async def _offset(client: Client, topic: str, partition: int, timestamp: int) ->
 
 
 async def _log_end(client: Client, topic: str, partition: int) -> int | None:
-    """The end of the leader's current epoch: the one request by which a client may see past the high
+    """Ask for the end of the leader's current epoch: the one request by which a client may see past the high
     watermark.
     """
     epoch = client.known.leader_epochs.get((topic, partition), -1)

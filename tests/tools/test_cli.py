@@ -208,7 +208,7 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str)
             assert json.loads(done.stdout)["file"] == os.fsdecode(path)
 
 
-# ---- tidewal broker ----------------------------------------------------------------------------------------
+# --- tidewal broker ---
 
 
 def test_ready_line_and_clean_stop(broker_process: BrokerProcess) -> None:

@@ -11,7 +11,7 @@ import pytest
 from protocol import apis, wire
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from tools.client import Address, Client, Connection, RequestFailed
+from tools.client import Address, BrokerConnection, Client, RequestFailed
 
 FIRST = Address("first", 1)
 SECOND = Address("second", 2)
@@ -200,7 +200,7 @@ async def test_nobody_there_is_one_line() -> None:
 
 
 async def test_versions_meet_in_the_middle(opened: list[Client]) -> None:
-    connection = await Connection.open(
+    connection = await BrokerConnection.open(
         FakeNetwork({FIRST: broker({Api.API_VERSIONS: versions(produce_max=9)})}), FIRST
     )
     assert connection.version_for(Api.PRODUCE) == 9
@@ -228,7 +228,7 @@ async def test_answers_come_in_the_order_of_pipelined_requests() -> None:
     network = FakeNetwork(
         {FIRST: FakeBroker(lambda api, body: table.get(Api(api)) or offset_answer(next(offsets)))}
     )
-    connection = await Connection.open(network, FIRST)
+    connection = await BrokerConnection.open(network, FIRST)
     fields = {"replica_id": -1, "isolation_level": 0, "topics": [], "timeout": 0}
     answers = await asyncio.gather(*[connection.send(Api.LIST_OFFSETS, fields) for _ in range(20)])
     assert [answer.topics[0].partitions[0].offset for answer in answers] == list(range(20))
@@ -237,7 +237,7 @@ async def test_answers_come_in_the_order_of_pipelined_requests() -> None:
 
 async def test_a_connection_cut_by_the_broker_fails_what_waits() -> None:
     silent = broker({Api.METADATA: None})
-    connection = await Connection.open(FakeNetwork({FIRST: silent}), FIRST)
+    connection = await BrokerConnection.open(FakeNetwork({FIRST: silent}), FIRST)
     waiting = connection.send(Api.METADATA, EVERYTHING)
     assert silent.transport is not None
     silent.transport.close()
@@ -250,7 +250,7 @@ async def test_a_connection_cut_by_the_broker_fails_what_waits() -> None:
 
 async def test_an_answer_that_cannot_be_read_fails_what_waits() -> None:
     silent = broker({Api.METADATA: None})
-    connection = await Connection.open(FakeNetwork({FIRST: silent}), FIRST)
+    connection = await BrokerConnection.open(FakeNetwork({FIRST: silent}), FIRST)
     waiting = connection.send(Api.METADATA, EVERYTHING)
     assert silent.transport is not None
     silent.transport.write(b"\0\0\0\x04\x7f\xff\xff\xff")

@@ -22,8 +22,8 @@ from tools import dump_log
 from tools.console import Failure
 
 NOW = 1_700_000_000_000
-BATCHES = dump_log.Wanted()
-ALL = dump_log.Wanted(records=True)
+BATCHES = dump_log.RecordFilter()
+ALL = dump_log.RecordFilter(records=True)
 
 
 def batch(base_offset: int, values: list[bytes], *, timestamp: int = NOW, **options: Any) -> bytes:
@@ -37,14 +37,14 @@ def segment(folder: Path, *batches: bytes, base: int = 0) -> Path:
     return path
 
 
-def shown(*paths: Path, wanted: dump_log.Wanted = BATCHES) -> tuple[int, list[dict[str, Any]]]:
+def shown(*paths: Path, wanted: dump_log.RecordFilter = BATCHES) -> tuple[int, list[dict[str, Any]]]:
     out = io.StringIO()
     with redirect_stdout(out):
         code = dump_log.dump_files(list(paths), wanted=wanted, as_json=True)
     return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def text_of(*paths: Path, wanted: dump_log.Wanted = BATCHES) -> tuple[int, str]:
+def text_of(*paths: Path, wanted: dump_log.RecordFilter = BATCHES) -> tuple[int, str]:
     out = io.StringIO()
     with redirect_stdout(out):
         code = dump_log.dump_files(list(paths), wanted=wanted, as_json=False)
@@ -150,7 +150,7 @@ def test_no_bytes_end_in_a_trace(tmp_path_factory: pytest.TempPathFactory, data:
         (folder / name).unlink()
 
 
-# ---- __consumer_offsets ------------------------------------------------------------------------------------
+# --- __consumer_offsets ---
 
 
 def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
     ]
     pairs.append((b"\0\x63other", b"kept as it is"))
     path = segment(tmp_path, bytes(records.build_batch([(key, value, (), NOW) for key, value in pairs])))
-    code, rows = shown(path, wanted=dump_log.Wanted(decode="offsets"))
+    code, rows = shown(path, wanted=dump_log.RecordFilter(decode="offsets"))
     assert code == 0
     offset, no_offset, metadata, no_group, other = (row for row in rows if row["kind"] == "decoded")
     assert (offset["group"], offset["topic"], offset["partition"]) == ("g", "t", 4)
@@ -195,12 +195,12 @@ def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
 
 def test_what_cannot_be_decoded_is_damage(tmp_path: Path) -> None:
     path = segment(tmp_path, bytes(records.build_batch([(b"\0\1\0\x09short", b"", (), NOW)], base_offset=3)))
-    code, rows = shown(path, wanted=dump_log.Wanted(decode="offsets"))
+    code, rows = shown(path, wanted=dump_log.RecordFilter(decode="offsets"))
     assert (code, rows[-1]["position"], rows[-1]["offset"]) == (1, 0, 3)
     assert "not a record of this topic" in rows[-1]["reason"]
 
 
-# ---- indexes -----------------------------------------------------------------------------------------------
+# --- indexes ---
 
 
 def index_bytes(*entries: tuple[int, int]) -> bytes:
@@ -281,7 +281,7 @@ def test_a_snapshot_with_a_mark_of_its_segment(tmp_path: Path) -> None:
     assert shown(path)[0] == 1
 
 
-# ---- small files -------------------------------------------------------------------------------------------
+# --- small files ---
 
 
 @pytest.mark.parametrize(

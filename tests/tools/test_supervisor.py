@@ -12,7 +12,7 @@ import pytest
 from tools import supervisor
 from tools.broker_command import BrokerOptions
 from tools.console import Failure
-from tools.supervisor import FAILED_STARTS_MAX, STEADY_AFTER_S, BrokerProcess, check_clean, describe_end
+from tools.supervisor import FAILED_STARTS_MAX, STEADY_AFTER_S, ManagedBroker, check_clean, describe_end
 
 
 class NoProcess:
@@ -24,9 +24,9 @@ class NoProcess:
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> BrokerProcess:
+def broker(monkeypatch: pytest.MonkeyPatch) -> ManagedBroker:
     monkeypatch.setattr(supervisor.subprocess, "Popen", NoProcess)
-    return BrokerProcess(BrokerOptions(node_id=2, listen="127.0.0.1:0"))
+    return ManagedBroker(BrokerOptions(node_id=2, listen="127.0.0.1:0"))
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,21 @@ def test_the_end_is_an_exit_code_or_a_signal(code: int, says: str) -> None:
     assert describe_end(code) == says
 
 
-def live(broker: BrokerProcess, *, from_s: float, lived_s: float, is_ready: bool) -> float | None:
+def live(broker: ManagedBroker, *, from_s: float, lived_s: float, is_ready: bool) -> float | None:
     broker.start(from_s)
     if is_ready:
         list(broker.read_lines(b"ready node=2 listen=127.0.0.1:4711 store=file:///x\n"))
     return broker.plan_restart(from_s + lived_s)
 
 
-def test_one_that_ran_well_is_started_again_at_once(broker: BrokerProcess) -> None:
+def test_one_that_ran_well_is_started_again_at_once(broker: ManagedBroker) -> None:
     assert live(broker, from_s=5.0, lived_s=STEADY_AFTER_S, is_ready=True) == 0.0
     assert broker.restart_at_s == 5.0 + STEADY_AFTER_S
 
 
 @pytest.mark.parametrize(("lived_s", "is_ready"), [(STEADY_AFTER_S - 1, True), (1000.0, False)])
 def test_one_that_keeps_failing_waits_longer_and_is_given_up(
-    broker: BrokerProcess, lived_s: float, is_ready: bool
+    broker: ManagedBroker, lived_s: float, is_ready: bool
 ) -> None:
     pauses = [
         live(broker, from_s=0.0, lived_s=lived_s, is_ready=is_ready) for _ in range(FAILED_STARTS_MAX + 1)
@@ -62,14 +62,14 @@ def test_one_that_keeps_failing_waits_longer_and_is_given_up(
     assert broker.restart_at_s is None
 
 
-def test_a_good_run_makes_up_for_failed_starts(broker: BrokerProcess) -> None:
+def test_a_good_run_makes_up_for_failed_starts(broker: ManagedBroker) -> None:
     for _ in range(FAILED_STARTS_MAX - 1):
         assert live(broker, from_s=0.0, lived_s=1.0, is_ready=False)
     assert live(broker, from_s=0.0, lived_s=STEADY_AFTER_S, is_ready=True) == 0.0
     assert live(broker, from_s=0.0, lived_s=1.0, is_ready=False) == 0.5
 
 
-def test_the_next_process_listens_where_the_first_one_did(broker: BrokerProcess) -> None:
+def test_the_next_process_listens_where_the_first_one_did(broker: ManagedBroker) -> None:
     assert "127.0.0.1:0" in broker.start(0.0).command  # type: ignore[attr-defined]
     assert not broker.is_ready
     assert list(broker.read_lines(b"ready node=2 listen=127.0.0.1:47")) == []

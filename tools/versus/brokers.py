@@ -68,17 +68,18 @@ class Broker:
         return ROOT
 
     def prepare(self) -> None:
-        """What must be there before the process is started, and is not part of its start."""
+        """Make what must be there before the process is started, and is not part of its start."""
 
     def renew(self) -> Path:
-        """The next start is on an empty data directory. The one so far, which may go once nobody uses it."""
+        """Let the next start be on an empty data directory; return the one so far, to be deleted once
+        unused."""
         old = self.data
         self.data = self.folder / f"{old.name}-again"
         self.prepare()
         return old
 
     def launch(self) -> float:
-        """Start the process; when that was."""
+        """Start the process; return when that was."""
         command, cores = self.command(), self.cores
         with (self.folder / "output.txt").open("ab") as output:
             started_s = time.perf_counter()
@@ -111,7 +112,7 @@ class Broker:
             raise Failure(f"{self.name} ended by itself: {self._last_words()}")
 
     def stop(self) -> None:
-        """A clean stop, as SIGTERM asks for."""
+        """Stop it cleanly, by SIGTERM."""
         self.terminate()
         self.wait_stopped()
 
@@ -257,11 +258,11 @@ class Kafka(Broker):
         return ["java", *KAFKA_FLAGS, log_config, "-cp", f"{KAFKA_HOME / 'libs'}/*", main, *arguments]
 
 
-# ---- what the kernel says ----------------------------------------------------------------------------------
+# --- what the kernel says ---
 
 
 def two_cores() -> tuple[int, int]:
-    """One for the broker, one for the client."""
+    """Return one core for the broker, one for the client."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise Failure("a measurement needs two cores: one for the broker, one for the client")
@@ -269,7 +270,7 @@ def two_cores() -> tuple[int, int]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of all threads a process has or had, to the nanosecond.
+    """Return the user and system time of all threads a process has or had, to the nanosecond.
 
     Its CPU clock holds the same sum as utime + stime in /proc/PID/stat, which are rounded to 10 ms.
     """
@@ -284,7 +285,7 @@ def resident_mb(pid: int) -> float:
 
 
 def proportional_mb(pid: int) -> float:
-    """Its memory, pages that it shares with other processes counted in part."""
+    """Return its memory, pages that it shares with other processes counted in part."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -292,7 +293,7 @@ def proportional_mb(pid: int) -> float:
 
 
 def read_bytes(pid: int) -> int:
-    """What a process has read so far, from the page cache or from the disk."""
+    """Return what a process has read so far, from the page cache or from the disk."""
     for line in Path(f"/proc/{pid}/io").read_text().splitlines():
         if line.startswith("rchar:"):
             return int(line.split()[1])
@@ -312,7 +313,8 @@ def raise_file_limit() -> int:
 
 
 def free_port() -> int:
-    """Below the ephemeral range: no client's outgoing connection takes it before its broker does."""
+    """Return a port below the ephemeral range: no client's outgoing connection takes it before its broker
+    does."""
     for _ in range(200):
         port = 12000 + secrets.randbelow(18000)
         with contextlib.suppress(OSError), socket.socket() as probe:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, timeout_s: float = READY_S_MAX) -> T:
-    """The first truthy value of `condition`."""
+    """Return the first truthy value of `condition`."""
     deadline_s = time.perf_counter() + timeout_s
     while not (value := condition()):
         if time.perf_counter() > deadline_s:
@@ -129,7 +129,7 @@ class Caller:
         return int(answer.topics[0].partitions[0].offset)
 
     def all_log_ends(self, topic: str) -> int:
-        """The sum over the topic's partitions, each asked of its leader."""
+        """Return the sum over the topic's partitions, each asked of its leader."""
         found = self.metadata(topic)
         ports = {broker.node_id: broker.port for broker in found.brokers}
         total = 0
@@ -139,7 +139,7 @@ class Caller:
         return total
 
     def quorum_leader(self) -> int:
-        """The controller that is active; -1 when this broker knows of none."""
+        """Return the controller that is active; -1 when this broker knows of none."""
         topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
         answer = self.call(Api.DESCRIBE_QUORUM, DESCRIBE_QUORUM_VERSION, {"topics": topics})
         if answer.error_code or not answer.topics:
@@ -147,7 +147,7 @@ class Caller:
         return int(answer.topics[0].partitions[0].leader_id)
 
     def produce(self, topic: str, batch: bytes | bytearray, *, acks: int) -> int:
-        """To partition 0; the error code."""
+        """Produce to partition 0; return the error code."""
         self.socket.sendall(produce_request(topic, 0, batch, acks=acks))
         answer = messages.decode_response(Api.PRODUCE, PRODUCE_VERSION, read_frame(self.socket))[1]
         return int(answer.responses[0].partition_responses[0].error_code)
@@ -158,7 +158,8 @@ class Caller:
 
 
 def open_socket(port: int, *, deadline_s: float = DEADLINE_S) -> socket.socket:
-    """Blocking, with the kernel's own time limits: Python's would cost a poll before every call."""
+    """Open a blocking socket with the kernel's own time limits: Python's would cost a poll before every
+    call."""
     opened = socket.create_connection(("127.0.0.1", port), timeout=deadline_s)
     opened.settimeout(None)
     limit = struct.pack("ll", int(deadline_s), 0)
@@ -169,7 +170,7 @@ def open_socket(port: int, *, deadline_s: float = DEADLINE_S) -> socket.socket:
 
 
 def read_frame(source: socket.socket) -> bytes:
-    """One response without its size."""
+    """Read one response without its size."""
     return _exactly(source, int.from_bytes(_exactly(source, 4), "big"))
 
 
@@ -184,14 +185,14 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def answers(port: int) -> bool:
-    """Whether a broker behind this port would serve a client that connects now."""
+    """Return whether a broker behind this port would serve a client that connects now."""
     with contextlib.suppress(OSError, Failure), Caller(port) as caller:
         return bool(caller.metadata().brokers)
     return False
 
 
 def produce_request(topic: str, partition: int, batch: bytes | bytearray, *, acks: int = 1) -> bytes:
-    """The whole frame."""
+    """Return the whole frame."""
     fields = {
         "transactional_id": None,
         "acks": acks,
@@ -202,7 +203,7 @@ def produce_request(topic: str, partition: int, batch: bytes | bytearray, *, ack
 
 
 def fetch_request(topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int) -> bytes:
-    """The whole frame, outside any fetch session."""
+    """Return the whole frame, outside any fetch session."""
     row = {
         "partition": partition,
         "current_leader_epoch": -1,

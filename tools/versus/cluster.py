@@ -24,7 +24,7 @@ from pathlib import Path
 from tools.console import Failure, complain, emit
 from tools.versus import brokers, rows
 from tools.versus.caller import until
-from tools.versus.failover import NOTHING_READ, Killed, ReadBack, kill_leader
+from tools.versus.failover import NOTHING_READ, KillOutcome, ReadBack, kill_leader
 from tools.versus.load import Load, Measured, run
 from tools.versus.nodes import SETTLE_S, Cluster
 from tools.versus.rows import Figures, Measure, Row
@@ -178,11 +178,11 @@ def _kafka(folder: Path) -> Cluster:
     return Cluster("Kafka", nodes)
 
 
-# ---- the steps ---------------------------------------------------------------------------------------------
+# --- the steps ---
 
 
 def measure(compared: Sequence[System], sizes: Sizes, folder: Path) -> None:
-    """Starts from nothing in turn; the last one of each goes through everything else."""
+    """Start each from nothing in turn; the last one of each goes through everything else."""
     for number in range(sizes.starts):
         for at, system in enumerate(compared):
             with system.make(folder / f"{number}-{at}") as cluster:
@@ -208,7 +208,7 @@ def _live(system: System, cluster: Cluster, sizes: Sizes) -> None:
 
 
 def _load(system: System, cluster: Cluster, sizes: Sizes) -> None:
-    """The first round of each warms and is not counted."""
+    """Load each; the first round warms and is not counted."""
     for row, load in (("latency", sizes.latency), ("throughput", sizes.throughput)):
         for number in range(1 + sizes.rounds):
             topic = f"{BUSY}-{row}-{number}"
@@ -225,8 +225,8 @@ def _run(load: Load, cluster: Cluster, topic: str) -> Measured:
 
 
 def _kill(system: System, cluster: Cluster, role: str, count: int) -> None:
-    """Leaders that are not the controller take turns."""
-    found: list[Killed] = []
+    """Kill leaders; those that are not the controller take turns."""
+    found: list[KillOutcome] = []
     for number in range(count):
         controller = cluster.controller()
         others = [node_id for node_id in cluster.nodes if node_id != controller]
@@ -247,7 +247,8 @@ def silences(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _replace(system: System, cluster: Cluster, fill: Load) -> None:
-    """Not the controller. The data is there again when the node's files are as long as another's."""
+    """Replace the disk of a node that is not the controller. The data is there again when the node's files
+    are as long as another's."""
     cluster.create(DEEP, NODES)
     _run(fill, cluster, DEEP)
     cluster.wait_whole()
@@ -267,7 +268,7 @@ def _stop_and_restart(system: System, cluster: Cluster) -> None:
     system.add("restart", seconds=time.perf_counter() - started_s)
 
 
-# ---- all of it ---------------------------------------------------------------------------------------------
+# --- all of it ---
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,10 +2,9 @@
 afterwards.
 
 Owns the two clients that write meanwhile (the C client with its defaults, and a raw one that asks the
-survivors who leads every few milliseconds), the silence they saw and the verdict on what is read back. Does
-not own the brokers.
-Invariant: the raw client sends each number once and the C client is idempotent, so of either no number may be
-found twice or after a higher one, and each that was acknowledged is found.
+survivors for the leader every few milliseconds), the silence they saw and the verdict on what is read back.
+Does not own the brokers. Invariant: the raw client sends each number once and the C client is idempotent, so
+of either no number may be found twice or after a higher one, and each that was acknowledged is found.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ WARM_RECORDS = 200
 STOCK, RAW = b"s", b"r"
 
 
-# ---- pure --------------------------------------------------------------------------------------------------
+# --- pure ---
 
 
 def silence_s(acknowledged_s: Sequence[float], since_s: float) -> float:
-    """The longest time without an acknowledgement, from `since_s` to the last one."""
+    """Return the longest time without an acknowledgement, from `since_s` to the last one."""
     seen = [since_s, *(at_s for at_s in acknowledged_s if at_s >= since_s)]
     return max((later - at_s for at_s, later in itertools.pairwise(seen)), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """Of how many records that were acknowledged or found, how many are wrong, and how."""
+    """How many records were acknowledged or found, how many of them are wrong, and how."""
 
     checked: int
     lost: int
@@ -72,7 +71,7 @@ NOTHING_READ = ReadBack(checked=0, lost=0, doubled=0, disordered=0)
 
 
 def judge(acknowledged: Collection[int], found: Sequence[int]) -> ReadBack:
-    """Numbers rose as they were sent."""
+    """Compare what was read with what was acknowledged; numbers rose as they were sent."""
     held = set(found)
     return ReadBack(
         checked=len(held.union(acknowledged)),
@@ -83,7 +82,7 @@ def judge(acknowledged: Collection[int], found: Sequence[int]) -> ReadBack:
 
 
 def numbers_of(values: Sequence[bytes], client: bytes) -> list[int]:
-    """What one client wrote into a log that both share."""
+    """Return what one client wrote into a log that both share."""
     return [int(value[1:].rstrip(FILLER[:1])) for value in values if value[:1] == client]
 
 
@@ -91,7 +90,7 @@ def _value(client: bytes, number: int) -> bytes:
     return client + b"%d" % number + FILLER
 
 
-# ---- the clients -------------------------------------------------------------------------------------------
+# --- the clients ---
 
 
 class Writer:
@@ -171,7 +170,7 @@ class StockWriter(Writer):
 
 
 class RawWriter(Writer):
-    """One record at a time, acks=all, to whoever leads; what got no answer is not sent again."""
+    """One record at a time, acks=all, to the leader; what got no answer is not sent again."""
 
     def __init__(self, ports: Mapping[int, int], topic: str) -> None:
         """`ports` by node id."""
@@ -196,7 +195,7 @@ class RawWriter(Writer):
         return self._ports[row.leader_id]
 
     def _write_through(self, port: int) -> None:
-        """Until it refuses, or its connection breaks."""
+        """Write until it refuses, or its connection breaks."""
         with Caller(port, deadline_s=RAW_DEADLINE_S) as caller:
             while not self._stopping.is_set():
                 number = next(self._numbers)
@@ -207,11 +206,11 @@ class RawWriter(Writer):
                 self._stopping.wait(PAUSE_S)
 
 
-# ---- a round -----------------------------------------------------------------------------------------------
+# --- a round ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Killed:
+class KillOutcome:
     """How long each client was without an acknowledgement, and what was read back of both."""
 
     stock_s: float
@@ -219,8 +218,8 @@ class Killed:
     read: ReadBack
 
 
-def kill_leader(cluster: Cluster, victim: int, topic: str) -> Killed:
-    """`topic` is new and led by the victim, which is back in sync when this returns."""
+def kill_leader(cluster: Cluster, victim: int, topic: str) -> KillOutcome:
+    """Kill the leader of `topic`, which is new; the victim is back in sync when this returns."""
     cluster.create(topic, leader=victim)
     ports = {node_id: node.port for node_id, node in cluster.nodes.items()}
     with StockWriter(cluster.bootstrap, topic) as stock, RawWriter(ports, topic) as raw:
@@ -235,13 +234,13 @@ def kill_leader(cluster: Cluster, victim: int, topic: str) -> Killed:
         judge(writer.acknowledged, numbers_of(values, client))
         for client, writer in ((STOCK, stock), (RAW, raw))
     ]
-    return Killed(
+    return KillOutcome(
         stock_s=stock.silence_s(killed_s), raw_s=raw.silence_s(killed_s), read=sum(read, NOTHING_READ)
     )
 
 
 def _go_on(*writers: Writer) -> None:
-    """Until each was acknowledged so many more."""
+    """Wait until each was acknowledged so many more."""
     goals = [writer.count() + WARM_RECORDS for writer in writers]
     until(
         lambda: all(writer.count() >= goal for writer, goal in zip(writers, goals, strict=True)),

@@ -51,7 +51,7 @@ VARIANTS = (
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """The least CPU of several rounds, by row and variant: in µs a request."""
+    """Return the least CPU of several rounds, by row and variant: in µs a request."""
     core, client = brokers.two_cores()
     found: dict[str, dict[str, float]] = {}
     with contextlib.ExitStack() as stack:

@@ -48,8 +48,9 @@ Cells = dict[str, str]
 Table = list[Cells]
 
 
-def of_partitions(folder: Path) -> Table:
-    """A broker of its own for each count: create, produce to and fetch from all, stop, start again."""
+def measure_partitions(folder: Path) -> Table:
+    """Measure a broker of its own for each count of partitions: create, produce to and fetch from all, stop,
+    start again."""
     return [_grown(folder / str(count), count) for count in PARTITIONS]
 
 
@@ -88,17 +89,18 @@ def _grown(folder: Path, count: int) -> Cells:
 
 
 def _least_cpu(load: Load, broker: brokers.Broker, topic: str, core: int) -> float:
-    """µs a request, after a round that opens what is opened on first use."""
+    """Return µs a request, after a round that opens what is opened on first use."""
     if (first := run(load, broker, topic, core)).requests < load.partitions:
         raise Failure(f"{first.requests} requests in {load.seconds:g} s do not reach every partition")
     return min(rows.figures(run(load, broker, topic, core))["cpu_us"] for _ in range(3))
 
 
-# ---- a long log --------------------------------------------------------------------------------------------
+# --- a long log ---
 
 
-def of_log(folder: Path, log_bytes: int = LOG_BYTES) -> Table:
-    """Many partitions, all of the log in a few of them; killed, stopped, and killed a little later."""
+def measure_log(folder: Path, log_bytes: int = LOG_BYTES) -> Table:
+    """Measure many partitions, all of the log in a few of them; killed, stopped, and killed a little
+    later."""
     check_space(shutil.disk_usage(folder).free, log_bytes)
     core, client = brokers.two_cores()
     table = []
@@ -131,7 +133,7 @@ def check_space(free_bytes: int, log_bytes: int) -> None:
 
 
 def pieces(total_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterable[int]:
-    """One run of the load is bounded in time, so a long log takes several."""
+    """Split a long log into runs of the load: each is bounded in time."""
     while total_bytes > 0:
         yield min(piece_bytes, total_bytes)
         total_bytes -= piece_bytes
@@ -182,11 +184,11 @@ def _log_ends(broker: brokers.Broker) -> list[int]:
         return [caller.log_end(DEEP, partition) for partition in range(LOG_PARTITIONS)]
 
 
-# ---- many connections --------------------------------------------------------------------------------------
+# --- many connections ---
 
 
-def of_connections(folder: Path) -> Table:
-    """A produce alone, beside idle connections, and beside consumers in long polls."""
+def measure_connections(folder: Path) -> Table:
+    """Measure a produce alone, beside idle connections, and beside consumers in long polls."""
     core, client = brokers.two_cores()
     limit = brokers.raise_file_limit()
     if limit < IDLE_CONNECTIONS + SPARE_FILES:
@@ -199,7 +201,7 @@ def of_connections(folder: Path) -> Table:
             caller.create("quiet")
         _produced(broker, client)
         table.append(_beside(broker, client, "nothing else", None, 0))
-        with Idle(broker.port, IDLE_CONNECTIONS) as idle:
+        with IdleConnections(broker.port, IDLE_CONNECTIONS) as idle:
             table.append(
                 _beside(
                     broker, client, f"{IDLE_CONNECTIONS:,} idle connections", table_memory(table), idle.count
@@ -213,7 +215,7 @@ def of_connections(folder: Path) -> Table:
         _produced(broker, client)
         _rest()
         alone_mb = brokers.resident_mb(broker.pid)
-        with Consumers(broker.port, CONSUMERS, client):
+        with WaitingConsumers(broker.port, CONSUMERS, client):
             title = f"{CONSUMERS:,} consumers in long polls of {CONSUMER_WAIT_MS} ms"
             table.append(_beside(broker, client, title, alone_mb, CONSUMERS))
     return table
@@ -246,7 +248,7 @@ def _produced(broker: brokers.Broker, core: int) -> Measured:
     return run(Load(kind="produce", record_bytes=1000), broker, "busy", core)
 
 
-class Idle:
+class IdleConnections:
     """Connections that said one word each, as clients do when they connect, and then nothing."""
 
     def __init__(self, port: int, count: int) -> None:
@@ -268,7 +270,7 @@ class Idle:
             caller.socket.close()
 
 
-class Consumers:
+class WaitingConsumers:
     """Consumers at the end of a quiet topic: each asks again as soon as it got its empty answer."""
 
     def __init__(self, port: int, count: int, core: int) -> None:
@@ -314,7 +316,7 @@ class Consumers:
         poll.close()
 
 
-# ---- all of it ---------------------------------------------------------------------------------------------
+# --- all of it ---
 
 
 def markdown(table: Table) -> str:
@@ -334,9 +336,9 @@ def _tell(cells: Cells) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options().parse_args(arguments)
     parts: dict[str, Callable[[Path], Table]] = {
-        "partitions": of_partitions,
-        "log": lambda folder: of_log(folder, int(options.log_gb * 1e9)),
-        "connections": of_connections,
+        "partitions": measure_partitions,
+        "log": lambda folder: measure_log(folder, int(options.log_gb * 1e9)),
+        "connections": measure_connections,
     }
     tables: dict[str, Table] = {}
     try:

@@ -32,7 +32,7 @@ GIT_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class GuardedRow:
     """One row. `fills` is how many requests are produced first, for a row that fetches."""
 
     name: str
@@ -41,9 +41,9 @@ class Guarded:
     fills: Load | None = None
 
 
-def _raw(name: str, load: Load, figure: str = "cpu_us", *, fills: Load | None = None) -> Guarded:
+def _raw(name: str, load: Load, figure: str = "cpu_us", *, fills: Load | None = None) -> GuardedRow:
     short = dataclasses.replace(load, seconds=0.4, bytes_max=300_000_000)
-    return Guarded(name=name, figure=figure, load=short, fills=fills)
+    return GuardedRow(name=name, figure=figure, load=short, fills=fills)
 
 
 ONE = Load(kind="produce", record_bytes=1000)
@@ -53,7 +53,7 @@ LARGE = Load(
 )
 STOCK = Load(kind="client-produce", record_bytes=2000, records=60_000)
 
-GUARDED: tuple[Guarded, ...] = (
+GUARDED: tuple[GuardedRow, ...] = (
     _raw("produce 1 KB, 1 × 1", ONE),
     _raw("produce 1 KB, 50 × 1", dataclasses.replace(ONE, connections=50)),
     _raw("produce 1 KB, 1 × 100", dataclasses.replace(ONE, in_flight=100)),
@@ -79,8 +79,8 @@ GUARDED: tuple[Guarded, ...] = (
         "cpu_s_per_gb",
         fills=LARGE,
     ),
-    Guarded(name="C client, produce 2,000 B", figure="cpu_s_per_gb", load=STOCK),
-    Guarded(
+    GuardedRow(name="C client, produce 2,000 B", figure="cpu_s_per_gb", load=STOCK),
+    GuardedRow(
         name="C client, consume 2,000 B",
         figure="cpu_s_per_gb",
         load=Load(kind="client-consume", record_bytes=2000),
@@ -120,7 +120,8 @@ Pair = tuple[brokers.Broker, brokers.Broker]
 
 
 def measure(start: Callable[[int], contextlib.AbstractContextManager[Pair]], minutes: float) -> list[Judged]:
-    """Both in turn, the order reversed from round to round; rows that look worse go on while there is time.
+    """Measure both in turn, the order reversed from round to round; rows that look worse go on while there is
+    time.
 
     Both start anew every few rounds: where a process happens to lie in memory is worth up to a tenth.
     """
@@ -142,7 +143,10 @@ def measure(start: Callable[[int], contextlib.AbstractContextManager[Pair]], min
 
 
 def _round(
-    turns: Sequence[tuple[brokers.Broker, Costs]], wanted: Sequence[Guarded], number: int, deadline_s: float
+    turns: Sequence[tuple[brokers.Broker, Costs]],
+    wanted: Sequence[GuardedRow],
+    number: int,
+    deadline_s: float,
 ) -> None:
     for row in wanted:
         if number and time.perf_counter() > deadline_s:
@@ -151,7 +155,7 @@ def _round(
             costs.setdefault(row.name, []).append(_cost(row, broker, f"round-{number}"))
 
 
-def _cost(row: Guarded, broker: brokers.Broker, topic: str) -> float:
+def _cost(row: GuardedRow, broker: brokers.Broker, topic: str) -> float:
     _, core = brokers.two_cores()
     with Caller(broker.port) as caller:
         caller.create(topic)
@@ -174,7 +178,7 @@ def both(folder: Path, tree: Path, commit: str) -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def worktree(commit: str, folder: Path) -> Iterator[Path]:
-    """The tree of another commit, gone again afterwards."""
+    """Check out the tree of another commit, and remove it afterwards."""
     tree = folder / "base"
     _git("worktree", "add", "--quiet", "--detach", str(tree), commit)
     try:

@@ -114,7 +114,8 @@ class Target:
 def run(
     load: Load, broker: brokers.Broker, topic: str, core: int | None, *, peers: Iterable[brokers.Broker] = ()
 ) -> Measured:
-    """In a process of its own, which is killed when it takes too long. Without a `core` it may run on any."""
+    """Run in a process of its own, which is killed when it takes too long. Without a `core` it may run on
+    any."""
     members = (broker, *peers)
     target = Target(topic=topic, ports=[each.port for each in members], pids=[each.pid for each in members])
     spec = {"load": dataclasses.asdict(load), "target": dataclasses.asdict(target), "core": core}
@@ -138,7 +139,7 @@ def run(
     return Measured(**json.loads(done.stdout))
 
 
-# ---- the raw generator -------------------------------------------------------------------------------------
+# --- the raw generator ---
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ def _in_us(latency_ms: Mapping[str, float]) -> dict[str, float]:
 
 
 def _moved_bytes(load: Load, requests: _Requests) -> int:
-    """Bytes of payload in one exchange."""
+    """Return the bytes of payload in one exchange."""
     return load.batch_bytes if load.kind == "produce" else requests.response_bytes
 
 
@@ -251,7 +252,7 @@ def _numbered(load: Load, topic: str, rows: list[Any]) -> list[bytes]:
 def _learn_response(
     prebuilt: list[bytes], load: Load, connection: socket.socket, api: Api, version: int
 ) -> _Requests:
-    """The first exchange, read in full: whether it works, and how long every answer is."""
+    """Read the first exchange in full: whether it works, and how long every answer is."""
     connection.sendall(prebuilt[0])
     frame = read_frame(connection)
     _, answer = messages.decode_response(api, version, frame)
@@ -314,7 +315,7 @@ def _ping_pong(connection: socket.socket, requests: _Requests, limit: int, deadl
 def _spread(
     connections: list[socket.socket], requests: _Requests, limit: int, each: int, deadline_s: float
 ) -> Answered:
-    """One request in flight on each of many connections, by epoll; no connection sends more than `each`.
+    """Keep one request in flight on each of many connections, by epoll; no connection sends more than `each`.
 
     They take turns in the requests, and the first one has sent its first already.
     """
@@ -346,7 +347,8 @@ def _spread(
 
 
 def _is_whole(missing: dict[int, int], file: int, size: int, response_bytes: int) -> bool:
-    """An answer that came in parts; with one in flight there is never more than one."""
+    """Return whether an answer that came in parts is whole; with one in flight there is never more than
+    one."""
     if not size:
         raise Failure("the broker closed a connection in the middle of a measurement")
     missing[file] -= size
@@ -358,11 +360,11 @@ def _is_whole(missing: dict[int, int], file: int, size: int, response_bytes: int
     return True
 
 
-# ---- the C client ------------------------------------------------------------------------------------------
+# --- the C client ---
 
 
 def _client_produce(load: Load, caller: Caller, target: Target) -> Measured:
-    """The partitions in turn, a call's worth of records each."""
+    """Produce to the partitions in turn, a call's worth of records each."""
     import confluent_kafka
 
     topic = target.topic
@@ -420,7 +422,8 @@ def _client_produce(load: Load, caller: Caller, target: Target) -> Measured:
 
 
 def _enqueue(producer: Any, topic: str, partition: int, rows: list[dict[str, bytes]]) -> None:
-    """By the batch call where the installed client has it: twice as fast, and small records need it."""
+    """Enqueue by the batch call where the installed client has it: twice as fast, and small records need
+    it."""
     if hasattr(producer, "produce_batch"):
         if producer.produce_batch(topic, rows, partition=partition) != len(rows):
             raise Failure("the client's queue is full below its bound")
@@ -430,7 +433,8 @@ def _enqueue(producer: Any, topic: str, partition: int, rows: list[dict[str, byt
 
 
 def _client_latency(load: Load, caller: Caller, target: Target) -> Measured:
-    """With a consumer that waits for each record; what is told is the time to its acknowledgement."""
+    """Measure with a consumer that waits for each record; what is reported is the time to its
+    acknowledgement."""
 
     def measure() -> Any:
         return bench.latency(
@@ -445,7 +449,7 @@ def _client_latency(load: Load, caller: Caller, target: Target) -> Measured:
 
 
 def _client_consume(load: Load, caller: Caller, target: Target) -> Measured:
-    """The topic from its start; connecting and metadata are in the figures of both brokers."""
+    """Read the topic from its start; connecting and metadata are in the figures of both brokers."""
     wanted = _bench_load(load, target, caller.log_end(target.topic))
     return _of_bench(
         lambda: bench.consume(wanted, fetch_size_bytes=load.fetch_bytes, progress=_no_progress), target
@@ -459,7 +463,7 @@ def _bench_load(load: Load, target: Target, records: int) -> bench.Load:
 
 
 def _of_bench(measure: Callable[[], Any], target: Target) -> Measured:
-    """What `tidewal bench` measures, and the CPU beside it."""
+    """Return what `tidewal bench` measures, and the CPU beside it."""
     broker_s, client_s = target.cpu_s(), time.process_time()
     result = measure()
     return Measured(

@@ -1,8 +1,8 @@
 """Several brokers as one cluster: started, stopped, killed and replaced, and what is seen of it from outside.
 
-Owns the nodes together: when they are a cluster, who leads and who controls, whether every replica is in
-sync, and what a topic holds. Does not own a process (brokers) or any load.
-Invariant: "in sync" is what every node that runs says; every wait has a deadline; no node outlives the block.
+Owns the nodes together: when they are a cluster, which node leads and which controls, whether every replica
+is in sync, and what a topic holds. Does not own a process (brokers) or any load. Invariant: "in sync" is what
+every node that runs says; every wait has a deadline; no node outlives the block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IN_SYNC_MIN = 2
 
 
 class Cluster:
-    """The nodes are numbered as they are given; a node id keeps its address for good."""
+    """Nodes, numbered as they are given; a node id keeps its address for good."""
 
     def __init__(self, name: str, nodes: Sequence[brokers.Broker]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Cluster:
     ) -> None:
         self._stack.close()
 
-    # ---- lives ---------------------------------------------------------------------------------------------
+    # --- lives ---
 
     @property
     def up(self) -> list[brokers.Broker]:
@@ -58,7 +58,7 @@ class Cluster:
         return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes.values())
 
     def rise(self) -> float:
-        """All at once; when the first was started."""
+        """Start all at once; return when the first was started."""
         for node in self.nodes.values():
             node.prepare()
         launched_s = [node.launch() for node in self.nodes.values()]
@@ -66,7 +66,7 @@ class Cluster:
         return launched_s[0]
 
     def stop(self) -> float:
-        """SIGTERM to all at once; how long the last one took."""
+        """Send SIGTERM to all at once; return how long the last one took."""
         started_s = time.perf_counter()
         for node in self.up:
             node.terminate()
@@ -76,7 +76,7 @@ class Cluster:
         return time.perf_counter() - started_s
 
     def kill(self, node_id: int) -> float:
-        """kill -9; when."""
+        """Kill it with -9; return when."""
         self._down.add(node_id)
         at_s = time.perf_counter()
         self.nodes[node_id].kill()
@@ -87,17 +87,17 @@ class Cluster:
         self._down.discard(node_id)
 
     def replace(self, node_id: int) -> float:
-        """Killed, and started again on an empty disk, which was prepared before; when it was killed."""
+        """Kill it and start it on an empty disk, which was prepared before; return when it was killed."""
         old = self.nodes[node_id].renew()
         killed_s = self.kill(node_id)
         shutil.rmtree(old)
         self.bring_back(node_id)
         return killed_s
 
-    # ---- what is seen from outside -------------------------------------------------------------------------
+    # --- what is seen from outside ---
 
     def wait_member_of_all(self) -> None:
-        """Every node lists every node, and a topic with a replica on each can be made."""
+        """Wait until every node lists every node, and a topic with a replica on each can be made."""
         until(self._lists_all, f"cluster of {self.name}", SETTLE_S)
         attempts = iter(range(10_000))
         until(lambda: self._makes_topic(f"ready-{next(attempts)}"), f"first topic of {self.name}", SETTLE_S)
@@ -109,14 +109,15 @@ class Cluster:
         )
 
     def _makes_topic(self, name: str) -> bool:
-        """Refused as long as the controller does not know them all."""
+        """Try to make a topic: refused as long as the controller does not know them all."""
         with contextlib.suppress(OSError, Failure):
             self._create(name, self.assignment(1))
             return True
         return False
 
     def wait_whole(self) -> None:
-        """Every partition of every topic has a leader and all replicas in sync, and every node knows it."""
+        """Wait until every partition of every topic has a leader and all replicas in sync, and every node
+        knows it."""
         until(self._is_whole, f"cluster of {self.name} with all replicas in sync", SETTLE_S)
 
     def _is_whole(self) -> bool:
@@ -129,7 +130,7 @@ class Cluster:
         return True
 
     def _views(self, *, all_topics: bool) -> list[Any | None]:
-        """Each running node's metadata; None of one that does not answer."""
+        """Return each running node's metadata; None of one that does not answer."""
         return [self._view(node, all_topics=all_topics) for node in self.up]
 
     def _view(self, node: brokers.Broker, *, all_topics: bool) -> Any | None:
@@ -139,7 +140,7 @@ class Cluster:
         return None
 
     def controller(self) -> int:
-        """The node that decides for all of them, as all of them see it."""
+        """Return the node that decides for all of them, as all of them see it."""
         return until(self._controllers, f"controller of {self.name}", SETTLE_S)[0]
 
     def _controllers(self) -> list[int]:
@@ -152,20 +153,20 @@ class Cluster:
         return -1
 
     def memory_mb(self) -> float:
-        """Of one node, on average."""
+        """Return the memory of one node, on average."""
         return sum(brokers.proportional_mb(node.pid) for node in self.up) / len(self.up)
 
-    # ---- topics --------------------------------------------------------------------------------------------
+    # --- topics ---
 
     def assignment(self, partitions: int, leader: int | None = None) -> list[list[int]]:
-        """All nodes hold each partition; they lead in turn, beginning with `leader`."""
+        """Assign each partition to all nodes; they lead in turn, beginning with `leader`."""
         node_ids = list(self.nodes)
         first = node_ids.index(leader) if leader is not None else 0
         starts = [(first + partition) % len(node_ids) for partition in range(partitions)]
         return [node_ids[start:] + node_ids[:start] for start in starts]
 
     def create(self, topic: str, partitions: int = 1, *, leader: int | None = None) -> None:
-        """With min.insync.replicas=2; known to all nodes when this returns."""
+        """Make a topic with min.insync.replicas=2; known to all nodes when this returns."""
         self._create(topic, self.assignment(partitions, leader))
         self.wait_whole()
 
@@ -179,11 +180,11 @@ class Cluster:
             caller.delete(topic)
 
     def stored_bytes(self, node_id: int, topic: str) -> int:
-        """What a node's log files of a topic hold."""
+        """Return the bytes in a node's log files of a topic."""
         return sum(size_of(path) for path in self.nodes[node_id].data.glob(f"{topic}-*/*.log"))
 
     def read(self, topic: str) -> list[bytes]:
-        """Every value of partition 0, by offset, through the C client."""
+        """Read every value of partition 0, by offset, through the C client."""
         where = confluent_kafka.TopicPartition(topic, 0, 0)
         reader = confluent_kafka.Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": "tidewal-bench", "log_level": 0}
@@ -202,7 +203,7 @@ class Cluster:
 
 
 def size_of(path: Path) -> int:
-    """0 of a file that is gone."""
+    """Return its size, 0 of a file that is gone."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_size
     return 0

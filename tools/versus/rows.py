@@ -156,7 +156,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def select(names: Iterable[str]) -> list[Row]:
-    """The rows asked for, in the table's order, with the rows they read from; all when none is named.
+    """Return the rows asked for, in the table's order, with the rows they read from; all when none is named.
 
     An unknown name is a ValueError.
     """
@@ -169,7 +169,7 @@ def select(names: Iterable[str]) -> list[Row]:
 
 
 def figures(measured: Measured) -> dict[str, float]:
-    """Every figure one round gives, whichever of them its row shows."""
+    """Return every figure one round gives, whichever of them its row shows."""
     found = {
         "mb_per_s": measured.bytes / measured.seconds / MEGA,
         "cpu_s_per_gb": measured.broker_cpu_s / measured.bytes * 1e9,
@@ -185,7 +185,7 @@ def figures(measured: Measured) -> dict[str, float]:
 
 
 def median(rounds: Sequence[Figures]) -> dict[str, float]:
-    """Each figure's median over the rounds."""
+    """Return each figure's median over the rounds."""
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]} if rounds else {}
 
 
@@ -213,7 +213,8 @@ def verdicts(row: Row, ours: Figures, theirs: Figures) -> list[Verdict]:
 def markdown(
     rows: Sequence[Row], systems: Sequence[str], results: Mapping[str, Mapping[str, Figures]]
 ) -> str:
-    """One line per row. `results` is by system, then row; the first system is ours, the second decides."""
+    """Format one line per row. `results` is by system, then row; the first system is ours, the second
+    decides."""
     rivals = systems[1:]
     heads = ["row", *systems[:1], *rivals, *(f"ours / {rival}" for rival in rivals)]
     if rivals:
@@ -249,7 +250,7 @@ def told(row: Row, found: Figures) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no fewer than all before the point."""
+    """Format three digits that count, and no fewer than all before the point."""
     if not value:
         return "0"
     for bound, digits in ((1, 3), (10, 2), (100, 1)):

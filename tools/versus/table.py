@@ -63,11 +63,11 @@ def systems(*, with_kafka: bool, with_unpinned: bool) -> list[System]:
 def measure(
     compared: Sequence[System], chosen: Sequence[Row], folder: Path, minutes: float, *, fresh: bool = False
 ) -> None:
-    """Starts first, one broker at a time; then all rows in rounds, the brokers in turn in each row.
+    """Measure starts first, one broker at a time; then all rows in rounds, the brokers in turn in each row.
 
-    In turn row by row, because a neighbour who comes or goes between two brokers' turns decides a ratio more
-    than they do. A broker that waits for its turn is idle, which costs Kafka one or two percent of a core
-    and Tidewal nothing: what that is worth goes against Tidewal.
+    In turn row by row, because a neighbour which comes or goes between two brokers' turns decides a ratio
+    more than they do. A broker that waits for its turn is idle, which costs Kafka one or two percent of a
+    core and Tidewal nothing: what that is worth goes against Tidewal.
     """
     deadline_s = time.perf_counter() + minutes * 60
     for row in chosen:
@@ -82,7 +82,7 @@ def measure(
 
 
 def _families(loads: Sequence[Row]) -> list[list[Row]]:
-    """Each row by itself, with those that read what it wrote."""
+    """Group each row with those that read what it wrote."""
     return [
         [row, *(reader for reader in loads if reader.reads == row.name)] for row in loads if row.reads is None
     ]
@@ -91,7 +91,7 @@ def _families(loads: Sequence[Row]) -> list[list[Row]]:
 def _measure_loads(
     compared: Sequence[System], loads: Sequence[Row], warming: Sequence[Row], folder: Path, deadline_s: float
 ) -> None:
-    """On brokers that have just started: a round of `warming`, then those that count."""
+    """Measure on brokers that have just started: a round of `warming`, then those that count."""
     with contextlib.ExitStack() as stack:
         running = [
             (system, stack.enter_context(system.start(folder / str(at))).start())
@@ -130,7 +130,7 @@ def _row(row: Row, broker: brokers.Broker, number: int, *, is_read: bool) -> dic
 
 
 def _start(system: System, folder: Path) -> dict[str, float]:
-    """An empty data directory; memory some seconds after it was ready, the same for all."""
+    """Start on an empty data directory; take the memory some seconds after it was ready, the same for all."""
     with system.start(folder) as broker:
         broker.start()
         threading.Event().wait(REST_S)
@@ -168,7 +168,7 @@ Rounds = Mapping[str, Sequence[Figures]]
 
 
 def report(chosen: Sequence[Row], found: Mapping[str, Rounds], options: argparse.Namespace) -> None:
-    """The medians of each system, ours first: on stdout, and in the files that were asked for."""
+    """Report the medians of each system, ours first: on stdout, and in the files that were asked for."""
     results = {
         name: {row: rows.median(rounds) for row, rounds in by_row.items()} for name, by_row in found.items()
     }

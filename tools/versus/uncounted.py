@@ -33,7 +33,7 @@ FunctionT = TypeVar("FunctionT", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def without_counting(source: str | bytes, path: str) -> tuple[ast.Module, int]:
-    """The module, and how many statements it lost."""
+    """Return the module, and how many statements it lost."""
     strip = _Strip()
     tree = strip.visit(ast.parse(source, path))
     return ast.fix_missing_locations(tree), strip.stripped
@@ -51,7 +51,7 @@ class _Strip(ast.NodeTransformer):
         return self._function(node)
 
     def _function(self, node: FunctionT) -> FunctionT:
-        """First what adds to a counter, then the sums that nobody reads without it."""
+        """Strip first what adds to a counter, then the sums that nobody reads without it."""
         self._unread = set()
         self.generic_visit(node)
         names = [name for name in ast.walk(node) if isinstance(name, ast.Name)]

@@ -18,7 +18,7 @@ TINY = cluster.Sizes(
 )
 
 
-# ---- silence and verdict -----------------------------------------------------------------------------------
+# --- silence and verdict ---
 
 
 def test_silence_is_the_longest_gap_from_the_kill_on() -> None:
@@ -74,7 +74,7 @@ def test_median_and_longest_silence_keep_each_round() -> None:
     }
 
 
-# ---- the table ---------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def test_rows_have_names_of_their_own() -> None:
@@ -107,7 +107,7 @@ def test_a_row_says_who_is_better_and_what_was_read_back_is_not_compared(
     assert '"disordered": 0.0' in options.json.read_text()
 
 
-# ---- nodes -------------------------------------------------------------------------------------------------
+# --- nodes ---
 
 
 def test_partitions_are_led_in_turn(tmp_path: Path) -> None:
