@@ -35,7 +35,7 @@ MANY = 8
 """More files than this are worth the start of workers."""
 TESTS_FAILED = 1
 """Pytest's exit code: it ran the tests and some failed. Any other but 0 means that it could not."""
-FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 SEED_LINE = re.compile(r"^replay: .*--seed (\d+ --brokers \d+)", re.MULTILINE)
 LAST_LINES = 15
 

@@ -355,6 +355,7 @@ def test_a_follower_refuses_what_does_not_follow(tmp_path: Path) -> None:
     damaged[-1] ^= 1
     for bad in (
         first,
+        batch_of(2, base_offset=1, leader_epoch=3),
         batch_of(1, base_offset=2, leader_epoch=2),
         batch_of(1, base_offset=2, leader_epoch=3) + damaged,
         bytearray(),

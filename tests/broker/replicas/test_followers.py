@@ -1094,6 +1094,19 @@ def test_nobody_reads_past_the_high_watermark_wherever_they_ask() -> None:
     Replicas().run(main)
 
 
+def test_a_leader_refuses_a_follower_that_believes_in_another_epoch() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.change(leader=1)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        for believed, code in ((0, ErrorCode.fenced_leader_epoch), (2, ErrorCode.unknown_leader_epoch)):
+            answer = await world.fetch(1, 1, replica_id=2, current_leader_epoch=believed)
+            assert answer.error_code is code
+
+    Replicas(2).run(main)
+
+
 def test_a_follower_tells_of_another_epoch_before_it_tells_that_it_does_not_lead() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, 2)

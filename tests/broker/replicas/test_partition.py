@@ -284,13 +284,28 @@ def test_a_follower_joins_with_all_that_is_committed_and_something_of_this_epoch
     assert log.high_watermark == 20
 
 
+def test_the_answer_to_an_older_proposal_says_nothing_of_the_one_under_way() -> None:
+    log = FakeLog()
+    partition = partition_of(log, (1, 2, 3), (1,))
+    heard_from(partition, {2: 0})
+    older = partition.proposal
+    assert lead(partition, view_of((1, 2, 3), (1,), leader_epoch=4, partition_epoch=9))
+    heard_from(partition, {3: 0}, broker_epoch=77)
+    assert older is not None
+    assert partition.proposal is not older
+    assert not partition.committed(older, isr=(1, 2), leader_epoch=4, partition_epoch=10)
+    assert (partition.isr, partition.partition_epoch, proposed(partition)) == ((1,), 9, (1, 3))
+
+
 def test_a_follower_behind_the_start_of_the_epoch_does_not_join() -> None:
     log = FakeLog()
     log.log_end_offset = 10
     log.high_watermark = 4
-    partition = partition_of(log, (1, 2), (1,))
-    heard_from(partition, {2: 6})
-    assert (partition.epoch_start, partition.proposal) == (10, None)
+    partition = partition_of(log, (1, 2, 3), (1, 3))
+    heard_from(partition, {3: 4, 2: 6})
+    assert (log.high_watermark, partition.epoch_start, partition.proposal) == (4, 10, None)
+    heard_from(partition, {2: 10})
+    assert proposed(partition) == (1, 3, 2)
 
 
 def test_a_follower_that_would_bring_back_what_was_deleted_does_not_join() -> None:
