@@ -49,7 +49,7 @@ class MissingField(Exception):
 
 
 class EntityCodec:
-    """Reader and writer of one kio dataclass, or of any with the same metadata (see formats.py).
+    """Reader and writer of one kio dataclass, or of any with the same metadata (see stored).
 
     Decoding gives the class itself, or the one of its name in `classes`, and so for the structs inside.
     """

@@ -23,14 +23,9 @@ from protocol import records
 from protocol.checksum import crc32c
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch
-from protocol.formats import (
-    BadRecord,
-    GroupMember,
-    GroupRecord,
-    OffsetRecord,
-    decode_coordinator_record,
-)
 from protocol.records import BatchHeader
+from protocol.stored.offsets import GroupMember, GroupRecord, OffsetRecord, decode_coordinator_record
+from protocol.stored.schema import BadRecord
 from tools.console import Failure, emit, emit_json
 
 Row = dict[str, Any]

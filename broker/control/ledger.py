@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from broker.control.image import Delta, Image, difference
 from broker.control.metadata_log import GENESIS_HASH, BrokenLog, MetadataLog, ReadSlot, Survey
 from broker.control.metadata_records import Record, encode_record
-from protocol.formats import slot_hash
+from protocol.stored.slots import slot_hash
 
 RECENT_SLOTS = 256
 RECENT_MAX_BYTES = 8 << 20

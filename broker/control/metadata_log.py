@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from broker.control.image import Image
 from broker.control.metadata_records import Record, SnapshotTaken, decode_record, encode_record
-from protocol.formats import BadRecord, Slot, decode_slot, encode_slot, slot_hash
+from protocol.stored.schema import BadRecord
+from protocol.stored.slots import Slot, decode_slot, encode_slot, slot_hash
 from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from broker.decisions import Command, Decision
 from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.formats import BadRecord
+from protocol.stored.schema import BadRecord
 
 logger = logging.getLogger(__name__)
 

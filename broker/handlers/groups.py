@@ -31,7 +31,7 @@ from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffse
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import CommittedOffset
+from protocol.stored.offsets import CommittedOffset
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster

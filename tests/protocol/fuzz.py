@@ -10,11 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from protocol import formats, messages, records, wire
+from protocol import messages, records, wire
 from protocol.apis import SERVED
 from protocol.checksum import crc32c
 from protocol.compression import Codec, decompress
 from protocol.errors import CorruptBatch, KafkaError, MalformedRequest
+from protocol.stored.consumer import decode_assignment, decode_subscription, subscribed_topics
+from protocol.stored.offsets import decode_coordinator_record
+from protocol.stored.schema import BadRecord
+from protocol.stored.slots import decode_slot
 
 
 def request(data: bytes) -> None:
@@ -106,20 +110,20 @@ def compressed(data: bytes) -> None:
 def persisted(data: bytes) -> None:
     key, value = data[: len(data) // 2], data[len(data) // 2 :]
     decoders: list[Callable[[], object]] = [
-        lambda: formats.decode_coordinator_record(key, value),
-        lambda: formats.decode_coordinator_record(data, None),
-        lambda: formats.decode_coordinator_record(b"\0\1\0\1g\0\1t\0\0\0\0", data),
-        lambda: formats.decode_coordinator_record(b"\0\2\0\1g", data),
-        lambda: formats.decode_subscription(data),
-        lambda: formats.decode_assignment(data),
-        lambda: formats.subscribed_topics(data),
-        lambda: formats.decode_slot(data),
-        lambda: formats.decode_slot(b"TWM1" + crc32c(data).to_bytes(4, "big") + data),
+        lambda: decode_coordinator_record(key, value),
+        lambda: decode_coordinator_record(data, None),
+        lambda: decode_coordinator_record(b"\0\1\0\1g\0\1t\0\0\0\0", data),
+        lambda: decode_coordinator_record(b"\0\2\0\1g", data),
+        lambda: decode_subscription(data),
+        lambda: decode_assignment(data),
+        lambda: subscribed_topics(data),
+        lambda: decode_slot(data),
+        lambda: decode_slot(b"TWM1" + crc32c(data).to_bytes(4, "big") + data),
     ]
     for decode in decoders:
         try:
             decode()
-        except formats.BadRecord:
+        except BadRecord:
             pass
 
 

@@ -14,7 +14,11 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-EVERYTHING = "import protocol.apis, protocol.formats, protocol.messages, protocol.records, protocol.wire"
+EVERYTHING = (
+    "import protocol.apis, protocol.fetch, protocol.messages, protocol.produce, protocol.records, "
+    "protocol.wire, "
+    "protocol.stored.consumer, protocol.stored.offsets, protocol.stored.slots"
+)
 
 
 def test_importing_everything_loads_no_schema_and_no_input_or_output() -> None:

@@ -10,19 +10,17 @@ from uuid import UUID
 import pytest
 
 from protocol.compression import Codec
-from protocol.formats import Assignment as ConsumerAssignment
-from protocol.formats import (
+from protocol.records import build_batch, end_txn_marker, parse_header
+from protocol.stored.consumer import Assignment as ConsumerAssignment
+from protocol.stored.consumer import Subscription, encode_assignment, encode_subscription
+from protocol.stored.offsets import (
     CommittedOffset,
     GroupMember,
     GroupMetadata,
     GroupRecord,
     OffsetRecord,
-    Subscription,
-    encode_assignment,
     encode_coordinator_record,
-    encode_subscription,
 )
-from protocol.records import build_batch, end_txn_marker, parse_header
 
 pytestmark = pytest.mark.kafka
 

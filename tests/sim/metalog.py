@@ -25,7 +25,7 @@ from broker.control.metadata_records import (
     decode_record,
     encode_record,
 )
-from protocol.formats import decode_slot, slot_hash
+from protocol.stored.slots import decode_slot, slot_hash
 from tests.sim.history import (
     PLACES,
     SETTING,

@@ -14,8 +14,16 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import formats, records
+from protocol import records
 from protocol.compression import Codec
+from protocol.stored.offsets import (
+    CommittedOffset,
+    GroupMember,
+    GroupMetadata,
+    GroupRecord,
+    OffsetRecord,
+    encode_coordinator_record,
+)
 from storage.producers import ProducerTable
 from storage.segment import SegmentMark
 from tools import dump_log
@@ -154,8 +162,8 @@ def test_no_bytes_end_in_a_trace(tmp_path_factory: pytest.TempPathFactory, data:
 
 
 def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
-    commit = formats.CommittedOffset(offset=17, leader_epoch=2, metadata="note", commit_timestamp_ms=NOW)
-    member = formats.GroupMember(
+    commit = CommittedOffset(offset=17, leader_epoch=2, metadata="note", commit_timestamp_ms=NOW)
+    member = GroupMember(
         member_id="m-1",
         client_id="c",
         client_host="/h",
@@ -163,16 +171,16 @@ def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
         subscription=b"",
         assignment=b"",
     )
-    group = formats.GroupMetadata(
+    group = GroupMetadata(
         protocol_type="consumer", generation=3, protocol="range", leader="m-1", members=(member,)
     )
     pairs = [
-        formats.encode_coordinator_record(record)
+        encode_coordinator_record(record)
         for record in (
-            formats.OffsetRecord(group_id="g", topic="t", partition=4, committed=commit),
-            formats.OffsetRecord(group_id="g", topic="t", partition=5, committed=None),
-            formats.GroupRecord(group_id="g", metadata=group),
-            formats.GroupRecord(group_id="gone", metadata=None),
+            OffsetRecord(group_id="g", topic="t", partition=4, committed=commit),
+            OffsetRecord(group_id="g", topic="t", partition=5, committed=None),
+            GroupRecord(group_id="g", metadata=group),
+            GroupRecord(group_id="gone", metadata=None),
         )
     ]
     pairs.append((b"\0\x63other", b"kept as it is"))

@@ -27,7 +27,7 @@ from broker.coordinators.groups.shard import (
 )
 from broker.coordinators.machine import Instant
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import GroupRecord, encode_coordinator_record
+from protocol.stored.offsets import GroupRecord, encode_coordinator_record
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from protocol.formats import CommittedOffset, CoordinatorRecord, GroupMetadata, OffsetRecord
+from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupMetadata, OffsetRecord
 
 Offsets: TypeAlias = dict[str, dict[str, dict[int, CommittedOffset]]]
 """Group id → topic → partition → offset."""

@@ -18,7 +18,7 @@ from broker.coordinators.groups.offsets import Commit
 from broker.coordinators.groups.shard import GroupCommand, GroupConfig, GroupDecision, GroupShard
 from broker.coordinators.machine import DecisionDraft, Instant
 from protocol.codec import Fields
-from protocol.formats import (
+from protocol.stored.offsets import (
     CoordinatorRecord,
     OffsetRecord,
     decode_coordinator_record,

@@ -15,7 +15,8 @@ from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import GroupMember, GroupMetadata, subscribed_topics
+from protocol.stored.consumer import subscribed_topics
+from protocol.stored.offsets import GroupMember, GroupMetadata
 
 CONSUMER_PROTOCOL: Final = "consumer"
 

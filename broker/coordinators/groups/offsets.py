@@ -24,7 +24,7 @@ from broker.coordinators.groups.shard import (
     is_storable,
 )
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord
+from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord
 
 INT64_MAX: Final = 2**63 - 1
 

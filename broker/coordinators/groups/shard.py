@@ -17,7 +17,7 @@ from broker.coordinators.groups.membership import Group, Member, State
 from broker.coordinators.machine import DecisionDraft, Instant, Timers
 from broker.decisions import Command, Decision
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import CoordinatorRecord
+from protocol.stored.offsets import CoordinatorRecord
 
 STRING_BYTES_MAX: Final = 2**15 - 1
 

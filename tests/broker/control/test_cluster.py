@@ -35,7 +35,7 @@ from broker.control.metadata_log import MetadataLog, boundary_key, slot_key, sna
 from broker.control.metadata_records import ClusterBorn, ControllerElected, encode_record
 from broker.control.topics import CreateTopics, DeleteTopics, NewTopic, TopicRef
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import slot_hash
+from protocol.stored.slots import slot_hash
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import PutResult, StoreError
 from storage.files import Files, write_whole

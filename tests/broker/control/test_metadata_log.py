@@ -20,7 +20,7 @@ from broker.control.metadata_log import (
     snapshot_key,
 )
 from broker.control.metadata_records import ClusterBorn, ControllerElected, SnapshotTaken, encode_record
-from protocol.formats import decode_slot, slot_hash
+from protocol.stored.slots import decode_slot, slot_hash
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop

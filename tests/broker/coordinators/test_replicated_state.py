@@ -18,7 +18,7 @@ from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
+from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
 from tests.broker.coordinators.fake_log import FakeLog, settle
 from tests.broker.coordinators.groups.group_driver import subscription
 

@@ -22,8 +22,8 @@ from broker.endpoint import Endpoint
 from broker.handlers.groups import GroupHandlers
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.formats import CommittedOffset, OffsetRecord
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
+from protocol.stored.offsets import CommittedOffset, OffsetRecord
 from protocol.wire import parse_head
 from storage.policy import LogConfig
 from tests.broker.coordinators.fake_log import AppendedAt, FakeLog, settle

@@ -12,7 +12,7 @@ from broker.coordinators.groups.membership import State
 from broker.coordinators.groups.offsets import OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from protocol.errors import ErrorCode
-from protocol.formats import CommittedOffset, OffsetRecord
+from protocol.stored.offsets import CommittedOffset, OffsetRecord
 from tests.broker.coordinators.groups.group_driver import GROUP, SESSION_MS, TOPIC_ID, Driver, subscription
 
 RETENTION_MS = 1_000_000

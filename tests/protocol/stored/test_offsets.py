@@ -1,38 +1,25 @@
-"""Persisted formats: known bytes of Kafka's, every version there and back, hostile bytes."""
+"""Records of __consumer_offsets in every version, and any bytes at all."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import formats
-from protocol.checksum import crc32c
-from protocol.formats import (
-    Assignment,
-    BadRecord,
+from protocol.stored.offsets import (
     CommittedOffset,
+    CoordinatorRecord,
     GroupMember,
     GroupMetadata,
     GroupRecord,
     OffsetRecord,
-    Slot,
-    Subscription,
-    decode_assignment,
     decode_coordinator_record,
-    decode_slot,
-    decode_subscription,
-    encode_assignment,
     encode_coordinator_record,
-    encode_slot,
-    encode_subscription,
-    slot_hash,
-    subscribed_topics,
 )
+from protocol.stored.schema import BadRecord
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -80,7 +67,6 @@ GROUPS = st.builds(
         ).map(tuple),
     ),
 )
-TOPICS = st.lists(st.tuples(TEXT, st.lists(INT32, max_size=3).map(tuple)), max_size=3).map(tuple)
 
 OFFSET = OffsetRecord(
     group_id="g",
@@ -93,7 +79,7 @@ GROUP_KEY = b"\0\2\0\1g"
 
 
 @given(OFFSETS | GROUPS)
-def test_coordinator_records_there_and_back(record: formats.CoordinatorRecord) -> None:
+def test_coordinator_records_there_and_back(record: CoordinatorRecord) -> None:
     assert decode_coordinator_record(*encode_coordinator_record(record)) == record
 
 
@@ -235,94 +221,3 @@ def test_any_bytes_give_a_coordinator_record_or_bad(key: bytes, value: bytes | N
         decode_coordinator_record(key, value)
     except BadRecord:
         pass
-
-
-# --- what consumers say ---
-
-
-@given(
-    st.builds(
-        Subscription,
-        topics=st.lists(TEXT, max_size=3).map(tuple),
-        user_data=st.none() | st.binary(max_size=5),
-        owned_partitions=TOPICS,
-        generation_id=INT32,
-        rack_id=st.none() | TEXT,
-    ),
-    st.integers(0, 3),
-)
-def test_subscriptions_there_and_back(subscription: Subscription, version: int) -> None:
-    data = encode_subscription(subscription, version)
-    back = decode_subscription(data)
-    assert back == replace(
-        subscription,
-        owned_partitions=subscription.owned_partitions if version >= 1 else (),
-        generation_id=subscription.generation_id if version >= 2 else -1,
-        rack_id=subscription.rack_id if version >= 3 else None,
-    )
-    assert subscribed_topics(data) == subscription.topics
-    assert decode_subscription(b"\0\x09" + data[2:] + b"news") == back if version == 3 else True
-
-
-@given(TOPICS, st.none() | st.binary(max_size=5), st.integers(0, 3))
-def test_assignments_there_and_back(partitions: Any, user_data: bytes | None, version: int) -> None:
-    assignment = Assignment(partitions=partitions, user_data=user_data)
-    assert decode_assignment(encode_assignment(assignment, version)) == assignment
-
-
-def test_a_subscription_kafka_python_made() -> None:
-    data = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
-    assert decode_subscription(data) == Subscription(topics=("topic",))
-    assert encode_subscription(Subscription(topics=("topic",)), version=0) == data
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes_give_a_subscription_or_bad(data: bytes) -> None:
-    for decode in (decode_subscription, decode_assignment):
-        try:
-            decode(data)
-        except BadRecord:
-            pass
-    topics = subscribed_topics(data)
-    assert topics is None or isinstance(topics, tuple)
-
-
-# --- slots ---
-
-SLOTS = st.builds(
-    Slot,
-    seq=st.integers(0, (1 << 64) - 1),
-    controller_epoch=st.integers(0, (1 << 32) - 1),
-    put_id=st.binary(min_size=16, max_size=16),
-    previous_hash=st.binary(min_size=32, max_size=32),
-    records=st.lists(st.binary(max_size=50), max_size=4).map(tuple),
-)
-
-
-@given(SLOTS)
-def test_slots_there_and_back(slot: Slot) -> None:
-    data = encode_slot(slot)
-    assert decode_slot(data) == slot
-    assert len(slot_hash(data)) == 32
-
-
-@given(SLOTS, st.data())
-def test_a_slot_with_a_flipped_bit_or_cut_is_bad(slot: Slot, data: st.DataObject) -> None:
-    encoded = bytearray(encode_slot(slot))
-    bit = data.draw(st.integers(0, len(encoded) * 8 - 1))
-    encoded[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(BadRecord):
-        decode_slot(encoded)
-    with pytest.raises(BadRecord):
-        decode_slot(encode_slot(slot)[: data.draw(st.integers(0, len(encoded) - 1))])
-
-
-@pytest.mark.parametrize("count", [1, 3, (1 << 32) - 1])
-def test_a_slot_whose_records_do_not_add_up_is_bad(count: int) -> None:
-    good = encode_slot(
-        Slot(seq=1, controller_epoch=1, put_id=bytes(16), previous_hash=bytes(32), records=(b"a", b"b"))
-    )
-    body = bytearray(good[8:])
-    body[60:64] = count.to_bytes(4, "big")
-    with pytest.raises(BadRecord):
-        decode_slot(good[:4] + crc32c(body).to_bytes(4, "big") + body)

@@ -1,0 +1,1 @@
+"""What is kept: records and frames whose bytes outlive the process, one module for each format."""
