@@ -5,7 +5,7 @@ and reloading when the log and the machine may have parted. Does not own what is
 (`broker.coordinators.machine`), nor the log.
 Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
 would read too; a reply leaves only after the records of its decision are durable and applied; after an append
-whose outcome is not known the machine is rebuilt from the log.
+of unknown outcome the machine is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Pace:
         self._loop = loop
         self._slice_end = loop.time() + LOAD_SLICE_S
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         if self._loop.time() > self._slice_end:
             await asyncio.sleep(0)
             self._slice_end = self._loop.time() + LOAD_SLICE_S
@@ -169,7 +169,7 @@ class ReplicatedState(Generic[MachineT]):
         self._is_appending = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        self._trouble: ErrorCode | None = None
+        self._append_error: ErrorCode | None = None
         """Why the last append failed; logged when that begins and when the reason changes."""
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class ReplicatedState(Generic[MachineT]):
         if self.status is Status.CLOSED:
             return
         self._set_status(Status.CLOSED)
-        self._forget(code)
+        self._fail_all(code)
 
     async def wait_settled(self) -> None:
         """Return when it is loaded or closed."""
@@ -334,7 +334,7 @@ class ReplicatedState(Generic[MachineT]):
                 )
             except KafkaError as error:
                 return self._append_failed(pending, error, is_partly_applied=applied > 0)
-            self._trouble = None
+            self._append_error = None
             if self.status is not Status.ACTIVE or self._machine is not machine:
                 return False
             for position in range(size):
@@ -368,8 +368,8 @@ class ReplicatedState(Generic[MachineT]):
         if self.status is not Status.ACTIVE:
             return False
         code = coordinator_error(error.code)
-        if self._trouble is not error.code:
-            self._trouble = error.code
+        if self._append_error is not error.code:
+            self._append_error = error.code
             logger.warning(
                 "%s-%d: append failed, clients get %s: %s", self.topic, self.index, code.name, error
             )
@@ -393,7 +393,7 @@ class ReplicatedState(Generic[MachineT]):
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def _forget(self, code: ErrorCode) -> None:
+    def _fail_all(self, code: ErrorCode) -> None:
         """Drop everything that was decided or asked; fail every client that waits with this code."""
         if self._timer is not None:
             self._timer.cancel()
@@ -415,9 +415,9 @@ class ReplicatedState(Generic[MachineT]):
         if at_ms is not None:
             # Kept here, because uvloop returns a handle without a time for one that is past.
             self._timer_at_ms = at_ms
-            self._timer = self._loop.call_at(at_ms / 1000, self._time_is_up, at_ms)
+            self._timer = self._loop.call_at(at_ms / 1000, self._deadline_passed, at_ms)
 
-    def _time_is_up(self, planned_ms: int) -> None:
+    def _deadline_passed(self, planned_ms: int) -> None:
         self._timer = None
         if self.status is not Status.ACTIVE:
             return
@@ -439,7 +439,7 @@ class ReplicatedState(Generic[MachineT]):
 
     def _reload(self, code: ErrorCode) -> None:
         self._set_status(Status.LOADING)
-        self._forget(code)
+        self._fail_all(code)
         self.start()
 
     def _set_status(self, status: Status) -> None:
@@ -504,7 +504,7 @@ class ReplicatedState(Generic[MachineT]):
                         if row.key is not None:
                             latest.pop(row.key, None)
                             latest[row.key] = row
-                await pace.breathe()
+                await pace.yield_if_due()
         await self._apply_latest(machine, latest, pace)
         return machine
 
@@ -513,7 +513,7 @@ class ReplicatedState(Generic[MachineT]):
     ) -> None:
         for row in latest.values():
             self._apply(machine, row, producer_id=-1)
-            await pace.breathe()
+            await pace.yield_if_due()
         latest.clear()
 
     def _apply_in_order(

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 UNKNOWN_OUTCOME: Final = "unknown"
-"""The label of a conditional put whose reply was lost: its caller gets neither an error nor an answer."""
+"""The label of a conditional put whose reply was lost: it is neither an error nor an answer."""
 
 
 class StoreStats:

@@ -4,7 +4,7 @@ Owns: the `ObjectStore` interface, its errors, what a key may look like. Does no
 (memory_store, local_store, s3_store), retries and deadlines (resilient), what the objects mean.
 
 Invariant: of any number of `put_if_absent` calls for one key, in any processes, at most one ever returns WON,
-and an object is either absent or whole. UNKNOWN promises nothing: the caller reads the key to learn who won.
+and an object is either absent or whole. UNKNOWN promises nothing: reading the key tells which put won.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _accepts(shard: GroupShard, group: Group, member_id: str) -> bool:
         case State.EMPTY:
             return True
         case State.PREPARING_REBALANCE:
-            # Counting who waits, not who belongs: of a group above a lowered bound the last to rejoin go.
+            # Counts waiting members, not all: of a group above a lowered bound the last to rejoin leave.
             if member is not None and member.join_token is not None:
                 return True
             return group.awaiting_join < shard.config.max_size
@@ -305,7 +305,7 @@ def _maybe_complete_join(shard: GroupShard, group: Group, draft: GroupDraft) -> 
         _complete_join(shard, group, draft)
 
 
-def _join_time_is_up(shard: GroupShard, group: Group, draft: GroupDraft) -> None:
+def _join_deadline_passed(shard: GroupShard, group: Group, draft: GroupDraft) -> None:
     if group.state is not State.PREPARING_REBALANCE:
         return
     remaining_ms = group.initial_remaining_ms
@@ -409,7 +409,7 @@ def _assign(shard: GroupShard, group: Group, assignments: Mapping[str, bytes], d
             shard.restart_session(group, member, draft.now)
 
 
-def _sync_time_is_up(shard: GroupShard, group: Group, draft: GroupDraft) -> None:
+def _sync_deadline_passed(shard: GroupShard, group: Group, draft: GroupDraft) -> None:
     if group.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not group.pending_sync:
         return
     for member_id in sorted(group.pending_sync):
@@ -469,7 +469,7 @@ def _session_expired(shard: GroupShard, group: Group, member_id: str, draft: Gro
     member = group.members.get(member_id)
     if member is None:
         group.pending_join.discard(member_id)
-    elif member.is_excused:
+    elif member.is_waiting:
         return
     else:
         _dismiss(shard, group, member, draft)
@@ -502,9 +502,9 @@ def meet_deadline(shard: GroupShard, key: tuple[str, ...], draft: GroupDraft) ->
     if kind == "session":
         _session_expired(shard, group, member_id, draft)
     elif kind == "join":
-        _join_time_is_up(shard, group, draft)
+        _join_deadline_passed(shard, group, draft)
     else:
-        _sync_time_is_up(shard, group, draft)
+        _sync_deadline_passed(shard, group, draft)
 
 
 def extend_sessions(shard: GroupShard, now: Instant) -> None:

@@ -86,7 +86,7 @@ class GroupCoordinator:
             batch_bytes_max=config.message_max_bytes,
         )
         self._states: dict[int, GroupState] = {}
-        self._led: dict[int, int] = {}
+        self._leader_epochs: dict[int, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._creation: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class GroupCoordinator:
         """Coordinate the partitions that this broker leads already, and those it will lead."""
         self._tasks = task_group
         self._adopt_batch_bound()
-        for index, leader_epoch in self._led.items():
+        for index, leader_epoch in self._leader_epochs.items():
             self._open(index, leader_epoch)
         self._expiry = task_group.create_task(self._expire_for_ever(), name="offset expiry")
 
@@ -214,9 +214,9 @@ class GroupCoordinator:
         if state is not None:
             state.close()
         if leader_epoch is None:
-            self._led.pop(index, None)
+            self._leader_epochs.pop(index, None)
             return
-        self._led[index] = leader_epoch
+        self._leader_epochs[index] = leader_epoch
         if self._tasks is not None:
             self._open(index, leader_epoch)
 

@@ -39,7 +39,7 @@ class Event(Enum):
     REBALANCE = auto()
     """Members must join again, because one came, left or changed."""
     JOINED = auto()
-    """The join phase is over; a generation begins with whoever joined."""
+    """The join phase is over; a generation begins with the members that joined."""
     EMPTIED = auto()
     """The join phase is over and nobody is left."""
     ASSIGNED = auto()
@@ -80,7 +80,7 @@ class Member:
     is_new: bool = False
 
     @property
-    def is_excused(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it waits for the coordinator, so that its silence means nothing. A new member's wait is
         bounded all the same.
         """

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, delete and keep them, and when they expire.
+"""Committed offsets: what may change them, and when they expire.
 
 Owns the commands on offsets and on whole groups, whatever protocol the members of a group speak. Does not own
 membership, which a group judges by itself (`broker.coordinators.groups.membership`), nor what is stored

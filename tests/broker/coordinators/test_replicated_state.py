@@ -262,7 +262,7 @@ async def test_a_deadline_that_strikes_late_finds_everyone_innocent(
     await stable_member(state)
     now_ms = int(asyncio.get_running_loop().time() * 1000)
     state.machine.timers.set(("session", "g", "m"), now_ms - 5_000)
-    state._time_is_up(now_ms - 5_000)
+    state._deadline_passed(now_ms - 5_000)
     await settle()
     assert state.machine.groups["g"].state is State.STABLE
     assert await state.ask(Heartbeat(group_id="g", member_id="m", generation=1)) is ErrorCode.none

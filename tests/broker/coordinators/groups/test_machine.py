@@ -237,7 +237,7 @@ class Lives(RuleBasedStateMachine):
             assert timers.at(("session", GROUP, member_id)) is not None
         for member in group.members.values():
             has_session = timers.at(("session", GROUP, member.member_id)) is not None
-            assert has_session or member.is_excused
+            assert has_session or member.is_waiting
             if member.join_token is not None:
                 assert timers.at(("join", GROUP, "")) is not None
             if member.sync_token is not None:

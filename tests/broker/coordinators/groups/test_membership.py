@@ -38,6 +38,19 @@ def test_a_group_moves_along_the_table_alone(state: State, event: Event) -> None
         assert (group.previous_state, group.state, group.state_since_ms) == (state, target, 2)
 
 
+def test_the_transitions_are_those_of_kafka_but_for_dead() -> None:
+    """A group that is Dead has no entry here."""
+    edges = {(state.value, target.value) for state in State for target in TRANSITIONS[state].values()}
+    assert edges == {
+        ("Empty", "PreparingRebalance"),
+        ("PreparingRebalance", "CompletingRebalance"),
+        ("PreparingRebalance", "Empty"),
+        ("CompletingRebalance", "Stable"),
+        ("CompletingRebalance", "PreparingRebalance"),
+        ("Stable", "PreparingRebalance"),
+    }
+
+
 def test_every_state_can_be_reached_and_left() -> None:
     reached = {State.EMPTY}
     while more := {to for state in reached for to in TRANSITIONS[state].values()} - reached:
