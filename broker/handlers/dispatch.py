@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
@@ -33,6 +33,9 @@ from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest
 from protocol.messages import decode_request, encode_response
 from protocol.wire import RequestHead, parse_head
+
+if TYPE_CHECKING:
+    from protocol.requests.envelope import EnvelopeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +53,9 @@ FOR_THE_CONTROLLER: Final = frozenset(
         Api.DESCRIBE_QUORUM,
     }
 )
-"""Any broker takes these from a client; the controller alone can answer them."""
+"""Any broker takes these from a client; only the controller can answer them."""
 PASSED_ON: Final = FOR_THE_CONTROLLER | {Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS}
-"""The last two by their handlers, because a broker judges its own settings first."""
+"""The last two are passed on by their handlers, because a broker checks its own settings first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class Context:
     client_id: str | None
     connection: Connection
     is_passed_on: bool = False
-    """By the broker that a client had asked, to this one as the controller."""
+    """Whether another broker, which the client had asked, passed it on to this one as the controller."""
 
 
 Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields]"]
@@ -143,7 +146,7 @@ class Dispatcher:
             stop = self._repeat(connection, frames, at, answers)
         except Exception as error:
             self._log_once("a repeated Produce", error)
-            raise Disconnect("it asked for something this broker fails at") from None
+            raise Disconnect("internal error (see the log above)") from None
         self._counts[Api.PRODUCE] += stop - at
         return stop
 
@@ -159,7 +162,7 @@ class Dispatcher:
             raise Disconnect(f"a request of {len(frame)} bytes has no header") from None
         except Exception as error:
             self._log_once("a request", error)
-            raise Disconnect("it asked for something this broker fails at") from None
+            raise Disconnect("internal error (see the log above)") from None
 
     def write_staged(self) -> list[Partition]:
         flushed = self._replicas.flush() if self._replicas.touched else []
@@ -222,8 +225,8 @@ class Dispatcher:
         answer = await self._cluster.forwarding.ask(frame)
         return _SIZE.pack(len(answer)) + answer
 
-    async def _envelope(self, outer: Context, request: Any) -> Fields:
-        """A client's request that another broker passes on: answered as if it had come here."""
+    async def _envelope(self, outer: Context, request: EnvelopeRequest) -> Fields:
+        """Answer a client's request that another broker passes on, as if it had come here."""
         if not self._cluster.is_controller:
             return {"response_data": None, "error_code": ErrorCode.not_controller}
         try:
@@ -251,17 +254,17 @@ class Dispatcher:
         return data[_SIZE.size :]
 
     def _check_peer(self, connection: Connection, api_key: int) -> None:
-        """The one place that tells a broker from a client."""
+        """Refuse a client what only brokers may ask. Nothing else tells a broker from a client."""
         listener = self._inter_broker_listener
         if connection.listener != listener or api_key not in self._handlers:
             raise Disconnect(f"{PEER[api_key].name} is for brokers, on listener {listener}")
 
     def _write_first(self) -> None:
-        """What a request reads must include the Produce requests before it."""
+        """Write the Produce requests before this request, which must see what they appended."""
         if self._replicas.touched:
             self._written.extend(self._replicas.flush())
 
-    def _call(self, context: Context, request: Any) -> Answer:
+    def _call(self, context: Context, request: object) -> Answer:
         connection = context.connection
         try:
             result = self._handlers[context.api_key](context, request)
@@ -276,9 +279,9 @@ class Dispatcher:
         return slot
 
     async def _finish(
-        self, context: Context, request: Any, result: Awaitable[Fields | bytes], slot: AnswerSlot
+        self, context: Context, request: object, result: Awaitable[Fields | bytes], slot: AnswerSlot
     ) -> None:
-        """Waits for a handler that could not answer at once, or for the answer of another broker."""
+        """Wait for a handler that could not answer at once, or for the answer of another broker."""
         try:
             fields = await result
             data = (
@@ -298,7 +301,7 @@ class Dispatcher:
         context.connection.answer(slot, data)
         context.connection.resume()
 
-    def _failed(self, context: Context, request: Any, error: Exception) -> bytes:
+    def _failed(self, context: Context, request: object, error: Exception) -> bytes:
         code, message = ErrorCode.unknown_server_error, None
         if isinstance(error, KafkaError):
             code, message = error.code, error.message
@@ -306,17 +309,17 @@ class Dispatcher:
             self._log_once(f"{KNOWN[context.api_key].name} version {context.api_version}", error)
         self._errors[code.value] += 1
         api_key, version = context.api_key, context.api_version
-        cannot_say = f"{KNOWN[api_key].name} failed with {code.name} and cannot say so"
         try:
             fields = error_reply(api_key, version, request, code, message)
             if fields is not None:
                 return encode_response(api_key, version, context.correlation_id, fields)
         except Exception as failure:
             self._log_once(f"the error reply of {KNOWN[api_key].name} version {version}", failure)
-        raise Disconnect(cannot_say)
+        why = f"{KNOWN[api_key].name} failed with {code.name}"
+        raise Disconnect(f"{why}, and its response has no place for an error")
 
     def _log_once(self, what: str, error: Exception) -> None:
-        """The stack of a bug once, its repetitions as one line each."""
+        """Log the stack of a bug once, and each repetition as one line."""
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next

@@ -7,22 +7,45 @@ every version that is served; an API without a place for an error has no reply, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from uuid import UUID
 
 from protocol.apis import SERVED, Api, PeerApi
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.messages import encode_response, get
+from protocol.messages import encode_response
+
+if TYPE_CHECKING:
+    from protocol.requests.alter_configs import AlterConfigsRequest
+    from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+    from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+    from protocol.requests.create_partitions import CreatePartitionsRequest
+    from protocol.requests.create_topics import CreateTopicsRequest
+    from protocol.requests.delete_groups import DeleteGroupsRequest
+    from protocol.requests.delete_records import DeleteRecordsRequest
+    from protocol.requests.delete_topics import DeleteTopicsRequest
+    from protocol.requests.describe_configs import DescribeConfigsRequest
+    from protocol.requests.describe_groups import DescribeGroupsRequest
+    from protocol.requests.describe_producers import DescribeProducersRequest
+    from protocol.requests.elect_leaders import ElectLeadersRequest
+    from protocol.requests.find_coordinator import FindCoordinatorRequest
+    from protocol.requests.incremental_alter_configs import IncrementalAlterConfigsRequest
+    from protocol.requests.list_offsets import ListOffsetsRequest
+    from protocol.requests.metadata import MetadataRequest
+    from protocol.requests.offset_commit import OffsetCommitRequest
+    from protocol.requests.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 _API_VERSIONS_FALLBACK: Final = 0
-_Error: TypeAlias = dict[str, Any]
+_NULL_NAME_FROM: Final = 12
+Error: TypeAlias = dict[str, ErrorCode | str | None]
+"""What every place for an error gets: `error_code` and `error_message`."""
 
 
 def error_reply(
-    api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
+    api_key: int, version: int, request: object, code: ErrorCode, message: str | None = None
 ) -> Fields | None:
-    """A response that says nothing but the error, where this API has a place for it, else None."""
+    """A response with nothing but the error, or None where this API has no place for it."""
     shape = _SHAPES.get(api_key)
     if shape is not None:
         return shape(version, request, {"error_code": code, "error_message": message})
@@ -30,7 +53,7 @@ def error_reply(
 
 
 def unsupported_api_versions(correlation_id: int) -> bytes:
-    """KIP-511: version 0 with the ranges, whatever version was asked."""
+    """The answer to a version that is not served (KIP-511): version 0 with the ranges."""
     ranges = [
         {"api_key": int(key), "min_version": row.min_version, "max_version": row.max_version}
         for key, row in SERVED.items()
@@ -39,57 +62,70 @@ def unsupported_api_versions(correlation_id: int) -> bytes:
     return encode_response(Api.API_VERSIONS, _API_VERSIONS_FALLBACK, correlation_id, fields)
 
 
-def _by_partition(topics: str, index: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
-    """Topics with partitions, each with the error and what else the schema requires."""
-
-    def shape(version: int, request: Any, error: _Error) -> Fields:
-        answered = []
-        for topic in get(request, "topics", ()) or ():
-            partitions = []
-            for asked in get(topic, "partitions", None) or get(topic, "partition_indexes", ()):
-                number = asked if isinstance(asked, int) else get(asked, index, None)
-                if number is None:
-                    number = get(asked, "partition", 0)
-                partitions.append({"partition_index": number, "partition": number, **error, **rest})
-            name = get(topic, "name", get(topic, "topic", ""))
-            answered.append(
-                {"name": name, "topic": name, "topic_id": get(topic, "topic_id"), "partitions": partitions}
-            )
-        return {topics: answered, "throttle_time": 0, "error_code": error["error_code"]}
-
-    return shape
-
-
-def _by_item(items: str, answered: str, *names: str, **rest: Any) -> Callable[[int, Any, _Error], Fields]:
-    """One error for each thing asked for, named as it was."""
-
-    def shape(version: int, request: Any, error: _Error) -> Fields:
-        out = []
-        for item in get(request, items, ()) or ():
-            named = {name: get(item, name) for name in names} if names else {"group_id": item}
-            out.append({**named, **error, **rest})
-        return {answered: out, "throttle_time": 0, "error_code": error["error_code"]}
-
-    return shape
+def _answered(
+    topics: Iterable[tuple[str, UUID | None, Iterable[int]]], error: Error, **rest: object
+) -> Fields:
+    """Topics with partitions, each with the error and what else its schema requires."""
+    return {
+        "topics": [
+            {
+                "name": name,
+                "topic": name,
+                "topic_id": topic_id,
+                "partitions": [
+                    {"partition_index": index, "partition": index, **error, **rest} for index in partitions
+                ],
+            }
+            for name, topic_id, partitions in topics
+        ],
+        "throttle_time": 0,
+        "error_code": error["error_code"],
+    }
 
 
-def _delete_topics(version: int, request: Any, error: _Error) -> Fields:
-    names = [{"name": topic.name, "topic_id": topic.topic_id} for topic in get(request, "topics", ()) or ()]
-    names += [{"name": name, "topic_id": None} for name in get(request, "topic_names", ()) or ()]
-    return {"responses": [{**name, **error} for name in names], "throttle_time": 0}
-
-
-def _metadata(version: int, request: Any, error: _Error) -> Fields:
+def _list_offsets(version: int, request: ListOffsetsRequest, error: Error) -> Fields:
     topics = [
+        (topic.name, None, [each.partition_index for each in topic.partitions]) for topic in request.topics
+    ]
+    return _answered(topics, error)
+
+
+def _offset_commit(version: int, request: OffsetCommitRequest, error: Error) -> Fields:
+    topics = [
+        (topic.name, topic.topic_id, [each.partition_index for each in topic.partitions])
+        for topic in request.topics
+    ]
+    return _answered(topics, error)
+
+
+def _delete_records(version: int, request: DeleteRecordsRequest, error: Error) -> Fields:
+    topics = [
+        (topic.name, None, [each.partition_index for each in topic.partitions]) for topic in request.topics
+    ]
+    return _answered(topics, error, low_watermark=-1)
+
+
+def _offset_for_leader_epoch(version: int, request: OffsetForLeaderEpochRequest, error: Error) -> Fields:
+    topics = [(topic.topic, None, [each.partition for each in topic.partitions]) for topic in request.topics]
+    return _answered(topics, error, leader_epoch=-1, end_offset=-1)
+
+
+def _describe_producers(version: int, request: DescribeProducersRequest, error: Error) -> Fields:
+    topics = [(topic.name, None, topic.partition_indexes) for topic in request.topics]
+    return _answered(topics, error, active_producers=[])
+
+
+def _metadata(version: int, request: MetadataRequest, error: Error) -> Fields:
+    topics: list[Fields] = [
         {
             # the response takes null for a name two versions later than the request
-            "name": topic.name or ("" if version < 12 else None),
-            "topic_id": get(topic, "topic_id"),
+            "name": topic.name or ("" if version < _NULL_NAME_FROM else None),
+            "topic_id": topic.topic_id,
             "is_internal": False,
             "partitions": [],
             "error_code": error["error_code"],
         }
-        for topic in get(request, "topics", ()) or ()
+        for topic in request.topics or ()
     ]
     return {
         "brokers": [],
@@ -101,13 +137,64 @@ def _metadata(version: int, request: Any, error: _Error) -> Fields:
     }
 
 
-def _find_coordinator(version: int, request: Any, error: _Error) -> Fields:
+def _find_coordinator(version: int, request: FindCoordinatorRequest, error: Error) -> Fields:
     nowhere = {"node_id": -1, "host": "", "port": -1, **error}
-    keys = get(request, "coordinator_keys", ()) or ()
-    return {**nowhere, "coordinators": [{"key": key, **nowhere} for key in keys], "throttle_time": 0}
+    found = [{"key": key, **nowhere} for key in request.coordinator_keys]
+    return {**nowhere, "coordinators": found, "throttle_time": 0}
 
 
-def _elect_leaders(version: int, request: Any, error: _Error) -> Fields:
+def _delete_topics(version: int, request: DeleteTopicsRequest, error: Error) -> Fields:
+    topics: list[tuple[str | None, UUID | None]] = [(topic.name, topic.topic_id) for topic in request.topics]
+    topics += [(name, None) for name in request.topic_names]
+    responses = [{"name": name, "topic_id": topic_id, **error} for name, topic_id in topics]
+    return {"responses": responses, "throttle_time": 0}
+
+
+def _create_topics(version: int, request: CreateTopicsRequest, error: Error) -> Fields:
+    topics: list[Fields] = [
+        {"name": topic.name, **error, "topic_id": None, "configs": []} for topic in request.topics
+    ]
+    return {"topics": topics, "throttle_time": 0}
+
+
+def _create_partitions(version: int, request: CreatePartitionsRequest, error: Error) -> Fields:
+    return {"results": [{"name": topic.name, **error} for topic in request.topics], "throttle_time": 0}
+
+
+def _delete_groups(version: int, request: DeleteGroupsRequest, error: Error) -> Fields:
+    results = [{"group_id": group_id, **error} for group_id in request.groups_names]
+    return {"results": results, "throttle_time": 0}
+
+
+def _describe_groups(version: int, request: DescribeGroupsRequest, error: Error) -> Fields:
+    unknown = {"group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
+    groups = [{"group_id": group_id, **error, **unknown} for group_id in request.groups]
+    return {"groups": groups, "throttle_time": 0}
+
+
+def _describe_configs(version: int, request: DescribeConfigsRequest, error: Error) -> Fields:
+    results = [{**_resource(each), **error, "configs": []} for each in request.resources]
+    return {"results": results, "throttle_time": 0}
+
+
+def _alter_configs(
+    version: int, request: AlterConfigsRequest | IncrementalAlterConfigsRequest, error: Error
+) -> Fields:
+    return {"responses": [{**_resource(each), **error} for each in request.resources], "throttle_time": 0}
+
+
+class Resource(Protocol):
+    @property
+    def resource_type(self) -> int: ...
+    @property
+    def resource_name(self) -> str: ...
+
+
+def _resource(resource: Resource) -> Fields:
+    return {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+
+
+def _elect_leaders(version: int, request: ElectLeadersRequest, error: Error) -> Fields:
     results = [
         {
             "topic": topic.topic,
@@ -118,7 +205,9 @@ def _elect_leaders(version: int, request: Any, error: _Error) -> Fields:
     return {"replica_election_results": results, "throttle_time": 0, "error_code": error["error_code"]}
 
 
-def _alter_partition_reassignments(version: int, request: Any, error: _Error) -> Fields:
+def _alter_partition_reassignments(
+    version: int, request: AlterPartitionReassignmentsRequest, error: Error
+) -> Fields:
     responses = [
         {
             "name": topic.name,
@@ -129,7 +218,7 @@ def _alter_partition_reassignments(version: int, request: Any, error: _Error) ->
     return {"responses": responses, "throttle_time": 0, **error}
 
 
-def _alter_replica_log_dirs(version: int, request: Any, error: _Error) -> Fields:
+def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, error: Error) -> Fields:
     results = [
         {
             "topic_name": topic.name,
@@ -141,28 +230,27 @@ def _alter_replica_log_dirs(version: int, request: Any, error: _Error) -> Fields
     return {"results": results, "throttle_time": 0}
 
 
-_SHAPES: Final[Mapping[int, Callable[[int, Any, _Error], Fields]]] = {
-    Api.LIST_OFFSETS: _by_partition("topics", "partition_index"),
-    Api.OFFSET_COMMIT: _by_partition("topics", "partition_index"),
-    Api.DELETE_RECORDS: _by_partition("topics", "partition_index", low_watermark=-1),
-    Api.OFFSET_FOR_LEADER_EPOCH: _by_partition("topics", "partition", leader_epoch=-1, end_offset=-1),
-    Api.DESCRIBE_PRODUCERS: _by_partition("topics", "partition_index", active_producers=[]),
+_SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Fields]]] = {
+    Api.LIST_OFFSETS: _list_offsets,
+    Api.OFFSET_COMMIT: _offset_commit,
+    Api.DELETE_RECORDS: _delete_records,
+    Api.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch,
+    Api.DESCRIBE_PRODUCERS: _describe_producers,
     Api.METADATA: _metadata,
     Api.FIND_COORDINATOR: _find_coordinator,
     Api.DELETE_TOPICS: _delete_topics,
-    Api.CREATE_TOPICS: _by_item("topics", "topics", "name", topic_id=None, configs=[]),
-    Api.CREATE_PARTITIONS: _by_item("topics", "results", "name"),
-    Api.DELETE_GROUPS: _by_item("groups_names", "results"),
-    Api.DESCRIBE_GROUPS: _by_item(
-        "groups", "groups", group_state="", protocol_type="", protocol_data="", members=[]
-    ),
-    Api.DESCRIBE_CONFIGS: _by_item("resources", "results", "resource_type", "resource_name", configs=[]),
-    Api.ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
-    Api.INCREMENTAL_ALTER_CONFIGS: _by_item("resources", "responses", "resource_type", "resource_name"),
+    Api.CREATE_TOPICS: _create_topics,
+    Api.CREATE_PARTITIONS: _create_partitions,
+    Api.DELETE_GROUPS: _delete_groups,
+    Api.DESCRIBE_GROUPS: _describe_groups,
+    Api.DESCRIBE_CONFIGS: _describe_configs,
+    Api.ALTER_CONFIGS: _alter_configs,
+    Api.INCREMENTAL_ALTER_CONFIGS: _alter_configs,
     Api.ELECT_LEADERS: _elect_leaders,
     Api.ALTER_PARTITION_REASSIGNMENTS: _alter_partition_reassignments,
     Api.ALTER_REPLICA_LOG_DIRS: _alter_replica_log_dirs,
 }
+"""The reply of each API that names in its answer what it was asked for."""
 
 _EMPTY: Final[Mapping[int, Fields]] = {
     Api.API_VERSIONS: {"api_keys": []},
