@@ -43,8 +43,9 @@ from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
+from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
-from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.log_manager import Intervals, LogManager
 
 
 def build(

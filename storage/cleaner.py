@@ -15,13 +15,24 @@ import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from protocol.compression import compress
 from protocol.errors import CorruptBatch, KafkaError
 from protocol.records import (
+    ATTRIBUTES,
+    ATTRIBUTES_AT,
+    BASE_TIMESTAMP_AT,
+    CODEC_MASK,
+    COUNT_AT,
+    CRC,
+    CRC_AT,
+    DELETE_HORIZON,
     HEADER_SIZE,
+    INT64,
+    LENGTH,
+    LENGTH_AT,
+    MAX_TIMESTAMP_AT,
     OVERHEAD,
     BatchHeader,
     check_stored,
@@ -30,15 +41,12 @@ from protocol.records import (
     parse_control,
     records_data,
 )
-from storage.checkpoints import TopicPartition
+from storage.checkpoints import Done, TopicPartition
 from storage.index import AbortedTxn
 from storage.policy import LONG_MAX, SegmentExtent, plan_groups
 from storage.producers import ProducerEntry
 from storage.segment import CLEANED, SEGMENT_SUFFIXES, Found, Segment
 from storage.unified_log import UnifiedLog
-
-if TYPE_CHECKING:
-    from storage.log_manager import LogManager
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +54,39 @@ RECORDS_PER_SLICE = 256
 BYTES_INLINE = 32 << 10
 WRITE_BYTES = 512 << 10
 KEY_BYTES_EXACT = 64
-KEY_OVERHEAD_BYTES = 100  # of a dict entry, its key object and its offset
+KEY_OVERHEAD_BYTES = 100
+"""Of a dict entry, its key object and its offset."""
 
-_LENGTH = Struct(">i")
-_CRC = Struct(">I")
-_ATTRIBUTES = Struct(">h")
-_LONG = Struct(">q")
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _BASE_TIMESTAMP_AT, _MAX_TIMESTAMP_AT, _COUNT_AT = 8, 17, 21, 27, 35, 57
-_DELETE_HORIZON = 0x40
-_CODEC_MASK = 0x07
 _CODEC_NAMES = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _ABORT, _COMMIT = 0, 1
 
 Slices = Generator[int, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerSettings:
+    enabled: bool = True
+    """`log.cleaner.enable`"""
+    dedupe_bytes: int = 134_217_728
+    """`log.cleaner.dedupe.buffer.size`"""
+    io_max_bytes_per_second: float = float("inf")
+    """`log.cleaner.io.max.bytes.per.second`"""
+
+
+class CompactedLogs(Protocol):
+    """The logs to compact, and what their owner does for it."""
+
+    cleaner: CleanerSettings
+    logs: dict[TopicPartition, UnifiedLog]
+    cleaned_upto: dict[TopicPartition, int]
+    uncleanable: set[TopicPartition]
+
+    def settle_closed(self, log: UnifiedLog) -> int:
+        """Return up to where the recovery point on disk covers closed segments: only they may get gaps."""
+
+    def checkpoint_cleaner(self) -> None: ...
+
+    def run_in_background(self, job: Callable[[], None], done: Done) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +139,18 @@ def plan_cleaning(log: UnifiedLog, cleaned_upto: int, now_ms: int) -> CleaningPl
     )
 
 
-def clean_logs(manager: LogManager, now_ms: int) -> Iterator[int]:
+def clean_logs(owner: CompactedLogs, now_ms: int) -> Iterator[int]:
     """Compact every log that is dirty enough, the dirtiest first."""
-    if not manager.cleaner.enabled:
+    if not owner.cleaner.enabled:
         return
     plans = []
-    for key, log in list(manager.logs.items()):
-        if not log.config.is_compacted or log.offline is not None or key in manager.uncleanable:
+    for key, log in list(owner.logs.items()):
+        if not log.config.is_compacted or log.offline is not None or key in owner.uncleanable:
             continue
         try:
-            plan = plan_cleaning(log, manager.cleaned_upto.get(key, 0), now_ms)
+            plan = plan_cleaning(log, owner.cleaned_upto.get(key, 0), now_ms)
         except (CorruptBatch, OSError) as error:
-            _give_up(manager, key, error)
+            _give_up(owner, key, error)
             continue
         if plan.is_due:
             plans.append((key, plan))
@@ -130,32 +158,32 @@ def clean_logs(manager: LogManager, now_ms: int) -> Iterator[int]:
     plans.sort(key=lambda entry: -entry[1].dirty_ratio)
     for key, plan in plans:
         try:
-            settled = manager.settle_closed(plan.log)
+            settled = owner.settle_closed(plan.log)
             if settled > plan.first_dirty:
-                yield from _clean_log(manager, key, replace(plan, end=min(plan.end, settled)), now_ms)
+                yield from _clean_log(owner, key, replace(plan, end=min(plan.end, settled)), now_ms)
         except KafkaError as error:
             logger.warning("compaction of %s-%d stopped: %s", *key, error)
         except CorruptBatch as error:
-            _give_up(manager, key, error)
+            _give_up(owner, key, error)
         except OSError as error:
             plan.log.flush_failed(error)
 
 
-def _give_up(manager: LogManager, key: TopicPartition, error: Exception) -> None:
-    manager.uncleanable.add(key)
+def _give_up(owner: CompactedLogs, key: TopicPartition, error: Exception) -> None:
+    owner.uncleanable.add(key)
     logger.error("%s-%d cannot be compacted until the next start: %s", *key, error)
 
 
-def _clean_log(manager: LogManager, key: TopicPartition, plan: CleaningPlan, now_ms: int) -> Slices:
+def _clean_log(owner: CompactedLogs, key: TopicPartition, plan: CleaningPlan, now_ms: int) -> Slices:
     """Map the keys, then rewrite group by group. Whenever retention, a truncation or a deletion changes
     the closed segments meanwhile, stop: the next round plans anew."""
     log = plan.log
     generation = log.generation
-    pace = Pace(manager.cleaner.io_max_bytes_per_second)
-    keys = KeyMap(manager.cleaner.dedupe_bytes)
+    pace = Pace(owner.cleaner.io_max_bytes_per_second)
+    keys = KeyMap(owner.cleaner.dedupe_bytes)
     segments = [segment for segment in log.segments[:-1] if segment.base_offset < plan.end]
     try:
-        for wait_ms in _map_keys(manager, segments, plan, keys, pace):
+        for wait_ms in _map_keys(owner, segments, plan, keys, pace):
             yield wait_ms
             if log.generation != generation:
                 return
@@ -163,7 +191,7 @@ def _clean_log(manager: LogManager, key: TopicPartition, plan: CleaningPlan, now
             return
         transactions = Transactions()
         for group in _groups(log, [segment for segment in segments if segment.base_offset < keys.end]):
-            cleaned = yield from _clean_group(manager, log, group, keys, transactions, now_ms, pace)
+            cleaned = yield from _clean_group(owner, log, group, keys, transactions, now_ms, pace)
             if cleaned is None:
                 return
             log.swap_in(cleaned, group, now_ms)
@@ -173,8 +201,8 @@ def _clean_log(manager: LogManager, key: TopicPartition, plan: CleaningPlan, now
         if log.generation == generation:
             raise
         return
-    manager.cleaned_upto[key] = keys.end
-    manager.checkpoint_cleaner()
+    owner.cleaned_upto[key] = keys.end
+    owner.checkpoint_cleaner()
 
 
 def _groups(log: UnifiedLog, segments: list[Segment]) -> list[list[Segment]]:
@@ -292,7 +320,7 @@ class Transactions:
 
 
 def _map_keys(
-    manager: LogManager, segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
+    owner: CompactedLogs, segments: list[Segment], plan: CleaningPlan, keys: KeyMap, pace: Pace
 ) -> Slices:
     """Read the dirty part and note the last offset of every key."""
     log = plan.log
@@ -316,7 +344,7 @@ def _map_keys(
                 transactions.ended_by(header, _marker_kind(batch, header))
             elif not transactions.is_aborted_data(header):
                 records = 0
-                data = yield from _unpacked(manager, batch, header)
+                data = yield from _unpacked(owner, batch, header)
                 for record in walk(data, header):
                     if record.key is not None and record.offset >= plan.first_dirty:
                         if not keys.put(record.key, record.offset):
@@ -348,7 +376,7 @@ def _marker_kind(batch: bytes, header: BatchHeader) -> int:
 
 
 def _clean_group(
-    manager: LogManager,
+    owner: CompactedLogs,
     log: UnifiedLog,
     group: list[Segment],
     keys: KeyMap,
@@ -366,16 +394,14 @@ def _clean_group(
         transactions.add(_aborted_around(log, segment.base_offset, log.end_of(segment)))
         for found in segment.scan(0, segment.size):
             pace.add(found.header.size)
-            yield from _clean_batch(
-                manager, segment, found, output, keys, transactions, producers, log, now_ms
-            )
+            yield from _clean_batch(owner, segment, found, output, keys, transactions, producers, log, now_ms)
             yield pace.wait_ms()
             if log.generation != generation:
                 _discard(log, cleaned)
                 return None
     output.finish()
     synced: list[OSError | None] = []
-    manager.run_in_background(lambda: _sync(log, cleaned), synced.append)
+    owner.run_in_background(lambda: _sync(log, cleaned), synced.append)
     while not synced:
         yield 1
     if log.generation != generation:
@@ -434,7 +460,7 @@ class _Output:
 
 
 def _clean_batch(
-    manager: LogManager,
+    owner: CompactedLogs,
     segment: Segment,
     found: Found,
     output: _Output,
@@ -464,7 +490,7 @@ def _clean_batch(
     total = 0
     has_tombstone = False
     if not drop_all:
-        data = yield from _unpacked(manager, batch, header)
+        data = yield from _unpacked(owner, batch, header)
         for record in walk(data, header):
             total += 1
             if header.is_control or _is_kept(record, header, keys, horizon, now_ms):
@@ -480,7 +506,7 @@ def _clean_batch(
             output.add(batch, header.last_offset, header.max_timestamp)
             return
         level = log.config.compression_level(_CODEC_NAMES.get(header.codec, ""))
-        rebuilt = yield from _rebuild(manager, batch, header, kept, new_horizon, level)
+        rebuilt = yield from _rebuild(owner, batch, header, kept, new_horizon, level)
         output.add(rebuilt, header.last_offset, max_timestamp_of(rebuilt))
     elif _keeps_producer(header, producers):
         output.add(_emptied(batch), header.last_offset, header.max_timestamp)
@@ -586,14 +612,14 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _unpacked(manager: LogManager, batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
+def _unpacked(owner: CompactedLogs, batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
     """The records section."""
     if not header.codec or header.size <= BYTES_INLINE:
         return records_data(batch, 0, header)
-    return (yield from _beside(manager, lambda: records_data(batch, 0, header)))
+    return (yield from _beside(owner, lambda: records_data(batch, 0, header)))
 
 
-def _beside(manager: LogManager, work: Callable[[], bytes]) -> Generator[int, None, bytes]:
+def _beside(owner: CompactedLogs, work: Callable[[], bytes]) -> Generator[int, None, bytes]:
     """What native code does with a large batch takes too long for the loop."""
     result: list[bytes | CorruptBatch] = []
     done: list[OSError | None] = []
@@ -604,7 +630,7 @@ def _beside(manager: LogManager, work: Callable[[], bytes]) -> Generator[int, No
         except CorruptBatch as error:
             result.append(error)
 
-    manager.run_in_background(job, done.append)
+    owner.run_in_background(job, done.append)
     while not done:
         yield 1
     if isinstance(result[0], CorruptBatch):
@@ -613,7 +639,7 @@ def _beside(manager: LogManager, work: Callable[[], bytes]) -> Generator[int, No
 
 
 def _rebuild(
-    manager: LogManager,
+    owner: CompactedLogs,
     batch: bytes,
     header: BatchHeader,
     kept: list[Walked],
@@ -637,36 +663,36 @@ def _rebuild(
         if at % RECORDS_PER_SLICE == 0:
             yield 0
     if new_horizon is not None:
-        _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, header.attributes | _DELETE_HORIZON)
-        _LONG.pack_into(head, _BASE_TIMESTAMP_AT, new_horizon)
+        ATTRIBUTES.pack_into(head, ATTRIBUTES_AT, header.attributes | DELETE_HORIZON)
+        INT64.pack_into(head, BASE_TIMESTAMP_AT, new_horizon)
     if not header.is_log_append_time:
         newest = min(max(record.delta for record in kept) + header.base_timestamp, LONG_MAX)
-        _LONG.pack_into(head, _MAX_TIMESTAMP_AT, newest)
+        INT64.pack_into(head, MAX_TIMESTAMP_AT, newest)
     if not header.codec:
         return _sealed(head, section, len(kept))
     if len(section) <= BYTES_INLINE:
         return _sealed(head, compress(header.codec, section, level), len(kept))
-    packed = yield from _beside(manager, lambda: compress(header.codec, section, level))
+    packed = yield from _beside(owner, lambda: compress(header.codec, section, level))
     return _sealed(head, packed, len(kept))
 
 
 def _emptied(batch: bytes) -> bytearray:
     """Only the header: offsets, producer, sequence and epoch stay known."""
     head = bytearray(batch[:HEADER_SIZE])
-    (attributes,) = _ATTRIBUTES.unpack_from(head, _ATTRIBUTES_AT)
-    _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, attributes & ~(_CODEC_MASK | _DELETE_HORIZON))
-    _LONG.pack_into(head, _BASE_TIMESTAMP_AT, -1)
+    (attributes,) = ATTRIBUTES.unpack_from(head, ATTRIBUTES_AT)
+    ATTRIBUTES.pack_into(head, ATTRIBUTES_AT, attributes & ~(CODEC_MASK | DELETE_HORIZON))
+    INT64.pack_into(head, BASE_TIMESTAMP_AT, -1)
     return _sealed(head, b"", 0)
 
 
 def _sealed(head: bytearray, data: bytes | bytearray, count: int) -> bytearray:
     head += data
-    _LENGTH.pack_into(head, _LENGTH_AT, len(head) - OVERHEAD)
-    _LENGTH.pack_into(head, _COUNT_AT, count)
-    _CRC.pack_into(head, _CRC_AT, crc_of(head, 0, len(head)))
+    LENGTH.pack_into(head, LENGTH_AT, len(head) - OVERHEAD)
+    LENGTH.pack_into(head, COUNT_AT, count)
+    CRC.pack_into(head, CRC_AT, crc_of(head, 0, len(head)))
     return head
 
 
 def max_timestamp_of(batch: bytes | bytearray) -> int:
-    timestamp: int = _LONG.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
+    timestamp: int = INT64.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
     return timestamp

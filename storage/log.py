@@ -146,16 +146,8 @@ class RecordsRejected(KafkaError):
 class FlushJob(Protocol):
     """Syncs to run anywhere: it touches nothing but files. Then hand it to `mark_flushed`, on the loop."""
 
-    upto: int
-    ends_inside: bool
-    """Whether the segment that holds the end was open, so that its indexes were not yet among the files."""
-    cuts: int
-    """How often the log had been cut when it began: it vouches for nothing appended after one more."""
-    changes: int
-    """How often small files and names had changed when it began: it vouches for none that did so later."""
-
     def run(self) -> None:
-        """Raises OSError: report it with `flush_failed`, and do not try again."""
+        """Sync. Raises OSError: report it with `flush_failed`, and do not try again."""
 
 
 class Task:

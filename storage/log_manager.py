@@ -38,13 +38,14 @@ from storage.checkpoints import (
     run_inline,
 )
 from storage.clean_stop import decode_notes, encode_notes, put_marker, take_marker
-from storage.cleaner import clean_logs
+from storage.cleaner import CleanerSettings, clean_logs
 from storage.files import File, Files, is_scarcity, make_directory, write_whole
+from storage.flush import SegmentFlush
 from storage.loader import CleanState, read_topic_id
 from storage.log import PRODUCER_EXPIRATION_MS
 from storage.policy import LogConfig
 from storage.segment import LOG
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,6 @@ class Intervals:
     producers_ms: int = 600_000  # producer.id.expiration.check.interval.ms
     initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
     idle_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanerSettings:
-    enabled: bool = True  # log.cleaner.enable
-    dedupe_bytes: int = 134_217_728  # log.cleaner.dedupe.buffer.size
-    io_max_bytes_per_second: float = float("inf")
 
 
 class LogDirError(Exception):

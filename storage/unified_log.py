@@ -1,10 +1,11 @@
 """The log on local disk: segments under one directory in Kafka's formats.
 
-Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, what must
-be synced. Does not own: what may be appended (AbstractLog), opening a directory (loader), when maintenance
-runs (log_manager). Invariant: batches reach the file in the order of their offsets with one write per
-flush; the first OSError ends the log for good (`offline`), because what the disk then holds is unknown.
-Only a lack of descriptors does not: it is met before anything is staged, and the caller may try again.
+Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, the recovery
+point. Does not own: what may be appended (AbstractLog), opening a directory (loader), what a sync settles
+(flush), when maintenance runs (log_manager). Invariant: batches reach the file in the order of their offsets
+with one write per flush; the first OSError ends the log for good (`offline`), because what the disk then
+holds is unknown. Only a lack of descriptors does not: it is met before anything is staged, and the caller may
+try again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from uuid import UUID
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import OVERHEAD
 from storage.epochs import EpochCache
-from storage.files import File, Files, is_scarcity, write_replacing
+from storage.files import Files, is_scarcity, write_replacing
+from storage.flush import SegmentFlush, Unsynced
 from storage.index import AbortedTxn
 from storage.loader import (
     EPOCHS,
@@ -72,74 +74,16 @@ def _ignore_cut(is_start: bool) -> None:
     pass
 
 
-class SegmentFlush:
-    """Files to sync, detached from the log so that it may run in a thread."""
-
-    __slots__ = (
-        "_directory",
-        "_files",
-        "_open",
-        "_parent",
-        "_paths",
-        "changes",
-        "cuts",
-        "ends_inside",
-        "upto",
-    )
-
-    def __init__(
-        self,
-        files: Files,
-        *,
-        upto: int,
-        ends_inside: bool,
-        cuts: int,
-        changes: int,
-        open_files: Sequence[File],
-        paths: Sequence[str],
-        directory: str | None,
-        parent: str | None,
-    ) -> None:
-        self.upto = upto
-        self.ends_inside = ends_inside
-        self.cuts = cuts
-        self.changes = changes
-        self._files = files
-        self._open = open_files
-        self._paths = paths
-        self._directory = directory
-        self._parent = parent
-
-    def run(self) -> None:
-        for file in self._open:
-            file.fsync()
-        for path in self._paths:
-            try:
-                file = self._files.open(path)
-            except FileNotFoundError:
-                continue  # deleted or replaced since: its successor is on a later list
-            file.fsync()
-            file.close()
-        if self._directory is not None:
-            self._files.fsync_dir(self._directory)
-        if self._parent is not None:
-            self._files.fsync_dir(self._parent)
-
-
 class UnifiedLog(AbstractLog):
     # thousands of logs: with so many attributes each would have a dict of 1.5 KB
     __slots__ = (
         "_active",
         "_bases",
-        "_changes",
-        "_cuts",
-        "_directory_unsynced",
         "_doomed",
         "_epochs_dirty",
         "_epochs_written",
         "_flush_messages",
         "_index_interval",
-        "_is_anchored",
         "_jitter",
         "_marked_upto",
         "_marks",
@@ -190,15 +134,12 @@ class UnifiedLog(AbstractLog):
         self._on_start = on_start
         self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []  # due, path; ascending
-        self._unsynced = dict.fromkeys(loaded.rewritten, 0)  # path -> when it was written, in changes
-        self._changes = 0
-        self._directory_unsynced = bool(loaded.rewritten)
+        self._unsynced = Unsynced(loaded.rewritten)
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
         self._marked_upto = loaded.recovery_point
         self._epochs_dirty = False
         self._epochs_written: list[tuple[int, int]] | None = None
-        self._is_anchored = False  # its directory's own name may still be lost with the power
         self.saved_start = saved_start
         """The log start that a crash would leave, as far as is known."""
         self._start_asked = 0
@@ -209,7 +150,6 @@ class UnifiedLog(AbstractLog):
         self._active = loaded.segments[-1]
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
-        self._cuts = 0
         self.generation = 0  # counts changes of closed segments, and the end, for whoever works in slices
         super().__init__(
             topic=topic,
@@ -418,7 +358,7 @@ class UnifiedLog(AbstractLog):
             return
         with self._disk():
             active.seal()
-            self._sync_later(active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX))
+            self._unsynced.add(active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX))
             self._save_snapshot(base)
             self._write_epochs()
             segment = self._create_segment(base, now_ms)
@@ -437,8 +377,7 @@ class UnifiedLog(AbstractLog):
     def _create_segment(self, base: int, now_ms: int) -> Segment:
         segment = Segment.create(self.files, self.directory, base, now_ms=now_ms)
         segment.index_bytes_max = self.config.segment_index_bytes
-        self._changes += 1
-        self._directory_unsynced = True
+        self._unsynced.add()
         self._roll_at = UNKNOWN
         return segment
 
@@ -448,7 +387,7 @@ class UnifiedLog(AbstractLog):
         )
         with self._changing():  # its marker is in the log already
             self._active.add_aborted(txn)
-        self._sync_later([self._active.path(TXN_INDEX)])
+        self._unsynced.add([self._active.path(TXN_INDEX)])
 
     # ---- read ----------------------------------------------------------------------------------------------
 
@@ -663,7 +602,7 @@ class UnifiedLog(AbstractLog):
             if self._active.size < size:
                 # Until it is synced a power cut may bring back what was cut off, before a newer segment.
                 self._vouch_to(max(base, self.log_end_offset - 1))
-                self._sync_later([self._active.path(LOG)])
+                self._unsynced.add([self._active.path(LOG)])
             for at in snapshots:
                 if at > self.log_end_offset:
                     self.files.unlink(snapshot_path(self.directory, at))
@@ -727,7 +666,7 @@ class UnifiedLog(AbstractLog):
         """What comes after `offset` is to be synced anew, whatever flush is under way, and the log is about
         to start at `start_at` if that is later than now. The disk is told first: a power cut amid the change
         must find that all of it is to be read again. OSError when it cannot be told."""
-        self._cuts += 1
+        self._unsynced.cuts += 1
         before = self.recovery_point, self._start_asked
         is_start = start_at > max(self.log_start_offset, self.saved_start)
         if is_start:
@@ -798,11 +737,11 @@ class UnifiedLog(AbstractLog):
             raise LogOffline(self.offline)
         self.flush_staged()
         upto = self._active.base_offset if closed_only else self.log_end_offset
-        if self.recovery_point >= upto and not self._unsynced and not self._directory_unsynced:
+        if self.recovery_point >= upto and not self._unsynced:
             return None
         with self._disk():
             self._write_epochs()
-        return self._flush_of(upto, list(self._unsynced))
+        return self._flush_of(upto, list(self._unsynced.paths))
 
     def _flush_of(self, upto: int, paths: Sequence[str]) -> SegmentFlush:
         """The segments with bytes between the recovery point and `upto`, the small files, and the
@@ -814,15 +753,15 @@ class UnifiedLog(AbstractLog):
             if segment.base_offset < upto and self.recovery_point < upto
         ]
         open_files = [segment.file for segment in behind if segment.is_open]
-        directory = self.directory if paths or self._directory_unsynced else None
+        directory = self.directory if paths or self._unsynced.has_names else None
         paths = [*paths, *(segment.path(LOG) for segment in behind if not segment.is_open)]
-        parent = None if self._is_anchored else self.log_dir
+        parent = None if self._unsynced.is_anchored else self.log_dir
         return SegmentFlush(
             self.files,
             upto=upto,
             ends_inside=upto > self._active.base_offset,
-            cuts=self._cuts,
-            changes=self._changes,
+            cuts=self._unsynced.cuts,
+            changes=self._unsynced.changes,
             open_files=open_files,
             paths=paths,
             directory=directory,
@@ -830,18 +769,13 @@ class UnifiedLog(AbstractLog):
         )
 
     def mark_flushed(self, job: FlushJob) -> None:
-        """A flush is done. Flushes may overlap and end in any order, so each one syncs the files and names
-        that no finished one has: what this one vouches for must not hang on another that is under way."""
-        self._is_anchored = True
-        if job.cuts < self._cuts:
+        assert isinstance(job, SegmentFlush)
+        if not self._unsynced.settle(job):
             return
         upto = job.upto
         if job.ends_inside and self._bases[bisect_right(self._bases, upto) - 1] == upto:
             upto -= 1  # the segment was closed there meanwhile, and recovery must look at its indexes
         self.recovery_point = max(self.recovery_point, upto)
-        if job.changes == self._changes:
-            self._directory_unsynced = False
-        self._unsynced = {path: at for path, at in self._unsynced.items() if at > job.changes}
 
     def flush_failed(self, error: OSError) -> KafkaError:
         return self._fail(error)
@@ -868,17 +802,12 @@ class UnifiedLog(AbstractLog):
     def _write_small(self, name: str, data: bytes) -> None:
         path = join(self.directory, name)
         write_replacing(self.files, path, data)
-        self._sync_later([path])
-
-    def _sync_later(self, paths: Iterator[str] | Sequence[str]) -> None:
-        self._changes += 1
-        self._unsynced.update(dict.fromkeys(paths, self._changes))
-        self._directory_unsynced = True
+        self._unsynced.add([path])
 
     def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
         write_snapshot(self.files, self.directory, offset, self.producer_table, mark)
         self._snapshot_at = offset
-        self._sync_later([snapshot_path(self.directory, offset)])
+        self._unsynced.add([snapshot_path(self.directory, offset)])
 
     @property
     def wants_mark(self) -> bool:
@@ -893,7 +822,7 @@ class UnifiedLog(AbstractLog):
         with self._disk():
             self._active.settle()
             self._save_snapshot(self.log_end_offset, self._active.mark())
-            self._sync_later(self._active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX))
+            self._unsynced.add(self._active.path(kind) for kind in (OFFSET_INDEX, TIME_INDEX))
             for at in self._marks[: 1 - MARKS_KEPT]:
                 if at not in self._bases:
                     self.files.unlink(snapshot_path(self.directory, at))
@@ -915,10 +844,10 @@ class UnifiedLog(AbstractLog):
             self._write_epochs()
             if self._snapshot_at != self.log_end_offset and self._needs_snapshot():
                 self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
-        was_cut = self._active.path(LOG) in self._unsynced
-        if self.recovery_point == self.log_end_offset and not self._directory_unsynced and not was_cut:
+        was_cut = self._active.path(LOG) in self._unsynced.paths
+        if self.recovery_point == self.log_end_offset and not self._unsynced.has_names and not was_cut:
             return None
-        lasting = [path for path in self._unsynced if not path.endswith(SNAPSHOT)]
+        lasting = [path for path in self._unsynced.paths if not path.endswith(SNAPSHOT)]
         return self._flush_of(self.log_end_offset, lasting)
 
     def _needs_snapshot(self) -> bool:
@@ -944,7 +873,7 @@ class UnifiedLog(AbstractLog):
 
     def anchored(self) -> None:
         """The owner synced the name of this log's directory."""
-        self._is_anchored = True
+        self._unsynced.is_anchored = True
 
     def clean_state(self) -> CleanState:
         """What the next start may take as read, after `close`."""

@@ -20,8 +20,9 @@ from broker.config.broker import from_properties
 from protocol import records
 from protocol.errors import KafkaError
 from storage.checkpoints import Done
+from storage.cleaner import CleanerSettings
 from storage.log import FlushJob
-from storage.log_manager import CleanerSettings, Intervals, LogDirError, LogManager
+from storage.log_manager import Intervals, LogDirError, LogManager
 from storage.policy import LONG_MAX, LogConfig
 from storage.segment import LOG
 from storage.unified_log import UnifiedLog

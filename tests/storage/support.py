@@ -12,9 +12,10 @@ from uuid import UUID
 
 from protocol.records import BatchHeader, Record, build_batch, iter_batches, iter_records, parse_header
 from storage.checkpoints import Done, run_inline
+from storage.cleaner import CleanerSettings
 from storage.files import Buffer, DiskFiles, File
 from storage.log import Appended
-from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.log_manager import Intervals, LogManager
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from protocol.compression import Codec
 from protocol.records import end_txn_marker, iter_batches, parse_header, records_data
 from storage.checkpoints import CheckpointWrite
-from storage.cleaner import KeyMap, plan_cleaning, walk
-from storage.log_manager import CleanerSettings, LogManager
+from storage.cleaner import CleanerSettings, KeyMap, plan_cleaning, walk
+from storage.flush import SegmentFlush
+from storage.log_manager import LogManager
 from storage.policy import LogConfig, SegmentExtent, plan_groups
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 from tests.sim.disk import Disk
 from tests.storage.support import (
     NOW,

@@ -16,10 +16,10 @@ from protocol.compression import Codec
 from protocol.records import iter_batches, parse_header
 from storage import cleaner
 from storage.checkpoints import Done, run_inline
-from storage.cleaner import _groups
+from storage.cleaner import CleanerSettings, _groups
 from storage.files import DiskFiles
 from storage.index import OffsetIndex, TimeIndex
-from storage.log_manager import CleanerSettings, Intervals, LogManager
+from storage.log_manager import Intervals, LogManager
 from storage.policy import LogConfig
 from storage.segment import HINTS_MAX, Segment
 from storage.unified_log import UnifiedLog

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from protocol.records import iter_batches
+from storage.flush import SegmentFlush
 from storage.policy import LogConfig
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 from tests.sim.disk import Disk
 from tests.sim.salvage import segments
 from tests.storage.support import NOW, TOPIC_ID, append, batch_of, log_on, manager_on

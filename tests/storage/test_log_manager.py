@@ -19,9 +19,10 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches
 from storage.checkpoints import decode_points, encode_points, run_inline
 from storage.files import DiskFile, DiskFiles
+from storage.flush import SegmentFlush
 from storage.log_manager import Intervals, LogDirError, LogDirLocked, LogManager, parse_directory_name
 from storage.policy import LogConfig
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
     TOPIC_ID,
