@@ -1,8 +1,8 @@
 """Which brokers there are: registered, fenced, stopping, gone; and what each of them is given.
 
 Owns: the commands by which a broker joins, is fenced and comes back, stops and leaves, as Kafka has them, and
-producer ids. Does not own: sessions (who calls these commands, and when), what becomes of the partitions of a
-broker that comes or goes (the fold, image.py).
+producer ids. Does not own: sessions (what calls these commands, and when), what becomes of the partitions of
+a broker that comes or goes (the fold, image.py).
 
 Invariant: a broker is named with its epoch, so what was meant for an earlier incarnation changes nothing.
 """
@@ -68,7 +68,7 @@ def _with_unclean_elections(
     return (*records, *elect_unclean(ahead, rules.config, without=without))
 
 
-# --- joining -----------------------------------------------------------------------------------------------
+# --- joining ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +155,12 @@ class RegisterBroker:
                     raise refuse(f"Broker {other.id} is already registered with directory {directory}")
 
 
-# --- fenced and back ---------------------------------------------------------------------------------------
+# --- fenced and back ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceBrokers:
-    """Sessions have ended: all of them in one slot. Who came back as another incarnation is left alone."""
+    """Fence brokers whose sessions have ended, in one slot; not one that is back as another incarnation."""
 
     brokers: tuple[tuple[int, int], ...]
     """(broker id, broker epoch)"""
@@ -178,7 +178,7 @@ class FenceBrokers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfenceBroker:
-    """A session is back. One that is stopping has nothing to come back for."""
+    """Unfence a broker whose session is back; one that is stopping stays fenced."""
 
     broker_id: int
     broker_epoch: int
@@ -191,15 +191,15 @@ class UnfenceBroker:
         return Decision(records=_with_unclean_elections(image, rules, (back,)))
 
 
-# --- leaving -----------------------------------------------------------------------------------------------
+# --- leaving ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlledShutdown:
-    """A broker wants to stop; asked again until the answer is yes.
+    """Let a broker stop; it asks again until the answer is yes.
 
-    It is no while what the broker leads is being given to others: these must hear of it first. What the
-    broker alone is in sync with nobody can take, so it does not keep it from stopping.
+    The answer is no while what the broker leads is being given to others: these must hear of it first. What
+    the broker alone is in sync with nobody can take, so it does not keep it from stopping.
     """
 
     broker_id: int
@@ -220,7 +220,7 @@ class ControlledShutdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBroker:
-    """For good. The controller cannot be unregistered: it would have nobody to lead its cluster."""
+    """Remove a broker for good. The controller cannot be removed: its cluster would have no leader."""
 
     broker_id: int
 
@@ -241,7 +241,7 @@ class UnregisterBroker:
         return Decision(records=_with_unclean_elections(image, rules, (gone,)))
 
 
-# --- producer ids ------------------------------------------------------------------------------------------
+# --- producer ids ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,18 @@
 """This node's membership in its cluster: it joins, follows the metadata log, and writes it while it is the
 controller.
 
-Owns: the roles of member and controller and the moves between them, publishing what was committed to the
-rest of the broker, the current view of configurations, what this broker itself asks of the controller. Does
-not own: how a node comes in (joining.py), the rules of a command (controller.py), the fold (image.py), the
-slots (ledger.py), who may be written off when (sessions.py, roll_call.py), clients' requests (forwarding.py).
+Owns: the roles of member and controller and the moves between them, its heartbeats as a member, publishing
+what was committed to the rest of the broker. Does not own: identity and waiting (member.py), how a node comes
+in (joining.py), the rules of a command (commands.py), the fold (image.py), the slots (ledger.py), which
+broker is fenced when (sessions.py, heartbeats.py), what is asked of the controller (requests.py,
+forwarding.py).
 
-Invariants: nothing is told to anyone before its slot is won. No clock decides what is true: timers only
-start elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
+Invariants: nothing is published before its slot is won. No clock decides what is true: timers only start
+elections, and an election is won by a slot. A node that finds itself replaced says nothing more.
 
-A member always has one heartbeat with the controller, who holds it until there is a slot to tell or a second
-has passed; a member that finds no controller asks other members, so one who cannot reach the store still
-learns. The same code runs a cluster of one.
+A member always has one heartbeat with the controller, which holds it until there is a slot to send or a
+second has passed; a member that finds no controller asks other members, so that one which cannot reach the
+store still learns. The same code runs a cluster of one.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ R = TypeVar("R")
 DeltaListener = Callable[[Delta], Iterable[None] | None]
 
 FOLLOW_INTERVAL_S = 1.0
-# A follower whose next slot was collected finds nothing there: once a minute it asks how far the log was
-# trimmed.
 FOLLOW_BOUNDARY_EVERY = 60
+"""A follower whose next slot was collected finds nothing there: once a minute it asks how far the log was
+trimmed."""
 TICK_S = 0.25
 HEARTBEAT_ANSWER_S = 3.0
 RETRY_S = 0.2
@@ -125,8 +126,8 @@ class Cluster(Member):
     # --- joining ---
 
     async def read(self) -> None:
-        """Learn what the log says, and the directories: before the logs are loaded, which takes the word of a
-        clean stop away."""
+        """Read the log and the directories. To be called before the logs are loaded, which removes the
+        marker of a clean stop."""
         self.directory_ids = await self._joining.read()
         self.settings.load()
 
@@ -137,7 +138,7 @@ class Cluster(Member):
         task_group: asyncio.TaskGroup | None = None,
         has_log: HasLog | None = None,
     ) -> None:
-        """Register, or give birth to the cluster, and be ready to serve.
+        """Register, or create the cluster, and be ready to serve.
 
         `ports` are the real ones of the listeners. `has_log` tells which logs are here; None while a
         directory that cannot be read may have any.
@@ -155,7 +156,7 @@ class Cluster(Member):
     # --- roles ---
 
     def lead(self, bump: ControllerElected) -> bool:
-        """Its bump is in the log: from here on this node decides, unless a newer one is there already."""
+        """Become the controller now that the bump is in the log, unless a newer one is there already."""
         if self.is_stopping or self.image.controller_epoch != bump.controller_epoch:
             return False
         self.is_controller = True
@@ -165,7 +166,7 @@ class Cluster(Member):
         return True
 
     async def slot_lost(self, controller_epoch: int) -> None:
-        """Someone else has it, and is the controller, or was. Follow."""
+        """Follow the node that has the slot, and is the controller or was."""
         if controller_epoch == self.image.controller_epoch:
             self._step_down()
         await self._read_on()
@@ -177,7 +178,7 @@ class Cluster(Member):
         self.announce_change()
 
     def end_membership(self, reason: str) -> None:
-        """Final for this process: whoever owns it must stop it."""
+        """Leave the cluster for good: the owner of this process must stop it."""
         self.is_controller = False
         self.queue.close()
         self.announce_change()
@@ -189,13 +190,13 @@ class Cluster(Member):
             self._on_fenced(reason)
 
     def _start_election(self, dead: int, *, refused: bool) -> None:
-        """Beside everything else: without the store it takes as long as the store is away."""
+        """Start an election as a task: without the store it takes as long as the store is away."""
         if not self._is_electing and not self.is_stopping:
             self._is_electing = True
             self.spawn(self._elect(dead, refused=refused))
 
     async def _elect(self, dead: int, *, refused: bool) -> None:
-        """Stand for election, unless the log says that there was one. `refused`: nobody listens there."""
+        """Stand for election, unless the log says that there was one. `refused`: its port is closed."""
         try:
             epoch = self.image.controller_epoch
             await self._read_on()
@@ -203,7 +204,7 @@ class Cluster(Member):
                 return
             if not refused and not self._is_election_due():
                 return
-            logger.warning("node %d stands for election: controller %d is silent", self.node_id, dead)
+            logger.warning("node %d starts an election: no answer from controller %d", self.node_id, dead)
             is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
             bump = election(self.image, self.node_id)
             records = self._takeover(bump, None if is_heard else dead)
@@ -220,7 +221,8 @@ class Cluster(Member):
             self._timer.restart(self.now_s())
 
     def _takeover(self, bump: ControllerElected, dead: int | None) -> list[Record]:
-        """The bump, and in the same slot the end of a controller that is gone, not merely without a store."""
+        """The bump, and in the same slot the fence of a controller that is gone, not merely without a
+        store."""
         records: list[Record] = [bump]
         gone = self.image.brokers.get(-1 if dead is None else dead)
         if gone is not None and not gone.fenced and gone.id != self.node_id:
@@ -231,8 +233,8 @@ class Cluster(Member):
     # --- following ---
 
     async def _follow(self) -> None:
-        """The log itself, once a second: what no peer tells, the store does. A controller that hears nobody
-        may be one no more."""
+        """Read the log in the store once a second, in case no peer sends it. A controller that no member
+        reaches may have been replaced."""
         looks = 0
         while not self.is_stopping:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
@@ -253,15 +255,15 @@ class Cluster(Member):
             self._timer.restart(self.now_s())
         if not self.is_member():
             is_taken = self.node_id in self.image.brokers
-            what = "another process runs as node %d" if is_taken else "somebody unregistered node %d"
+            what = "another process runs as node %d" if is_taken else "an operator unregistered node %d"
             self.end_membership(what % self.node_id + " of this cluster")
         elif self.is_controller and self.image.controller_id != self.node_id:
             self._step_down()
         await self.publish(*deltas)
 
     async def publish(self, *deltas: Delta) -> None:
-        """Returns when everybody heard of them. To be called before anything else can be applied: the order
-        is that of the calls."""
+        """Return when every listener heard of them. To be called before anything else can be applied: the
+        order is that of the calls."""
         self._unpublished.extend(deltas)
         self.announce_change()
         async with self._publishing:
@@ -338,13 +340,16 @@ class Cluster(Member):
             try:
                 deltas += self.ledger.take([parse_slot(bytes(data))])
             except BrokenLog as error:
-                logger.warning("slots that a peer sent are left to the store: %s", error)
+                logger.warning(
+                    "cannot read the metadata slots a peer sent, reading them from the store: %s", error
+                )
                 self._read_soon()
                 break
         await self._follow_deltas(deltas)
 
     async def _heartbeat_failed(self, controller: int, *, refused: bool) -> None:
-        """No answer: a closed port ends the waiting, and a peer may know a newer controller."""
+        """Handle a heartbeat without an answer: a closed port starts an election, and a peer may know a newer
+        controller."""
         self._failures += 1
         if self.is_stopping or self.is_controller or controller != self.image.controller_id:
             return
@@ -362,16 +367,16 @@ class Cluster(Member):
         return self._answered_epoch == self.image.controller_epoch
 
     async def _ask_a_peer(self, *, but: int = -1) -> None:
-        """Somebody else may know of slots that neither the store nor the controller tells."""
+        """Ask another member for slots that neither the store nor the controller sends."""
         peers = [broker.id for broker in self.others() if broker.id != but]
         if not peers:
             return
         peer = peers[self._world.random.randrange(len(peers))]
-        with contextlib.suppress(PeerLost):  # whoever is asked next may be there
+        with contextlib.suppress(PeerLost):  # the next one asked may be there
             await self._take_slots(await self._heartbeat(peer))
 
     async def _watch(self) -> None:
-        """Who was silent too long: the controller, to a member; a member, to the controller."""
+        """Look for silence: of the controller as a member, of the members as the controller."""
         while not self.is_stopping:
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
@@ -392,7 +397,7 @@ class Cluster(Member):
             await self._in_rounds(RebalanceLeaders())
 
     async def _in_rounds(self, command: RebalanceLeaders | ElectUncleanLeaders) -> None:
-        """What the controller does by itself and one slot should not hold."""
+        """Submit what the controller does by itself until it is done, as one slot should not hold it."""
         try:
             is_more = self.is_controller
             while is_more:
@@ -413,7 +418,7 @@ class Cluster(Member):
         while self.others() and not self.is_stopping and self.is_member():
             left_s = give_up_s - self.now_s()
             if left_s <= 0:
-                logger.warning("node %d stops without having handed over its partitions", self.node_id)
+                logger.warning("node %d stops before its partitions were handed over", self.node_id)
                 return
             if await self._is_released(within_s=left_s):
                 return
@@ -432,7 +437,7 @@ class Cluster(Member):
             )
         except PeerLost as lost:
             if lost.refused and controller == self.image.controller_id and self._has_answered():
-                # The controller is gone, and somebody must take what this node leads.
+                # The controller is gone, and another must take what this node leads.
                 self._start_election(controller, refused=True)
             return False
         except KafkaError:
@@ -455,7 +460,7 @@ class Cluster(Member):
     # --- keeping house ---
 
     def _snapshot_if_due(self) -> None:
-        """Every so many slots a snapshot, then what is old enough goes; one round at a time."""
+        """Write a snapshot every so many slots, then delete what is old enough; one round at a time."""
         if self.image.seq % SNAPSHOT_EVERY_SLOTS or (
             self._snapshot is not None and not self._snapshot.done()
         ):
@@ -475,7 +480,7 @@ class Cluster(Member):
     # --- what the rest of the broker asks for ---
 
     async def submit(self, command: ControllerCommand[R], *, timeout_ms: int | None = None) -> R:
-        """On the controller alone: decide, commit, answer; KafkaError if that cannot be."""
+        """Decide, commit and answer, on the controller alone; raise KafkaError if that fails."""
         return await self.queue.submit(command, timeout_ms=timeout_ms)
 
     async def create_topics(

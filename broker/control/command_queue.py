@@ -1,7 +1,8 @@
 """Commands that wait for a slot of the metadata log, worked off by the node that is the controller.
 
 Owns: the bounded queue, deciding several commands for one slot, answering each once its slot is won. Does not
-own: the rules of a command (commands.py), winning a slot (ledger.py), who is the controller (cluster.py).
+own: the rules of a command (commands.py), winning a slot (ledger.py), which node is the controller
+(cluster.py).
 
 Invariants: nothing is answered before its slot is won. Commands of one slot are decided in order, each seeing
 what those before it will do. A node that loses a slot writes no more in that controller epoch, and answers

@@ -81,7 +81,7 @@ def _spliced(resource_type: int, values: Mapping[str, str], op: ConfigOp) -> str
 
 
 def _not_a_list(resource_type: int, op: ConfigOp, definition: Definition | None) -> str:
-    """In Kafka's words, which differ between its broker and its controller."""
+    """Return the refusal in Kafka's words, which differ between its broker and its controller."""
     what = Operation(op.operation).name
     if resource_type != ResourceType.BROKER:
         return f"Can't {what} to key {op.name} because its type is not LIST."

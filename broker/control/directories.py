@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartupError(Exception):
-    """The broker must not start; one line for the person who started it."""
+    """The broker must not start; one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Directory:
 
 
 def encode_uuid(value: UUID) -> str:
-    """As Kafka writes ids: base64 for URLs, no padding."""
+    """Return an id as Kafka writes it: base64 for URLs, no padding."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
@@ -160,7 +160,7 @@ def _read_file(files: Files, path: str) -> bytes | None:
 def mark_directories(
     files: Files, directories: Sequence[Directory], ids: Mapping[str, UUID], *, cluster_id: str, node_id: int
 ) -> None:
-    """Mark new ones as this node's; one bad disk is left to whoever writes its logs."""
+    """Mark new ones as this node's; one bad disk is left to what writes its logs."""
     problem = ""
     failed = 0
     for directory in directories:

@@ -1,8 +1,8 @@
 """How a partition's leader, ISR and replicas may change: one partition, one image, one record.
 
-Owns: who can lead a partition, which kind of election finds whom, when a reassignment is complete, and when
-a change needs a new leader epoch. Does not own: who asks for a change and whether it is valid
-(replication.py), what happens to the partitions of a broker that comes or goes (the fold, image.py).
+Owns: who can lead a partition, which kind of election finds which replica, when a reassignment is complete,
+and when a change needs a new leader epoch. Does not own: what asks for a change and whether it is valid
+(leaders.py), what happens to the partitions of a broker that comes or goes (the fold, image.py).
 
 Invariants: the leader of a changed partition is in its ISR, and the ISR among its replicas. A leader from
 outside the ISR is only found by an unclean election, and the record says so.
@@ -26,7 +26,8 @@ Replicas = tuple[int, ...]
 
 
 class Election(Enum):
-    """Whom to look for when a partition changes. A leader that can stay is replaced only by PREFERRED."""
+    """Which leader to look for when a partition changes. A leader that can stay is replaced only by
+    PREFERRED."""
 
     PREFERRED = "the first replica, if it is in sync"
     ONLINE = "any replica that is in sync"

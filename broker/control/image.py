@@ -132,7 +132,7 @@ class Image:
         return twin
 
     def become(self, other: Image) -> None:
-        """Take over another's state; whoever holds this image goes on with it."""
+        """Take over another's state; all that hold this image go on with it."""
         self.__dict__.update(other.copy().__dict__)
 
     def config(self, resource: ResourceType, name: str) -> Mapping[str, str]:
@@ -422,7 +422,7 @@ def fold(slots: Iterable[tuple[int, Iterable[Record]]], image: Image | None = No
 
 
 def difference(old: Image, new: Image) -> Delta:
-    """What led from one image to another, for who could not follow the slots between them."""
+    """The difference between two images, for a node that missed the slots in between."""
     delta = Delta(seq=new.seq)
     for name, topic in old.topics.items():
         now = new.topics.get(name)

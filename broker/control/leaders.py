@@ -1,4 +1,4 @@
-"""Who leads a partition and who replicates it: what leaders and operators ask, as Kafka decides it.
+"""Which brokers lead and replicate a partition: what leaders and operators ask, as Kafka decides it.
 
 Owns: the order and the errors of the checks behind AlterPartition, ElectLeaders and
 AlterPartitionReassignments, and the elections that nobody asks for. Does not own: how a partition changes
@@ -59,7 +59,7 @@ def _check_size(changes: int) -> None:
         raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
 
 
-# --- AlterPartition ----------------------------------------------------------------------------------------
+# --- AlterPartition ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class AlterPartition:
     changes: tuple[IsrChange, ...]
 
     def request_fields(self) -> Fields:
-        """As a request to the controller, v3."""
+        """The request to the controller, version 3."""
         topics: dict[UUID, list[Fields]] = {}
         for asked in self.changes:
             topics.setdefault(asked.topic_id, []).append(
@@ -134,7 +134,7 @@ class AlterPartition:
         isr = tuple(broker_id for broker_id, _ in asked.isr)
         may_lose = not isr and allows_unclean(changes.image, rules.config, topic.name)
         election = Election.UNCLEAN if may_lose else Election.ONLINE
-        # Who leaves as the last one has nothing: any other replica is better.
+        # The last one in sync that leaves has nothing: any other replica is better.
         without = NO_LEADER if isr else self.broker_id
         record = changes.make(topic, partition, Target(isr=isr, election=election, without=without))
         if record is None:
@@ -152,7 +152,8 @@ class AlterPartition:
         if asked.leader_epoch < partition.leader_epoch:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
         isr = [broker_id for broker_id, _ in asked.isr]
-        # Who lost its log leaves: a leader hands over to the others in sync; alone it leaves nobody.
+        # A broker that lost its log leaves: a leader hands over to the others in sync; alone it leaves
+        # nobody.
         leaves = self.broker_id in partition.isr and set(isr) == set(partition.isr) - {self.broker_id}
         if self.broker_id != partition.leader and not leaves:
             raise KafkaError(ErrorCode.invalid_request)
@@ -173,7 +174,7 @@ def _epoch(image: Image, broker_id: int) -> int | None:
     return None if broker is None else broker.epoch
 
 
-# --- elections ---------------------------------------------------------------------------------------------
+# --- elections ---
 
 
 class ElectionType(IntEnum):
@@ -248,7 +249,7 @@ def _elected(changes: _Changes, kind: ElectionType, name: str, index: int) -> Ka
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceLeaders:
-    """First replicas lead again where they can. True if there is more to do than one slot should hold."""
+    """Make first replicas lead again where they can. True if there is more than one slot should hold."""
 
     def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         changes = _Changes(image)
@@ -265,14 +266,15 @@ class RebalanceLeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectUncleanLeaders:
-    """For topics that came to allow it when they had no leader already. True if there is more to do."""
+    """Elect unclean leaders for topics that came to allow it when they had no leader already. True if there
+    is more to do."""
 
     def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         records = elect_unclean(image, rules.config, most=ELECTIONS_MAX_PER_ROUND)
         return Decision(response=len(records) == ELECTIONS_MAX_PER_ROUND, records=tuple(records))
 
 
-# --- reassignments -----------------------------------------------------------------------------------------
+# --- reassignments ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

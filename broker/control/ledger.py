@@ -1,7 +1,8 @@
 """How far this node knows the metadata log: the image, the hash it ends with, and the slots it heard of last.
 
 Owns: loading the log, taking in slots wherever they come from (read, pushed by a peer, won), winning the next
-one. Does not own: who may write when (cluster.py), the objects (metadata_log.py), what records do (image.py).
+one. Does not own: which node may write when (cluster.py), the objects (metadata_log.py), what records do
+(image.py).
 
 Invariants: slots are applied in order, each once, and none that was collected and written again. Every await
 is followed by a look at how far the image has come meanwhile, because slots arrive by three ways at once.
@@ -45,7 +46,7 @@ class Ledger:
             newest = survey.snapshots[-1]
             found = await self._log.snapshot(newest)
             if found is None:
-                # To a sleeper: there is a newer one.
+                # This node slept, and there is a newer one.
                 now = await self._log.survey()
                 if not now.snapshots or now.snapshots[-1] <= newest:
                     raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
@@ -61,7 +62,7 @@ class Ledger:
         """Apply what others committed.
 
         The boundary is read after the slots: below it a slot may be one that a sleeper put where a collected
-        one had been, and whoever is behind it starts again from the snapshot. A routine look that finds
+        one had been, and a node behind it starts again from the snapshot. A routine look that finds
         nothing costs one GET.
         """
         slots = await self._log.read_on(self.image.seq)

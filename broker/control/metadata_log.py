@@ -98,7 +98,7 @@ class MetadataLog:
         return Survey(slots=slots, snapshots=snapshots, boundary=self._boundary)
 
     async def read(self, seq: int) -> ReadSlot | None:
-        """The slot, or None while nobody has won it."""
+        """The slot, or None while no node has won it."""
         return await self._read(slot_key(seq), seq)
 
     async def read_on(self, after: int) -> list[ReadSlot]:
@@ -139,7 +139,7 @@ class MetadataLog:
     ) -> bytes | None:
         """Commit slot `seq`: its bytes if it is ours, None if it is another's or was already collected.
 
-        A lost reply is the normal case. The same bytes go to the same slot until the store says who has it:
+        A lost reply is the normal case. The same bytes go to the same slot until the store says whose it is:
         the put-id in them tells our own earlier attempt from a rival.
         """
         slot = Slot(

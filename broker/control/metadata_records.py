@@ -85,7 +85,7 @@ def _unpack_partitions(rows: list[list[Any]], *, first: int = 0) -> tuple[Partit
 
 
 def new_partition(index: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> PartitionImage:
-    """As it is born: led by the first of its in-sync replicas, epochs at zero."""
+    """A partition at its creation: led by the first of its in-sync replicas, epochs at zero."""
     leader = isr[0] if isr else NO_LEADER
     return PartitionImage(
         index=index, leader=leader, leader_epoch=0, partition_epoch=0, replicas=replicas, isr=isr
@@ -191,8 +191,8 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChanged:
-    """What is None stays. `unclean` tells a reader of the log that the leader was not in sync, so that
-    records may be lost; it changes nothing.
+    """A change of one partition; what is None stays. `unclean` tells a reader of the log that the leader was
+    not in sync, so that records may be lost; it changes nothing.
     """
 
     VERSION: ClassVar[int] = 0

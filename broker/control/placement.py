@@ -1,6 +1,6 @@
 """Where the replicas of new partitions go.
 
-Owns: the choice of brokers for partitions that nobody assigned, and the checks of those that somebody did.
+Owns: the choice of brokers for partitions that a request does not assign, and the checks of those it does.
 Does not own: how many partitions and replicas there are (topics.py), elections (elections.py). Invariant: a
 replica list names each broker once, and the leader of a new partition is active.
 """

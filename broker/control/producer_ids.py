@@ -1,7 +1,8 @@
 """Producer ids for the producers of this broker, out of blocks the controller hands out.
 
-Owns: the blocks at hand and asking for the next one in time. Does not own: who has which block (image.py).
-Invariant: an id is given once; whoever waits for a block shares one question, and waits for a bounded time.
+Owns: the blocks at hand and asking for the next one in time. Does not own: which broker has which block
+(image.py). Invariant: an id is given once; all that wait for a block share one question, and wait for a
+bounded time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ProducerIds:
         return f"ProducerIds({sum(map(len, self._blocks))} at hand)"
 
     async def next(self) -> int:
-        """An id no one else has; COORDINATOR_LOAD_IN_PROGRESS while there is none.
+        """Return an id no other producer has; raise COORDINATOR_LOAD_IN_PROGRESS while there is none.
 
         The next block is asked for while a tenth of this one is left.
         """
@@ -64,5 +65,5 @@ class ProducerIds:
         try:
             self._blocks.append(await self._fetch())
         except (KafkaError, PeerLost) as error:
-            # Nobody may be waiting for it: the next id that is missed asks again.
+            # Nothing may be waiting for it: the next id that is missed asks again.
             self._problem = str(error)

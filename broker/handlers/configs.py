@@ -239,7 +239,7 @@ class ConfigHandlers:
         return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
 
 
-# --- DescribeConfigs ---------------------------------------------------------------------------------------
+# --- DescribeConfigs ---
 
 
 def _described(
@@ -323,7 +323,7 @@ def _check_node(name: str, node_id: int, wording: str) -> None:
         raise KafkaError(ErrorCode.invalid_request, f"Unexpected broker id, {wording.format(node_id, name)}")
 
 
-# --- AlterConfigs ------------------------------------------------------------------------------------------
+# --- AlterConfigs ---
 
 
 def _check_size(resources: Iterable[AlteredResource]) -> None:
@@ -382,7 +382,7 @@ def _config_fields(config: AlterableConfig | IncrementalConfig) -> Fields:
     return fields if operation is None else {**fields, "config_operation": operation}
 
 
-# --- loggers -----------------------------------------------------------------------------------------------
+# --- loggers ---
 
 
 def _loggers() -> list[str]:
@@ -456,7 +456,7 @@ def _check_logger(op: ConfigOp, known: Iterable[str]) -> None:
         )
 
 
-# --- ListConfigResources -----------------------------------------------------------------------------------
+# --- ListConfigResources ---
 
 
 def _names(image: Image, listener: str, kind: int) -> list[str]:

@@ -1,8 +1,8 @@
 """What brokers ask of the controller over the inter-broker listener, in Kafka's own messages.
 
-Owns: these requests as commands, and the answers as responses. Does not own: who counts as a broker
-(dispatch), the rules (replication.py, brokers.py), the commit (cluster.py). Invariant: only the controller
-answers; any other broker says that it is not.
+Owns: these requests as commands, and the answers as responses. Does not own: which client counts as a
+broker (dispatch), the rules (control/leaders.py, control/brokers.py), the commit (control/cluster.py).
+Invariant: only the controller answers; any other broker says that it is not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Requests of operators about who leads and who replicates what, in every version: elections, reassignments,
+"""Requests of operators about leaders and replicas, in every version: elections, reassignments,
 moving a replica between directories, the quorum, and brokers that leave for good.
 
 Owns: the shapes of these responses and where each error goes in them. Does not own: the rules
-(replication.py, brokers.py), the commit (cluster.py). Invariant: what was not committed is not answered as
-done.
+(control/leaders.py, control/brokers.py), the commit (control/cluster.py). Invariant: what was not committed
+is not answered as done.
 """
 
 from __future__ import annotations
@@ -229,14 +229,14 @@ class ReplicaHandlers:
         return {"throttle_time": 0, **_FINE}
 
 
-# --- elections ---------------------------------------------------------------------------------------------
+# --- elections ---
 
 
 def _elected(result: ElectionResult) -> Fields:
     return {"partition_id": result.partition, **error_fields(result.error)}
 
 
-# --- reassignments -----------------------------------------------------------------------------------------
+# --- reassignments ---
 
 
 def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
@@ -256,7 +256,7 @@ def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
     }
 
 
-# --- the quorum --------------------------------------------------------------------------------------------
+# --- the quorum ---
 
 
 def _voter(cluster: Cluster, broker: BrokerImage, clock: Clock) -> Fields:

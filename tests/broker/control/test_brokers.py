@@ -58,7 +58,7 @@ def fence(image: Image, *broker_ids: int) -> None:
     carry_out(image, FenceBrokers(brokers=tuple((id_, epoch(image, id_)) for id_ in broker_ids)))
 
 
-# --- joining -----------------------------------------------------------------------------------------------
+# --- joining ---
 
 
 def test_a_registration_is_for_this_cluster_and_a_free_id() -> None:
@@ -126,7 +126,7 @@ def test_a_changed_disk_leads_nothing_even_where_losing_records_is_allowed() -> 
     assert state(image) == (2, 3, (2,))
 
 
-# --- fenced and back ---------------------------------------------------------------------------------------
+# --- fenced and back ---
 
 
 def test_many_are_fenced_in_one_slot_and_their_partitions_follow() -> None:
@@ -210,7 +210,7 @@ def test_a_fence_of_five_thousand_partitions_is_one_record() -> None:
     assert all(1 not in partition.isr for partition in image.topics["t"].partitions)
 
 
-# --- leaving -----------------------------------------------------------------------------------------------
+# --- leaving ---
 
 
 def stop(image: Image, broker_id: int) -> bool:
@@ -325,7 +325,7 @@ def test_a_fenced_registration_leads_nothing() -> None:
     assert state(image, 1) == (NO_LEADER, 1, (1,))
 
 
-# --- producer ids ------------------------------------------------------------------------------------------
+# --- producer ids ---
 
 
 def test_producer_ids_are_handed_out_once() -> None:

@@ -59,7 +59,7 @@ def set_config(resource: ResourceType, name: str, setting: str, value: str | Non
     return IncrementalAlterConfigs(changes=(((int(resource), name), (op,)),))
 
 
-# --- birth and joining again -------------------------------------------------------------------------------
+# --- birth and joining again ---
 
 
 def test_birth_is_one_object() -> None:
@@ -333,7 +333,7 @@ def test_advertised_addresses_never_name_a_wildcard() -> None:
     ]
 
 
-# --- writing -----------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 def test_commands_that_wait_share_a_slot_and_see_each_other() -> None:
@@ -462,7 +462,7 @@ def test_on_a_bad_line_every_command_happens_once(seed: int, before: float, afte
     site.run(story())
 
 
-# --- losing ------------------------------------------------------------------------------------------------
+# --- losing ---
 
 
 def test_of_two_controllers_one_writes_and_the_other_steps_down() -> None:
@@ -655,7 +655,7 @@ def test_stopping_leaves_nobody_waiting() -> None:
     site.run(story())
 
 
-# --- snapshots ---------------------------------------------------------------------------------------------
+# --- snapshots ---
 
 
 def test_a_long_log_is_read_from_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,7 +710,7 @@ def test_who_sleeps_between_the_list_and_the_snapshot_takes_the_newer_one(
     site.run(story())
 
 
-# --- what the broker asks for ------------------------------------------------------------------------------
+# --- what the broker asks for ---
 
 
 def test_settings_reach_the_running_broker() -> None:

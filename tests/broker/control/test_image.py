@@ -68,7 +68,7 @@ def state(image: Image, index: int = 0) -> tuple[int, int, tuple[int, ...]]:
     return partition.leader, partition.leader_epoch, partition.isr
 
 
-# --- brokers and what they lead ----------------------------------------------------------------------------
+# --- brokers and what they lead ---
 
 
 def test_a_broker_epoch_is_the_slot_of_its_registration() -> None:
@@ -143,7 +143,7 @@ def test_an_unregistered_broker_is_gone() -> None:
     assert state(image, 1) == (NO_LEADER, 1, (1,))
 
 
-# --- topics ------------------------------------------------------------------------------------------------
+# --- topics ---
 
 
 def test_a_topic_goes_with_its_settings() -> None:
@@ -219,7 +219,7 @@ def test_internal_topics_are_known_by_name() -> None:
     assert [topic.name for topic in image.topics.values() if topic.internal] == ["__consumer_offsets"]
 
 
-# --- any log -----------------------------------------------------------------------------------------------
+# --- any log ---
 
 ids = st.sampled_from([UUID(int=number) for number in (20, 21, 22)])
 brokers = st.integers(1, 3)
@@ -338,7 +338,7 @@ def test_what_always_holds(log: list[list[Record]]) -> None:
                 assert now.partition_epoch > was.partition_epoch or now == was
 
 
-# --- the form, for ever ------------------------------------------------------------------------------------
+# --- the form, for ever ---
 
 
 def test_the_written_form_does_not_change() -> None:

@@ -46,7 +46,7 @@ def controllers(site: Site) -> list[int]:
     return [id_ for id_, member in site.alive.items() if member.is_controller]
 
 
-# --- joining -----------------------------------------------------------------------------------------------
+# --- joining ---
 
 
 def test_the_first_is_the_controller_and_takes_the_others_in() -> None:
@@ -194,7 +194,7 @@ def test_a_store_that_ignores_conditions_takes_no_second_node() -> None:
     run(story)
 
 
-# --- following ---------------------------------------------------------------------------------------------
+# --- following ---
 
 
 def test_slots_are_pushed_at_once() -> None:
@@ -244,7 +244,7 @@ def test_a_member_without_the_store_learns_from_its_peers() -> None:
     run(story)
 
 
-# --- silence -----------------------------------------------------------------------------------------------
+# --- silence ---
 
 
 def test_a_closed_port_ends_a_member_at_once() -> None:
@@ -460,7 +460,7 @@ def test_one_who_slept_through_a_trim_starts_again_from_the_snapshot(monkeypatch
     run(story)
 
 
-# --- leaving -----------------------------------------------------------------------------------------------
+# --- leaving ---
 
 
 def test_who_leaves_hands_over_first() -> None:
@@ -518,7 +518,7 @@ def test_the_last_one_hands_nothing_over() -> None:
     run(story)
 
 
-# --- what peers are told -----------------------------------------------------------------------------------
+# --- what peers are told ---
 
 
 def test_a_heartbeat_of_an_earlier_life_is_stale() -> None:

@@ -36,7 +36,7 @@ def reconnect(site: Site) -> None:
     site.no_store.clear()
 
 
-# --- one controller ----------------------------------------------------------------------------------------
+# --- one controller ---
 
 
 def test_who_reads_of_its_successor_is_the_controller_no_more() -> None:
@@ -143,7 +143,7 @@ def test_commands_are_worked_off_by_a_node_elected_again_while_it_learned_that_i
     run(story)
 
 
-# --- a slow store, and one that hangs ----------------------------------------------------------------------
+# --- a slow store, and one that hangs ---
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -253,7 +253,7 @@ def test_joining_outlasts_the_store(seed: int) -> None:
     run(story, seed)
 
 
-# --- who is written off ------------------------------------------------------------------------------------
+# --- who is written off ---
 
 
 def test_a_broker_that_left_is_live_no_more() -> None:
@@ -396,7 +396,7 @@ def twin_of(member: Cluster) -> SimpleNamespace:
     )
 
 
-# --- slots from peers --------------------------------------------------------------------------------------
+# --- slots from peers ---
 
 
 async def missed_slots(site: Site, members: list[Cluster], *names: str) -> list[bytes]:
@@ -488,7 +488,7 @@ def test_one_new_slot_is_read_with_few_requests() -> None:
     run(story)
 
 
-# --- keeping house -----------------------------------------------------------------------------------------
+# --- keeping house ---
 
 
 def test_a_snapshot_that_cannot_be_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,6 +613,6 @@ def test_who_was_unregistered_is_told_so() -> None:
         await asyncio.sleep(1)
         await members[0].submit(UnregisterBroker(broker_id=3))
         await until(lambda: site.fenced)
-        assert site.fenced == ["somebody unregistered node 3 of this cluster"]
+        assert site.fenced == ["an operator unregistered node 3 of this cluster"]
 
     run(story)

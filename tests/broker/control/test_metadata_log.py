@@ -222,7 +222,7 @@ def test_a_slot_under_another_name_is_not_read() -> None:
     asyncio.run(story())
 
 
-# --- snapshots and trimming --------------------------------------------------------------------------------
+# --- snapshots and trimming ---
 
 
 def image_at(seq: int) -> Image:

@@ -69,7 +69,7 @@ def allow_unclean(image: Image, name: str = "t", value: str = "true") -> None:
     carry_out(image, ConfigChanged(resource_type=2, resource_name=name, name=setting, value=value))
 
 
-# --- AlterPartition ----------------------------------------------------------------------------------------
+# --- AlterPartition ---
 
 
 def isr_change(image: Image, *isr: int, index: int = 0) -> IsrChange:
@@ -210,7 +210,7 @@ def test_an_old_incarnation_alters_nothing(broker_id: int, broker_epoch: int) ->
     assert refused(cluster(), command)[0] is ErrorCode.stale_broker_epoch
 
 
-# --- elections ---------------------------------------------------------------------------------------------
+# --- elections ---
 
 
 def elect(
@@ -349,7 +349,7 @@ def test_a_topic_that_comes_to_allow_it_is_elected_unclean() -> None:
     assert [(part(image, at).leader, part(image, at).isr) for at in (0, 1)] == [(2, (2,)), (3, (3,))]
 
 
-# --- reassignments -----------------------------------------------------------------------------------------
+# --- reassignments ---
 
 
 def reassign(
@@ -551,7 +551,7 @@ def test_requests_are_bounded() -> None:
     assert refused(image, command)[0] is ErrorCode.policy_violation
 
 
-# --- any sequence ------------------------------------------------------------------------------------------
+# --- any sequence ---
 
 BROKERS = st.integers(1, 4)
 NAMES = st.sampled_from(["t", "u"])

@@ -75,7 +75,7 @@ def add_brokers(member: Cluster) -> None:
     member.image.apply(BrokerFenced(broker_id=3, broker_epoch=103, fenced=True), 106)
 
 
-# --- ApiVersions -------------------------------------------------------------------------------------------
+# --- ApiVersions ---
 
 
 @pytest.mark.parametrize("version", versions(Api.API_VERSIONS))
@@ -106,7 +106,7 @@ def test_a_client_says_what_it_is_in_plain_words(name: str, version: str) -> Non
     run(story)
 
 
-# --- Metadata ----------------------------------------------------------------------------------------------
+# --- Metadata ---
 
 
 def asked(version: int, *names: str) -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ def test_another_listener_has_other_addresses() -> None:
     )
 
 
-# --- DescribeTopicPartitions -------------------------------------------------------------------------------
+# --- DescribeTopicPartitions ---
 
 
 def test_partitions_page_by_page_are_all_of_them_once() -> None:
@@ -399,7 +399,7 @@ def test_a_page_has_at_least_one_partition(limit: int) -> None:
     run(story)
 
 
-# --- DescribeCluster ---------------------------------------------------------------------------------------
+# --- DescribeCluster ---
 
 
 @pytest.mark.parametrize("version", versions(Api.DESCRIBE_CLUSTER))
@@ -459,7 +459,7 @@ def test_controllers_are_not_described_here(endpoint_type: int, expected: ErrorC
     run(story)
 
 
-# --- CreateTopics, DeleteTopics, CreatePartitions ----------------------------------------------------------
+# --- CreateTopics, DeleteTopics, CreatePartitions ---
 
 
 def new(name: str, **fields: Any) -> dict[str, Any]:

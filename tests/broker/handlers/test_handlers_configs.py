@@ -57,7 +57,7 @@ async def incremental(
     return result
 
 
-# --- DescribeConfigs ---------------------------------------------------------------------------------------
+# --- DescribeConfigs ---
 
 
 def test_a_request_describes_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_the_default_of_all_brokers_is_what_was_set_there() -> None:
     run(story)
 
 
-# --- IncrementalAlterConfigs -------------------------------------------------------------------------------
+# --- IncrementalAlterConfigs ---
 
 
 @pytest.mark.parametrize("version", versions(Api.INCREMENTAL_ALTER_CONFIGS))
@@ -297,7 +297,7 @@ def test_a_removed_setting_is_the_brokers_again() -> None:
     run(story)
 
 
-# --- AlterConfigs ------------------------------------------------------------------------------------------
+# --- AlterConfigs ---
 
 
 @pytest.mark.parametrize("version", versions(Api.ALTER_CONFIGS))
@@ -327,7 +327,7 @@ def test_the_older_request_sets_all_of_a_resource(version: int) -> None:
     run(story)
 
 
-# --- loggers -----------------------------------------------------------------------------------------------
+# --- loggers ---
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_levels_that_cannot_be(
     run(story)
 
 
-# --- ListConfigResources -----------------------------------------------------------------------------------
+# --- ListConfigResources ---
 
 
 def test_what_has_settings_is_listed() -> None:

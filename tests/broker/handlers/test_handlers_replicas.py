@@ -99,7 +99,7 @@ def rows(answer: Any) -> list[tuple[str, int, ErrorCode]]:
     ]
 
 
-# --- ElectLeaders ------------------------------------------------------------------------------------------
+# --- ElectLeaders ---
 
 
 @pytest.mark.parametrize("version", versions(Api.ELECT_LEADERS))
@@ -161,7 +161,7 @@ def test_an_unclean_election_is_asked_for_by_its_number(version: int) -> None:
     run(story)
 
 
-# --- reassignments -----------------------------------------------------------------------------------------
+# --- reassignments ---
 
 
 async def reassign(client: Client, version: int, *replicas: int, index: int = 0, **fields: Any) -> Any:
@@ -241,7 +241,7 @@ def test_a_client_may_insist_on_the_replication_factor() -> None:
     run(story)
 
 
-# --- AlterReplicaLogDirs -----------------------------------------------------------------------------------
+# --- AlterReplicaLogDirs ---
 
 
 @pytest.mark.parametrize("version", versions(Api.ALTER_REPLICA_LOG_DIRS))
@@ -280,7 +280,7 @@ async def test_a_replica_stays_where_it_is(make_broker: MakeBroker, tmp_path: Pa
         logs.logs["t", 0] = held
 
 
-# --- DescribeQuorum ----------------------------------------------------------------------------------------
+# --- DescribeQuorum ---
 
 
 @pytest.mark.parametrize("version", versions(Api.DESCRIBE_QUORUM))
@@ -370,7 +370,7 @@ def test_there_is_one_quorum(version: int, asked: list[tuple[str, int]]) -> None
     run(story)
 
 
-# --- UnregisterBroker --------------------------------------------------------------------------------------
+# --- UnregisterBroker ---
 
 
 def test_a_broker_is_unregistered() -> None:
@@ -389,7 +389,7 @@ def test_a_broker_is_unregistered() -> None:
     run(story)
 
 
-# --- the store is down -------------------------------------------------------------------------------------
+# --- the store is down ---
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_what_cannot_be_committed_in_time_is_not_answered_as_done(
     run(story, down=True)
 
 
-# --- what brokers ask of the controller --------------------------------------------------------------------
+# --- what brokers ask of the controller ---
 
 
 def isr_request(member: Cluster, *isr: int, topic_id: UUID = TOPIC, index: int = 0) -> dict[str, Any]:
@@ -508,7 +508,7 @@ async def test_brokers_are_answered_on_their_own_listener_alone(make_broker: Mak
         assert await client.is_closed()
 
 
-# --- several brokers, as clients see them ------------------------------------------------------------------
+# --- several brokers, as clients see them ---
 
 
 @pytest.mark.parametrize("version", versions(Api.METADATA))
