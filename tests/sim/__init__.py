@@ -1,26 +1,48 @@
 """The simulation: brokers and clients in one thread, from one seed, under faults, judged by their histories.
 
-    loop.py      virtual time, processes that can be killed or paused at any step, the trace
-    net.py       hosts, connections, cuts, resets          the five seams of broker.ports.World,
-    disk.py      files, kills, power cuts, errors          in memory
-    store.py     the object store behind bad lines, and the journal of what it was told
-    client.py    one raw client: lines, metadata, single operations, each recorded once
-    workload.py  what clients do all day: producers, consumers, group members
-    operators.py what operators do: topics come, grow, move and go
-    history.py   what a run leaves behind, as plain values
-    metalog.py   the metadata log read from the bucket's journal, without asking a broker
-    custody.py   who was bound to keep a record, and whether all of them lost it
-    checks.py    the rules a client could state, replica_checks.py those of replicas and the metadata log,
-                 admin_checks.py those of operators and of what brokers tell
-    census.py    what every broker still holds when all clients have gone; leak_checks.py what it may
-    verdict.py   all rules over one history
-    salvage.py   how far a disk can be read, worked out without the broker
-    inspection.py  the files after the end: recovery is exact, a second restart changes nothing
-    node.py      one broker's machine and its lives
-    stage.py     brokers, clients and the truth about them, on one loop
-    plan.py      what a seed decides; nemesis.py carries the faults out
-    scenario.py  one planned run: topics, clients, faults, healing, verdict
-    run.py       many seeds, or one in full: python -m tests.sim.run --seed N
+How a seed becomes a verdict, in the order of the story:
+
+1. The plan. run.py takes many seeds or one (python -m tests.sim.run --seed N --brokers K). plan.py draws from
+   the seed what will be: brokers, topics, settings, clients, faults, and the times in which nobody produces.
+   The same seed and the same code give the same run, byte by byte of its trace.
+
+2. The world. Brokers are real and see only the five seams of broker.ports.World, here in memory:
+       loop.py        virtual time; processes that can be killed or paused at any step; the trace
+       net.py         hosts, connections, cuts, resets
+       disk.py        files, kills, power cuts, errors
+       store.py       the object store behind bad lines, and the journal of what it was told
+       background.py  the jobs of a broker's threads, which may be held between their effect and its report
+   node.py is one broker's machine with its lives, stage.py all machines and clients on one loop, and the
+   truth about them, which is folded from the journal and asked of no broker.
+
+3. The clients. client.py is one raw client: lines, metadata, single operations, each recorded once, as ok,
+   fail or unknown. workload.py is what clients do all day: producers, consumers, group members. operators.py
+   is what operators do: topics come, grow, move and go.
+
+4. The faults. scenario.py starts all of it; nemesis.py commits what the plan says, to whom the moment says,
+   and aims some faults at the time between what was done and the news of it. Replicas are sampled meanwhile.
+
+5. The end. Everything heals, and liveness counts: every broker is back, every replica in sync, every client
+   comes to its end, a deletion in quiet is answered at once. Then all is read as a client reads it, and every
+   disk is looked at:
+       restart.py     opens a copy of a disk as the broker's next start would
+       salvage.py     how far a disk can be read, worked out without the broker
+       inspection.py  recovery is exact, and a second restart changes nothing
+       census.py      what every broker still holds when all clients have gone
+
+6. The history. history.py is what is left, as plain values: no rule looks at anything else. metalog.py reads
+   the metadata log from the bucket's journal into it.
+
+7. The verdict. verdict.py asks every rule for the ways in which it was broken:
+       checks.py          what a client could state
+       replica_checks.py  what replicas and the metadata log owe each other
+       admin_checks.py    what operators were told, and what brokers tell
+       leak_checks.py     what a broker may still hold
+   custody.py says which losses are excused: who was bound to keep a record, and whether all of them lost it.
+   Of a replica that counts which lies at or above its log start (history.ReplicaLog).
+
+Beside the seeds there are plays: play.py is a script on the same stage instead of a plan, with a load and the
+same verdict (test_scenarios.py, test_log_starts.py).
 
 A new fault is a kind in plan.py and what it does in nemesis.py; a new promise is a rule in one of the checks
 with a mutation in their tests that it catches; another broker is another Node on the same Stage.
