@@ -19,8 +19,8 @@ from typing import Any, Self
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.apis import Api
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import stable_port, unique, until
-from tests.compat.raw import RawClient
 from tests.processes import BrokerProcess
 
 QUICK: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "6"}
@@ -150,7 +150,8 @@ class ClusterProcesses:
     def metadata(self, topic: str, *, seen_by: int | None = None) -> Any | None:
         """As one broker that is awake sees it; None when nobody can be asked."""
         for node_id in self.awake if seen_by is None else [seen_by]:
-            with contextlib.suppress(OSError), RawClient(self.address(node_id), timeout_s=LOOK_S) as client:
+            address = self.address(node_id)
+            with contextlib.suppress(OSError), BlockingClient(address, timeout_s=LOOK_S) as client:
                 return client.call(
                     Api.METADATA,
                     12,
@@ -197,7 +198,7 @@ class ClusterProcesses:
             for node_id in self.awake:
                 with (
                     contextlib.suppress(OSError),
-                    RawClient(self.address(node_id), timeout_s=LOOK_S) as client,
+                    BlockingClient(self.address(node_id), timeout_s=LOOK_S) as client,
                 ):
                     answer = client.call(
                         Api.DESCRIBE_QUORUM,
@@ -215,7 +216,7 @@ class ClusterProcesses:
 
     def read(self, topic: str, partition: int = 0) -> bytes:
         """All batches of a partition, from its leader."""
-        with RawClient(self.address(self.leader(topic, partition))) as client:
+        with BlockingClient(self.address(self.leader(topic, partition))) as client:
             return client.read_bytes(topic, partition)
 
     def files(self, topic: str, partition: int = 0) -> dict[int, bytes]:

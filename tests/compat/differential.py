@@ -23,8 +23,8 @@ from crc32c import crc32c
 
 from protocol.apis import Api
 from protocol.records import build_batch
+from tests.clients.blocking import BlockingClient, batch_bounds
 from tests.compat.peers import ApacheKafka, Java, has_leaders, unique, until
-from tests.compat.raw import RawClient, batch_bounds
 from tests.compat.samples import FIRST_MS
 from tests.processes import BrokerProcess
 
@@ -80,7 +80,7 @@ class Side:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
-        self.client = RawClient(bootstrap, timeout_s=ANSWER_S)
+        self.client = BlockingClient(bootstrap, timeout_s=ANSWER_S)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.topic_ids: dict[str, UUID] = {}
         self.remembered: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Side:
 
     def reconnect(self) -> None:
         self.client.socket.close()
-        self.client = RawClient(self.bootstrap, timeout_s=ANSWER_S)
+        self.client = BlockingClient(self.bootstrap, timeout_s=ANSWER_S)
 
     def learn(self, topic: str, partitions: int) -> None:
         until(lambda: has_leaders(self.admin, topic, partitions), "the new topic's leaders")

@@ -20,9 +20,9 @@ from typing import Any
 from protocol.apis import Api, is_supported
 from protocol.errors import ErrorCode, MalformedRequest
 from protocol.messages import decode_response
+from tests.clients.blocking import BlockingClient
 from tests.compat.differential import Difference, Side, Twins, differences
 from tests.compat.peers import until
-from tests.compat.raw import RawClient
 from tests.compat.sequences import GROUPS, MEMBERS, TOPICS, Given, Step
 
 # How long both may be silent before a request counts as held back; how long one may answer after the other.
@@ -59,7 +59,7 @@ class Line:
     """One connection to each side, with at most one request under way."""
 
     def __init__(self, twins: Twins) -> None:
-        self.clients = [RawClient(side.bootstrap) for side in twins.sides]
+        self.clients = [BlockingClient(side.bootstrap) for side in twins.sides]
         self.frames: list[bytes | str | None] = [None, None]
         self.sent_as = (0, 0)
 

@@ -21,8 +21,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import ApacheKafka, Java, until
-from tests.compat.raw import RawClient
 from tests.compat.samples import CODECS
 from tests.processes import ROOT, BrokerProcess
 
@@ -65,7 +65,7 @@ def write_everything(bootstrap: str, data: Path, stop: Callable[[], Any]) -> Wri
     many = _write_many(bootstrap)
     _write_compacted(bootstrap)
     committed = _commit(bootstrap)
-    with RawClient(bootstrap) as raw:
+    with BlockingClient(bootstrap) as raw:
         many_bytes = raw.read_bytes(MANY, 0)
     stop()
     return Written(data=data, many=many, many_bytes=many_bytes, committed=committed)
@@ -106,7 +106,7 @@ def _write_compacted(bootstrap: str) -> None:
             producer.produce(COMPACTED, key=b"k%d" % (n % 10), value=None if n % 10 == 9 else b"%d" % n)
         assert producer.flush(30) == 0
         written += 100
-        with RawClient(bootstrap) as raw:
+        with BlockingClient(bootstrap) as raw:
             stored = raw.read_bytes(COMPACTED, 0)
         return _record_count(stored) < written - 50
 
@@ -280,7 +280,7 @@ def test_apache_kafka_recovers_our_files_and_serves_the_same_bytes(
             put_in_place(ours.folder(f"{name}-0"), kafka.data / f"{name}-0")
         (kafka.data / ".kafka_cleanshutdown").unlink()
         kafka.start()
-        with RawClient(kafka.bootstrap) as raw:
+        with BlockingClient(kafka.bootstrap) as raw:
             for name in names:
                 expected = b"".join(log.read_bytes() for log in ours.files(f"{name}-0", ".log"))
                 until(lambda name=name: raw.fetch(name, 0, 0).error_code == 0, "Kafka to lead")  # type: ignore[misc]

@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import Self
 
 from protocol.records import build_batch, iter_batches, iter_records
-from tests.compat.raw import RawClient
+from tests.clients.blocking import BlockingClient
 from tests.compat.samples import FIRST_MS
 
 # Codes that say the batch was not appended; any other error leaves it unknown.
@@ -79,7 +79,7 @@ class RawLoad:
     def _send_until_disconnected(self) -> None:
         try:
             address = self.bootstrap if self.locate is None else self.locate()
-            client = RawClient(address, timeout_s=10)
+            client = BlockingClient(address, timeout_s=10)
         except OSError:
             return
         with client:

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import stable_port, unique, until
-from tests.compat.raw import RawClient
 from tests.e2e.load import values_at
 from tests.e2e.stock_load import produce
 from tests.processes import ROOT, STOP_S_MAX, TIDEWAL, signal_until_the_end
@@ -196,7 +196,7 @@ def test_started_again_it_goes_on_where_it_was(start: Start) -> None:
         """Of whichever replica answers with the most: a follower may not know yet what is committed."""
         logs = []
         for address in second.addresses:
-            with RawClient(address) as client:
+            with BlockingClient(address) as client:
                 if client.fetch(topic, 0, 0).error_code == 0:
                     logs.append(values_at(client.read_bytes(topic, 0)))
         return [int(value) for _, value in sorted(max(logs, key=len).items())]
@@ -266,7 +266,7 @@ def test_a_killed_broker_is_started_again_where_clients_look_for_it(start: Start
     command.wait_line(ready, times=2)
     assert command.lines == [*lines, ready]
     assert command.child(2) != killed
-    with RawClient(ready.split()[2].removeprefix("listen=")) as client:
+    with BlockingClient(ready.split()[2].removeprefix("listen=")) as client:
         until(lambda: client.fetch(topic, 0, 0).error_code in (0, 6), "the replica that came back")
     write_and_read(command, topic, 50, 50)
     command.process.terminate()

@@ -18,9 +18,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from protocol.apis import Api
+from tests.clients.blocking import BlockingClient
 from tests.clusters import SETTLE_S, ClusterProcesses
 from tests.compat.peers import unique, until
-from tests.compat.raw import RawClient
 from tests.e2e.load import RawLoad, check, values_at
 from tests.e2e.stock_load import GroupLoad, IdempotentLoad
 from tests.e2e.stores import DirectoryStore, MinioStore, SharedStore
@@ -117,7 +117,7 @@ class Work:
                 return next(node for node in self.cluster.node_ids if node not in (leader, controller))
 
     def _coordinator(self) -> int:
-        with RawClient(self.cluster.address(self.cluster.awake[0])) as client:
+        with BlockingClient(self.cluster.address(self.cluster.awake[0])) as client:
 
             def found() -> list[int]:
                 answer = client.call(

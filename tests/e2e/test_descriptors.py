@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.apis import Api
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import unique, until
-from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
 from tests.processes import BrokerProcess
 
@@ -21,7 +21,7 @@ CONNECTIONS = 150
 LARGE = b"x" * 400_000
 
 
-def log_directories(client: RawClient) -> list[int]:
+def log_directories(client: BlockingClient) -> list[int]:
     described: Any = client.call(Api.DESCRIBE_LOG_DIRS, 4, topics=None)
     return [entry.error_code for entry in described.results]
 
@@ -37,10 +37,10 @@ def test_no_log_goes_offline_when_descriptors_run_out(
     created = admin.create_topics([NewTopic(topic, PARTITIONS, config={"segment.bytes": str(1 << 20)})])
     created[topic].result(timeout=20)
 
-    with RawClient(broker.bootstrap) as client, ExitStack() as opened:
+    with BlockingClient(broker.bootstrap) as client, ExitStack() as opened:
         turned_away = 0
         for _ in range(CONNECTIONS):
-            other = opened.enter_context(RawClient(broker.bootstrap))
+            other = opened.enter_context(BlockingClient(broker.bootstrap))
             try:
                 other.call(Api.API_VERSIONS, 0)
             except ConnectionError:
@@ -60,5 +60,5 @@ def test_no_log_goes_offline_when_descriptors_run_out(
     assert broker.terminate() == 0
     assert "Traceback" not in broker.stderr
     again = start_broker(descriptors=DESCRIPTORS)
-    with RawClient(again.bootstrap) as client:
+    with BlockingClient(again.bootstrap) as client:
         assert client.produce(topic, 0, bytes(batch_of(b"last"))).base_offset == 5

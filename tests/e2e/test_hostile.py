@@ -12,8 +12,8 @@ import pytest
 
 from protocol import messages
 from protocol.apis import Api
+from tests.clients.blocking import FETCH_BYTES_MAX, BlockingClient
 from tests.compat.peers import unique, until
-from tests.compat.raw import FETCH_BYTES_MAX, RawClient
 from tests.e2e.load import batch_of
 from tests.processes import BrokerProcess
 
@@ -23,14 +23,14 @@ CLOSES_S = 10.0
 
 
 @pytest.fixture
-def honest(broker_process: BrokerProcess) -> Iterator[RawClient]:
+def honest(broker_process: BrokerProcess) -> Iterator[BlockingClient]:
     """Somebody else's connection, with a topic of its own to produce to."""
-    with RawClient(broker_process.bootstrap) as client:
+    with BlockingClient(broker_process.bootstrap) as client:
         yield client
 
 
 @pytest.fixture
-def topic(honest: RawClient) -> str:
+def topic(honest: BlockingClient) -> str:
     name = unique("topic")
     honest.call(
         Api.METADATA,
@@ -50,7 +50,7 @@ def memory_bytes(broker: BrokerProcess) -> int:
     raise AssertionError("no VmRSS")
 
 
-def serves(honest: RawClient, topic: str) -> None:
+def serves(honest: BlockingClient, topic: str) -> None:
     """Twenty requests of somebody else, each answered in good time."""
     for _ in range(20):
         began = time.monotonic()
@@ -72,13 +72,14 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_client_that_never_reads(broker_process: BrokerProcess, honest: RawClient, topic: str) -> None:
+def test_a_client_that_never_reads(broker_process: BrokerProcess, honest: BlockingClient, topic: str) -> None:
     large = bytes(batch_of(b"x" * 900_000))
     for _ in range(8):
         assert honest.produce(topic, 0, large).error_code == 0
     before = memory_bytes(broker_process)
     with ExitStack() as stack:
-        deaf = [stack.enter_context(RawClient(broker_process.bootstrap, timeout_s=0.2)) for _ in range(10)]
+        bootstrap = broker_process.bootstrap
+        deaf = [stack.enter_context(BlockingClient(bootstrap, timeout_s=0.2)) for _ in range(10)]
         for client in deaf:
             ask_without_reading(client, topic, times=200)
         serves(honest, topic)
@@ -86,7 +87,7 @@ def test_a_client_that_never_reads(broker_process: BrokerProcess, honest: RawCli
     serves(honest, topic)
 
 
-def ask_without_reading(client: RawClient, topic: str, *, times: int) -> None:
+def ask_without_reading(client: BlockingClient, topic: str, *, times: int) -> None:
     """Two hundred megabytes of answers asked for; the socket takes what it takes."""
     partition = {
         "partition": 0,
@@ -115,7 +116,7 @@ def ask_without_reading(client: RawClient, topic: str, *, times: int) -> None:
         return
 
 
-def test_clients_that_trickle(broker_process: BrokerProcess, honest: RawClient, topic: str) -> None:
+def test_clients_that_trickle(broker_process: BrokerProcess, honest: BlockingClient, topic: str) -> None:
     request = messages.encode_request(
         Api.API_VERSIONS, 3, 1, "slow", {"client_software_name": "s", "client_software_version": "1"}
     )
@@ -135,7 +136,7 @@ def test_clients_that_trickle(broker_process: BrokerProcess, honest: RawClient, 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, 100 << 20], ids=["-1", "min", "max", "100 MiB"])
 def test_a_frame_of_an_impossible_size_closes_its_connection(
-    broker_process: BrokerProcess, honest: RawClient, topic: str, size: int
+    broker_process: BrokerProcess, honest: BlockingClient, topic: str, size: int
 ) -> None:
     before = memory_bytes(broker_process)
     with dial(broker_process) as connection:
@@ -148,7 +149,7 @@ def test_a_frame_of_an_impossible_size_closes_its_connection(
 
 
 def test_a_promised_frame_that_never_comes_reserves_nothing(
-    broker_process: BrokerProcess, honest: RawClient, topic: str
+    broker_process: BrokerProcess, honest: BlockingClient, topic: str
 ) -> None:
     before = memory_bytes(broker_process)
     with ExitStack() as stack:
@@ -172,7 +173,7 @@ def test_a_promised_frame_that_never_comes_reserves_nothing(
     ids=["http", "tls", "empty", "short", "unknown-api", "unknown-version"],
 )
 def test_what_is_no_request_closes_its_connection(
-    broker_process: BrokerProcess, honest: RawClient, topic: str, greeting: bytes
+    broker_process: BrokerProcess, honest: BlockingClient, topic: str, greeting: bytes
 ) -> None:
     with dial(broker_process) as connection:
         connection.sendall(greeting)
@@ -182,7 +183,7 @@ def test_what_is_no_request_closes_its_connection(
 
 
 def test_many_connections_that_come_and_go(
-    broker_process: BrokerProcess, honest: RawClient, topic: str
+    broker_process: BrokerProcess, honest: BlockingClient, topic: str
 ) -> None:
     before = memory_bytes(broker_process)
     open_before = len(list(Path(f"/proc/{broker_process.pid}/fd").iterdir()))

@@ -23,8 +23,8 @@ from confluent_kafka.admin import (
 
 from protocol.apis import Api
 from protocol.records import build_batch
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import unique, until
-from tests.compat.raw import RawClient
 from tests.compat.samples import FIRST_MS
 from tests.e2e.conftest import Phoenix
 from tests.e2e.load import RawLoad, check, values_at
@@ -41,7 +41,7 @@ def make_topic(bootstrap: str, partitions: int, config: dict[str, str] | None = 
 
 
 def read_partition(bootstrap: str, topic: str, partition: int) -> dict[int, bytes]:
-    with RawClient(bootstrap) as client:
+    with BlockingClient(bootstrap) as client:
         return values_at(client.read_bytes(topic, partition))
 
 
@@ -91,11 +91,11 @@ def test_a_batch_sent_again_after_the_kill_keeps_its_offset(phoenix: Phoenix) ->
             producer_epoch=0,
             base_sequence=sequence,
         )
-        with RawClient(phoenix.bootstrap) as client:
+        with BlockingClient(phoenix.bootstrap) as client:
             return client.produce(topic, 0, bytes(batch))
 
     def new_producer_id() -> int:
-        with RawClient(phoenix.bootstrap) as client:
+        with BlockingClient(phoenix.bootstrap) as client:
             answer = client.call(Api.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout=60_000)
         assert answer.error_code == 0
         return int(answer.producer_id)

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from protocol.apis import Api
+from tests.clients.blocking import FETCH_VERSION, BlockingClient
 from tests.compat.peers import until
-from tests.compat.raw import FETCH_VERSION, RawClient
 from tests.processes import BrokerProcess
 from tests.soak.figures import scrape
 from tests.soak.visits import VISITS, Topic, Visit, batch_of, fetch_fields, prepare
@@ -83,7 +83,7 @@ def test_nothing_is_kept_of_a_client_that_left(hotel: Hotel, visit: Visit) -> No
 
 def test_a_client_that_stays_keeps_no_file_of_what_is_deleted(hotel: Hotel) -> None:
     """Its connection, having produced there, and its session, having read there, know the partitions."""
-    with RawClient(hotel.process.bootstrap) as staying:
+    with BlockingClient(hotel.process.bootstrap) as staying:
         sessions = []
         for _ in range(TIMES):
             with Topic(hotel.process.bootstrap) as topic:

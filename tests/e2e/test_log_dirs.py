@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol.apis import Api
+from tests.clients.blocking import BlockingClient
 from tests.clusters import SETTLE_S, ClusterProcesses
 from tests.compat.peers import unique, until
-from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
 from tests.processes import BrokerProcess
 
@@ -98,7 +98,7 @@ def test_a_disk_that_was_changed_is_led_by_nobody_and_the_other_one_goes_on(
     lost = {topic for topic in topics if (changed / f"{topic}-0").exists()}
     assert lost
     assert lost < set(topics)
-    with RawClient(broker.bootstrap) as client:
+    with BlockingClient(broker.bootstrap) as client:
         for topic in topics:
             assert client.produce(topic, 0, bytes(batch_of(b"before"))).error_code == 0
     assert broker.terminate() == 0
@@ -109,7 +109,7 @@ def test_a_disk_that_was_changed_is_led_by_nobody_and_the_other_one_goes_on(
         assert {topic: led[topic] for topic in topics} == {
             topic: -1 if topic in lost else 1 for topic in topics
         }
-        with RawClient(broker.bootstrap) as client:
+        with BlockingClient(broker.bootstrap) as client:
             for topic in set(topics) - lost:
                 assert values_at(client.read_bytes(topic, 0)) == {0: b"before"}
         broker.kill()
@@ -131,7 +131,7 @@ def test_a_full_disk_takes_its_own_partitions_offline_and_no_others(
     assert on_roomy
     assert sorted(on_small + on_roomy) == sorted(topics)
 
-    with RawClient(broker.bootstrap) as client:
+    with BlockingClient(broker.bootstrap) as client:
         for topic in topics:
             assert client.produce(topic, 0, bytes(batch_of(b"before"))).error_code == 0
         fill(small)

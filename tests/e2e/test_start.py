@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from protocol.apis import Api
+from tests.clients.blocking import BlockingClient
 from tests.compat.peers import stable_port, unique, until
-from tests.compat.raw import RawClient
 from tests.e2e.load import batch_of, values_at
 from tests.processes import ROOT, TIDEWAL, BrokerProcess, DidNotStart, signal_until_the_end
 from tests.server_properties import STOCK_KRAFT
@@ -24,7 +24,7 @@ StartBroker = Callable[..., BrokerProcess]
 
 
 def metadata(bootstrap: str, *topics: str) -> Any:
-    with RawClient(bootstrap) as client:
+    with BlockingClient(bootstrap) as client:
         return client.call(
             Api.METADATA,
             12,
@@ -62,7 +62,7 @@ def test_however_many_signals_come_a_clean_stop_is_one(
 
 def test_a_stop_waits_for_no_client(start_broker: StartBroker) -> None:
     broker = start_broker()
-    with RawClient(broker.bootstrap) as idle, RawClient(broker.bootstrap) as halfway:
+    with BlockingClient(broker.bootstrap) as idle, BlockingClient(broker.bootstrap) as halfway:
         halfway.socket.sendall((1000).to_bytes(4, "big") + b"half a frame")
         assert broker.terminate(timeout_s=10) == 0
         with pytest.raises(ConnectionError):
@@ -73,14 +73,14 @@ def test_everything_is_there_after_a_clean_restart(start_broker: StartBroker) ->
     topic = unique("topic")
     first = start_broker()
     before = metadata(first.bootstrap, topic)
-    with RawClient(first.bootstrap) as client:
+    with BlockingClient(first.bootstrap) as client:
         assert client.produce(topic, 0, bytes(batch_of(b"a", b"b"))).base_offset == 0
     assert first.terminate() == 0
     second = start_broker()
     after = metadata(second.bootstrap, topic)
     assert after.cluster_id == before.cluster_id
     assert after.topics[0].topic_id == before.topics[0].topic_id
-    with RawClient(second.bootstrap) as client:
+    with BlockingClient(second.bootstrap) as client:
         assert client.produce(topic, 0, bytes(batch_of(b"c"))).base_offset == 2
         assert values_at(client.read_bytes(topic, 0)) == {0: b"a", 1: b"b", 2: b"c"}
 
@@ -129,7 +129,7 @@ def test_an_admin_port_that_is_taken_is_refused_with_one_line_before_anything_is
 def test_a_stop_waits_for_no_reader_of_the_admin_pages(start_broker: StartBroker) -> None:
     address = f"127.0.0.1:{stable_port()}"
     broker = start_broker(arguments=("--admin", address))
-    with RawClient(broker.bootstrap) as client:
+    with BlockingClient(broker.bootstrap) as client:
         client.call(
             Api.CREATE_TOPICS,
             7,
@@ -177,7 +177,7 @@ def test_a_stock_server_properties_starts_unchanged(start_broker: StartBroker, t
     config.write_text(text.replace("/tmp/kraft-combined-logs", str(logs)))
     start_broker(tmp_path / "data", listen=None, arguments=("--config", str(config)))
     assert advertised(f"127.0.0.1:{port}") == [("localhost", port)]
-    with pytest.raises(ConnectionRefusedError), RawClient(f"127.0.0.1:{controller_port}"):
+    with pytest.raises(ConnectionRefusedError), BlockingClient(f"127.0.0.1:{controller_port}"):
         pass
 
 
@@ -213,7 +213,7 @@ def test_a_stop_is_heard_while_the_store_does_not_answer(start_broker: StartBrok
     topic = unique("topic")
     first = start_broker()
     metadata(first.bootstrap, topic)
-    with RawClient(first.bootstrap) as client:
+    with BlockingClient(first.bootstrap) as client:
         assert client.produce(topic, 0, bytes(batch_of(b"a"))).base_offset == 0
     assert first.terminate() == 0
     marker = tmp_path / "data" / ".kafka_cleanshutdown"
@@ -232,7 +232,7 @@ def test_a_stop_is_heard_while_the_store_does_not_answer(start_broker: StartBrok
     assert json.loads(marker.read_text())["logs"] == notes
     newest.unlink()
     (tmp_path / "aside").rename(newest)
-    with RawClient(start_broker().bootstrap) as client:
+    with BlockingClient(start_broker().bootstrap) as client:
         assert client.produce(topic, 0, bytes(batch_of(b"b"))).base_offset == 1
 
 

@@ -34,8 +34,8 @@ from confluent_kafka.admin import (
 from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.records import iter_batches, iter_records
+from tests.clients.blocking import FETCH_VERSION, BlockingClient
 from tests.compat.peers import unique, until
-from tests.compat.raw import FETCH_VERSION, RawClient
 from tests.soak.visits import VISITS, batch_of, create, fetch_fields, prepare, produce_idempotently, reset
 
 VOLUME, KEYS = "volume", "keys"
@@ -95,11 +95,11 @@ class Produce(Role):
     def run(self) -> None:
         ends = [0] * VOLUME_PARTITIONS
         while self.goes_on:
-            with RawClient(self.bootstrap) as client:
+            with BlockingClient(self.bootstrap) as client:
                 self._produce(client, ends)
                 self.done["connections"] += 1
 
-    def _produce(self, client: RawClient, ends: list[int]) -> None:
+    def _produce(self, client: BlockingClient, ends: list[int]) -> None:
         producer_id, sequences = -1, [0] * VOLUME_PARTITIONS
         if self.random.random() < IDEMPOTENT:
             answer = client.call(Api.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout=60_000)
@@ -130,7 +130,7 @@ class Fetch(Role):
     def run(self) -> None:
         offsets = [0] * VOLUME_PARTITIONS
         while self.goes_on:
-            client = RawClient(self.bootstrap)
+            client = BlockingClient(self.bootstrap)
             session = self._fetch(client, offsets)
             self.done["sessions"] += 1
             if self.random.random() < 0.5:
@@ -140,7 +140,7 @@ class Fetch(Role):
             else:
                 reset(client)
 
-    def _fetch(self, client: RawClient, offsets: list[int]) -> int:
+    def _fetch(self, client: BlockingClient, offsets: list[int]) -> int:
         session, wanted = 0, list(range(VOLUME_PARTITIONS))
         for epoch in range(FETCHES_PER_CONNECTION):
             if not self.goes_on:
@@ -194,7 +194,7 @@ class Fetch(Role):
 
     def _log_start(self, partition: int) -> int:
         row = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": -2}
-        with RawClient(self.bootstrap) as client:
+        with BlockingClient(self.bootstrap) as client:
             answer = client.call(
                 Api.LIST_OFFSETS,
                 6,
@@ -226,7 +226,7 @@ class Compact(Role):
 
     def _read(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        with RawClient(self.bootstrap) as client:
+        with BlockingClient(self.bootstrap) as client:
             offset, end = 0, 1
             while offset < end:
                 row = client.fetch(KEYS, 0, offset)
@@ -426,7 +426,7 @@ class Visitors(Role):
             visit(self.bootstrap)
             done["visits"] += 1
             if done["visits"] % VISITS_PER_PRODUCER == 0:
-                with RawClient(self.bootstrap) as client:
+                with BlockingClient(self.bootstrap) as client:
                     produce_idempotently(client, "producers", partition=number)
                 done["producers left to expire"] += 1
             self.pause(0.02)
@@ -445,7 +445,7 @@ ROLES: dict[str, Callable[[str, float], Role]] = {
 
 def make_topics(bootstrap: str) -> None:
     prepare(bootstrap)
-    with RawClient(bootstrap) as client:
+    with BlockingClient(bootstrap) as client:
         create(client, VOLUME, VOLUME_PARTITIONS, **VOLUME_SETTINGS)
         create(client, KEYS, **KEYS_SETTINGS)
         create(client, "producers", VISITORS, **VOLUME_SETTINGS)

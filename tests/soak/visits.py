@@ -19,8 +19,8 @@ from protocol import messages
 from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.records import build_batch
+from tests.clients.blocking import FETCH_VERSION, PRODUCE_VERSION, BlockingClient, produce_fields
 from tests.compat.peers import unique, until
-from tests.compat.raw import FETCH_VERSION, PRODUCE_VERSION, RawClient, produce_fields
 from tests.compat.samples import FIRST_MS
 
 LASTING = "lasting"
@@ -65,7 +65,7 @@ def fetch_fields(topic: str, *, offset: int = 0, wait_ms: int = 0, **changes: An
     }
 
 
-def create(client: RawClient, topic: str, partitions: int = 1, **configs: str) -> None:
+def create(client: BlockingClient, topic: str, partitions: int = 1, **configs: str) -> None:
     row = {
         "name": topic,
         "num_partitions": partitions,
@@ -77,14 +77,14 @@ def create(client: RawClient, topic: str, partitions: int = 1, **configs: str) -
     assert answer.topics[0].error_code == 0, answer
 
 
-def delete(client: RawClient, topic: str) -> None:
+def delete(client: BlockingClient, topic: str) -> None:
     answer = client.call(Api.DELETE_TOPICS, 5, topic_names=[topic], timeout=10_000)
     assert answer.responses[0].error_code == 0, answer
 
 
 def prepare(bootstrap: str) -> None:
     """Before the first visit."""
-    with RawClient(bootstrap) as client:
+    with BlockingClient(bootstrap) as client:
         create(client, LASTING)
 
 
@@ -93,7 +93,7 @@ class Topic(contextlib.AbstractContextManager["Topic"]):
 
     def __init__(self, bootstrap: str, partitions: int = 1, **configs: str) -> None:
         self.name = unique("visit")
-        self.client = RawClient(bootstrap)
+        self.client = BlockingClient(bootstrap)
         create(self.client, self.name, partitions, **configs)
 
     def __exit__(self, *_: object) -> None:
@@ -101,26 +101,26 @@ class Topic(contextlib.AbstractContextManager["Topic"]):
             delete(self.client, self.name)
 
 
-def reset(client: RawClient | socket.socket) -> None:
+def reset(client: BlockingClient | socket.socket) -> None:
     """Gone without a word: the broker gets a reset, not an end of stream."""
-    connection = client.socket if isinstance(client, RawClient) else client
+    connection = client.socket if isinstance(client, BlockingClient) else client
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     connection.close()
 
 
-def hang_up(client: RawClient) -> None:
+def hang_up(client: BlockingClient) -> None:
     client.socket.close()
 
 
 def has_request(bootstrap: str, data: bytes) -> socket.socket:
     """A connection on which these bytes were sent, behind a request that was answered."""
-    client = RawClient(bootstrap)
+    client = BlockingClient(bootstrap)
     versions(client)
     client.socket.sendall(data)
     return client.socket
 
 
-def versions(client: RawClient) -> None:
+def versions(client: BlockingClient) -> None:
     answer = client.call(Api.API_VERSIONS, 3, client_software_name="visit", client_software_version="1")
     assert answer.error_code == 0
 
@@ -152,7 +152,7 @@ def talks_nonsense(bootstrap: str) -> None:
 
 
 def leaves_before_the_answers(bootstrap: str) -> None:
-    client = RawClient(bootstrap)
+    client = BlockingClient(bootstrap)
     for _ in range(50):
         client.post(Api.API_VERSIONS, 3, client_software_name="visit", client_software_version="1")
     reset(client)
@@ -174,7 +174,7 @@ def produces_as_a_new_producer(bootstrap: str) -> None:
         produce_idempotently(topic.client, topic.name)
 
 
-def produce_idempotently(client: RawClient, topic: str, partition: int = 0, batches: int = 3) -> None:
+def produce_idempotently(client: BlockingClient, topic: str, partition: int = 0, batches: int = 3) -> None:
     answer = client.call(Api.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout=60_000)
     assert answer.error_code == 0
     for number in range(batches):
@@ -184,7 +184,7 @@ def produce_idempotently(client: RawClient, topic: str, partition: int = 0, batc
 
 def leaves_while_acks_all_waits(bootstrap: str) -> None:
     with Topic(bootstrap) as topic:
-        leaving = RawClient(bootstrap)
+        leaving = BlockingClient(bootstrap)
         for _ in range(30):
             leaving.post(
                 Api.PRODUCE, PRODUCE_VERSION, **produce_fields(topic.name, 0, batch_of(b"unsure"), acks=-1)
@@ -195,7 +195,7 @@ def leaves_while_acks_all_waits(bootstrap: str) -> None:
 
 def keeps_producing_to_what_is_deleted(bootstrap: str) -> None:
     """Its connection has learnt the topic by heart, and outlives it."""
-    with RawClient(bootstrap) as producer:
+    with BlockingClient(bootstrap) as producer:
         with Topic(bootstrap) as topic:
             for _ in range(3):
                 assert producer.produce(topic.name, 0, batch_of(b"here")).error_code == 0
@@ -207,7 +207,7 @@ def keeps_producing_to_what_is_deleted(bootstrap: str) -> None:
 
 def leaves_in_a_long_poll(bootstrap: str) -> None:
     for leave in (reset, hang_up):
-        waiting = RawClient(bootstrap)
+        waiting = BlockingClient(bootstrap)
         waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(LASTING, wait_ms=FOR_EVER_MS))
         leave(waiting)
 
@@ -215,14 +215,14 @@ def leaves_in_a_long_poll(bootstrap: str) -> None:
 def leaves_in_a_long_poll_with_more_to_ask(bootstrap: str) -> None:
     """What stands behind the long poll keeps the broker from reading on, and so from hearing of the end."""
     for leave in (reset, hang_up):
-        waiting = RawClient(bootstrap)
+        waiting = BlockingClient(bootstrap)
         waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(LASTING, wait_ms=FOR_EVER_MS))
         waiting.post(Api.API_VERSIONS, 3, client_software_name="v", client_software_version="1")
         leave(waiting)
 
 
 def polls_until_the_topic_is_deleted(bootstrap: str) -> None:
-    with RawClient(bootstrap) as waiting:
+    with BlockingClient(bootstrap) as waiting:
         with Topic(bootstrap) as topic:
             waiting.post(Api.FETCH, FETCH_VERSION, **fetch_fields(topic.name, wait_ms=FOR_EVER_MS))
         waiting.frame()
@@ -247,7 +247,7 @@ def leaves_with_megabytes_unread(bootstrap: str) -> None:
         for _ in range(10):
             assert topic.client.produce(topic.name, 0, batch_of(LARGE)).error_code == 0
         for leave in (reset, hang_up):
-            deaf = RawClient(bootstrap)
+            deaf = BlockingClient(bootstrap)
             for _ in range(5):
                 deaf.post(Api.FETCH, FETCH_VERSION, **fetch_fields(topic.name))
             assert deaf.socket.recv(1000)
@@ -275,7 +275,7 @@ class Group(contextlib.AbstractContextManager["Group"]):
     def __init__(self, bootstrap: str) -> None:
         self.name = unique("visitors")
         self.bootstrap = bootstrap
-        self.client = RawClient(bootstrap)
+        self.client = BlockingClient(bootstrap)
         until(self._is_coordinated, f"the coordinator of {self.name}")
 
     def _is_coordinated(self) -> bool:
@@ -286,7 +286,7 @@ class Group(contextlib.AbstractContextManager["Group"]):
         asked = {"groups": [self.name], "include_authorized_operations": False}
         return str(self.client.call(Api.DESCRIBE_GROUPS, 5, **asked).groups[0].group_state)
 
-    def join(self, client: RawClient, session_ms: int = SESSION_MS) -> tuple[str, int]:
+    def join(self, client: BlockingClient, session_ms: int = SESSION_MS) -> tuple[str, int]:
         """Its member id and generation, as a member that is alone or leads."""
         asked = client.call(Api.JOIN_GROUP, 5, **join_fields(self.name, session_ms=session_ms))
         fields = join_fields(self.name, asked.member_id, session_ms=session_ms)
@@ -349,9 +349,9 @@ def commits_to_a_topic_that_is_deleted(bootstrap: str) -> None:
 
 def leaves_in_a_join(bootstrap: str) -> None:
     """Waits for a member that has gone as well, and then does not wait."""
-    with Group(bootstrap) as group, RawClient(bootstrap) as first:
+    with Group(bootstrap) as group, BlockingClient(bootstrap) as first:
         group.join(first, SHORT_SESSION_MS)
-        second = RawClient(bootstrap)
+        second = BlockingClient(bootstrap)
         asked = second.call(Api.JOIN_GROUP, 5, **join_fields(group.name))
         second.post(Api.JOIN_GROUP, 5, **join_fields(group.name, asked.member_id))
         until(lambda: group.state() in REBALANCING, "the second member to join")
@@ -361,7 +361,7 @@ def leaves_in_a_join(bootstrap: str) -> None:
 def leaves_in_a_sync(bootstrap: str) -> None:
     """A follower that waits for the assignment of a leader that never sends one."""
     with Group(bootstrap) as group:
-        leader, follower = RawClient(bootstrap), RawClient(bootstrap)
+        leader, follower = BlockingClient(bootstrap), BlockingClient(bootstrap)
         fields = join_fields(group.name)
         ids = [each.call(Api.JOIN_GROUP, 5, **fields).member_id for each in (leader, follower)]
         leader.post(Api.JOIN_GROUP, 5, **join_fields(group.name, ids[0]))

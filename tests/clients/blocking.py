@@ -19,7 +19,7 @@ FETCH_VERSION = 12
 FETCH_BYTES_MAX = 1 << 20
 
 
-class RawClient:
+class BlockingClient:
     def __init__(self, bootstrap: str, *, timeout_s: float = 20.0) -> None:
         host, _, port = bootstrap.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
