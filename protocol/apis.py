@@ -58,7 +58,7 @@ class Api(IntEnum):
 
 
 class PeerApi(IntEnum):
-    """What brokers ask of each other, on the inter-broker listener alone; Kafka's own messages."""
+    """Requests between brokers, on the inter-broker listener alone; Kafka's own messages."""
 
     ALTER_PARTITION = 56
     ENVELOPE = 58
@@ -73,7 +73,8 @@ class Resource(Enum):
     CLUSTER = "cluster"
     TOPIC = "topic"
     GROUP = "group"
-    CONFIG = "config"  # DESCRIBE_CONFIGS on the topic or the cluster, after the resource asked for
+    CONFIG = "config"
+    """DESCRIBE_CONFIGS on the topic or the cluster, after the resource asked for."""
     NONE = "none"
 
 
@@ -102,7 +103,8 @@ class Throttle(Enum):
     REQUEST = "request"
 
 
-NEVER = 1 << 15  # above every int16 version
+NEVER = 1 << 15
+"""Above every int16 version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class EntityCodec:
         return f"EntityCodec({self.schema.cls.__module__}.{self.schema.cls.__name__})"
 
     def decode(self, body: Buffer) -> Any:
-        """The value `body` starts with."""
+        """Return the value that `body` starts with."""
         cursor = _Cursor(memoryview(body), self._elements_max)
         try:
             return self._read(cursor)
@@ -223,7 +223,7 @@ def _read_bool(cursor: _Cursor) -> bool:
 
 
 def _read_varint(cursor: _Cursor) -> int:
-    """As primitives.read_uvarint, from a cursor."""
+    """Return what primitives.read_uvarint does, from a cursor."""
     buffer, at = cursor.buffer, cursor.at
     if at < len(buffer) and (value := buffer[at]) < 0x80:
         cursor.at = at + 1
@@ -270,7 +270,7 @@ def _read_timedelta_i32(cursor: _Cursor) -> timedelta:
 
 
 def _read_timedelta_i64(cursor: _Cursor) -> timedelta:
-    """Clamped to what a timedelta holds, 2.7 million years: clients send Long.MAX_VALUE for "for ever"."""
+    """Return at most what a timedelta holds, 2.7 million years: clients send Long.MAX_VALUE for ever."""
     return timedelta(milliseconds=max(-_TIMEDELTA_MS_MAX, min(_read_int64(cursor), _TIMEDELTA_MS_MAX)))
 
 

@@ -51,14 +51,12 @@ _FIRST_GUESS_BYTES = 16 << 10
 
 
 def output_limit(size: int) -> int:
-    """How many bytes `size` compressed bytes may become."""
+    """Return how many bytes `size` compressed bytes may become."""
     return min(DECOMPRESSED_BYTES_MAX, max(DECOMPRESSED_BYTES_FREE, size * DECOMPRESSED_RATIO_MAX))
 
 
 def decompress(codec: int, data: Buffer, limit: int | None = None) -> bytes:
-    """The decompressed bytes; never allocates more than 4 times the result, nor more than `limit` and a
-    bit.
-    """
+    """Return the decompressed bytes, allocating at most 4 times the result, and little more than `limit`."""
     if limit is None:
         limit = output_limit(len(data))
     if codec == Codec.NONE:

@@ -118,7 +118,7 @@ _ITEM_V12: Final = Struct(">iiqiqi")
 
 
 def parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
-    """Versions 4 and newer."""
+    """Return the request, of version 4 or newer."""
     try:
         return _parse_fetch(frame, at, version)
     except (StructError, IndexError) as error:
@@ -258,7 +258,7 @@ class FetchShape:
     )
 
     def __init__(self, frame: memoryview, body_at: int, version: int, request: FetchRequest) -> None:
-        """Of `request` as it was read from `frame`, which is of version `FETCH_SHAPES_FROM` or newer."""
+        """Take the shape of `request`, read from `frame`, of version `FETCH_SHAPES_FROM` or newer."""
         self._length = len(frame)
         self._kind = _KIND.unpack_from(frame)[0]
         self._last = bytes(frame[_CLIENT_ID_AT:])
@@ -279,8 +279,9 @@ class FetchShape:
         self._fixed = fields[:: self._stride]
 
     def read(self, frame: memoryview | bytearray) -> tuple[int, int, list[FetchItem] | None] | None:
-        """(correlation id, session epoch, items), where no items are those of the last time; None for a frame
-        of another shape."""
+        """Return (correlation id, session epoch, items), where None for the items means those of the last
+        time; None for a frame of another shape.
+        """
         if len(frame) != self._length:
             return None
         kind, correlation_id = _KIND.unpack_from(frame)
@@ -339,7 +340,7 @@ _FETCH_HEAD_V12: Final = Struct(">iBihi")
 
 
 def fetch_head(version: int, correlation_id: int, error: int, session_id: int, topic_count: int) -> bytes:
-    """From the correlation id to the number of topics, without the size."""
+    """Return what stands from the correlation id to the number of topics, without the size."""
     if version >= FETCH_FLEXIBLE:
         return _FETCH_HEAD_V12.pack(correlation_id, 0, 0, error, session_id) + pack_uvarint(topic_count + 1)
     if version >= 7:
@@ -374,7 +375,7 @@ def fetch_partition_head(
     records_size: int,
     preferred_read_replica: int = -1,
 ) -> bytes:
-    """Everything of a partition before its records."""
+    """Return everything of a partition before its records."""
     if aborted is None and preferred_read_replica < 0:
         if version >= FETCH_FLEXIBLE:
             return _PLAIN_V12.pack(
@@ -407,7 +408,7 @@ def fetch_partition_head(
 def fetch_partition_tail(
     version: int, diverging: tuple[int, int] | None = None, hint: Hint | None = None
 ) -> bytes:
-    """What follows a partition's records: nothing, no tags, or where the logs part and who leads now."""
+    """Return what follows a partition's records: nothing, no tags, or where logs part and the leader."""
     if version < FETCH_FLEXIBLE:
         return b""
     if diverging is None and hint is None:
@@ -471,7 +472,7 @@ def encode_replica_fetch(
     items: Iterable[FetchItem],
     forgotten: Iterable[tuple[UUID, int]],
 ) -> bytes:
-    """The request frame without its size. Neighbours of one topic share its id."""
+    """Return the request frame without its size. Neighbours of one topic share its id."""
     out = [
         _ASK_HEAD.pack(Api.FETCH, REPLICA_FETCH_VERSION, correlation_id),
         pack_text(client_id, False),
@@ -506,7 +507,7 @@ def _pack_topics(out: list[bytes], topics: Sequence[tuple[UUID, list[bytes]]]) -
 
 
 def parse_replica_fetch(frame: memoryview) -> FetchedByReplica:
-    """The response frame without its size; `records` are views on it."""
+    """Return the response of a frame without its size; `records` are views on the frame."""
     try:
         return _parse_answer(frame)
     except (StructError, IndexError) as error:
@@ -549,7 +550,7 @@ def _parse_answered(frame: memoryview, at: int, topic_id: UUID) -> tuple[Fetched
 
 
 def _skip_aborted(frame: memoryview, at: int) -> int:
-    """A follower learns of aborted transactions from their markers."""
+    """Return the position after the aborted transactions, which a follower learns of from their markers."""
     count, at = read_uvarint(frame, at)
     for _ in range(count - 1):
         at = skip_tags(frame, at + _ABORTED_BYTES)

@@ -1,6 +1,6 @@
-"""Who leads now, told in Produce and Fetch responses to a client that asked the wrong broker (KIP-951).
+"""The current leader, as Produce and Fetch responses tell it to a client that asked another broker (KIP-951).
 
-Owns: the hint and its bytes. Does not own: who leads, which errors come with one.
+Owns: the hint and its bytes. Does not own: which broker leads, which errors come with a hint.
 Invariant: what is packed here is what the generated message types read (the property tests of produce.py and
 fetch.py).
 """
@@ -18,7 +18,7 @@ LEADER: Final = Struct(">ii")
 
 
 class Hint(NamedTuple):
-    """Who leads now, -1 for nobody, told with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH (KIP-951)."""
+    """The current leader, -1 for none, sent with NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH (KIP-951)."""
 
     leader_id: int
     leader_epoch: int

@@ -41,17 +41,17 @@ _ELEMENTS_MAX: dict[Kind, int] = {"request": ELEMENTS_MAX, "response": 1 << 22}
 
 
 def get(entity: Any, name: str, default: Any = None) -> Any:
-    """A field of a decoded message that its version may lack."""
+    """Return a field of a decoded response that its version may lack."""
     return getattr(entity, name, default)
 
 
 def decode_request(api_key: int, version: int, body: memoryview) -> Any:
-    """The request whose header `wire.parse_head` has read. Bytes after it are ignored, as Kafka does."""
+    """Return the request whose header `wire.parse_head` has read. Bytes after it are ignored, as in Kafka."""
     return codec(api_key, version, "request").decode(body)
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, fields: Fields) -> bytes:
-    """The whole frame: size, header, body."""
+    """Return the whole frame: size, header, body."""
     out = bytearray(_RESPONSE_HEAD.pack(0, correlation_id))
     if response_header_version(api_key, version) == 1:
         out.append(0)
@@ -63,7 +63,7 @@ def encode_response(api_key: int, version: int, correlation_id: int, fields: Fie
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, fields: Fields
 ) -> bytes:
-    """The whole frame: size, header, body."""
+    """Return the whole frame: size, header, body."""
     out = bytearray(_REQUEST_HEAD.pack(0, api_key, version, correlation_id))
     out += pack_text(client_id, False)
     if request_header_version(api_key, version) == 2:
@@ -74,7 +74,7 @@ def encode_request(
 
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
-    """(correlation id, response) of a frame without its size. Record sets are views on the frame."""
+    """Return (correlation id, response) of a frame without its size. Record sets are views on the frame."""
     view = memoryview(frame)
     try:
         (correlation_id,) = _INT32.unpack_from(view)
@@ -85,7 +85,7 @@ def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any
 
 
 def entity(api_key: int, version: int, fields: Fields, kind: Kind = "request") -> Any:
-    """kio's dataclass of these fields, as a peer would decode it."""
+    """Return the message of these fields, as a peer would decode it."""
     one = codec(api_key, version, kind)
     return one.decode(memoryview(one.encode(fields)))
 
@@ -97,8 +97,8 @@ def load(api_key: int, version: int) -> None:
 
 
 def unknown_fields(api_key: int, kind: Kind, fields: Fields) -> list[str]:
-    """Dotted names of keys that no version of this API has: misspelt by a handler. For tests: loads every
-    version.
+    """Return dotted names of keys that no version of this API has: misspelt by a handler. For tests: it loads
+    every version.
     """
     row = KNOWN[api_key]
     versions = range(row.served_from, row.max_version + 1)

@@ -69,7 +69,7 @@ class ProduceRequest:
 
 
 def parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
-    """Versions 3 and newer."""
+    """Return the request, of version 3 or newer."""
     try:
         return _parse_produce(frame, at, version)
     except (StructError, IndexError) as error:
@@ -131,7 +131,7 @@ def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
 
 
 class ProduceResult:
-    """What one partition of a Produce is answered."""
+    """The answer for one partition of a Produce."""
 
     __slots__ = ("append_time", "base_offset", "error", "hint", "index", "message", "record_errors", "start")
 
@@ -166,7 +166,7 @@ def encode_produce(
     topics: Sequence[tuple[TopicKey, Sequence[ProduceResult]]],
     throttle_ms: int = 0,
 ) -> bytes:
-    """The whole response with its size."""
+    """Return the whole response with its size."""
     flexible = version >= PRODUCE_FLEXIBLE
     out = [b"", NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
     addresses: dict[int, Address] = {}
@@ -222,7 +222,7 @@ class ProduceAnswer:
         self._pack = _pack_produced(len(self._prefix), 3 if self._with_start else 2, len(self._suffix))
 
     def encode_run(self, correlation_ids: Sequence[int], offsets: Sequence[int], start: int) -> bytes:
-        """The responses to a run of requests under CreateTime, one behind the other."""
+        """Return the responses to a run of requests under CreateTime, one behind the other."""
         pack, size, prefix, suffix = self._pack, self._size, self._prefix, self._suffix
         if len(offsets) == 1 and self._with_start:
             return pack(size, correlation_ids[0], prefix, offsets[0], -1, start, suffix)
@@ -262,7 +262,7 @@ class ProduceShape:
         self.unpack = _unpack_plain(0)
 
     def fit(self, frame: memoryview) -> bool:
-        """Takes the shape of frames as long as this one; False if it has another head or no whole batch."""
+        """Take the shape of frames as long as this one; False if it has another head or no whole batch."""
         if frame[_CLIENT_ID_AT : self._end] != self._head:
             return False
         length = len(frame)

@@ -135,7 +135,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when tombstones of this batch may go; kept by the cleaner in the base timestamp (KIP-534)."""
+        """The time after which tombstones may go; the cleaner keeps it in the base timestamp (KIP-534)."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
@@ -163,7 +163,7 @@ def next_sequence(sequence: int, increment: int) -> int:
 
 
 def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header at `at`. Only that 61 bytes are there is checked; see `iter_batches` for more."""
+    """Return the header at `at`, checking only that 61 bytes are there; `iter_batches` checks more."""
     if len(buf) - at < HEADER_SIZE:
         raise CorruptBatch(at, f"{len(buf) - at} bytes are no batch header")
     # `_make` takes half a microsecond more, at every batch of a scan
@@ -171,7 +171,7 @@ def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def crc_of(buf: Buffer, at: int, size: int) -> int:
-    """The CRC-32C of the `size` bytes long batch at `at`, as its header should state it."""
+    """Return the CRC-32C that the header of the batch of `size` bytes at `at` should state."""
     return crc32c(memoryview(buf)[at + CRC_FROM : at + size])
 
 
@@ -192,7 +192,7 @@ def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def check_stored(buf: Buffer, at: int, header: BatchHeader) -> None:
-    """What holds for any batch in a log: size, magic, CRC, offsets. Counts may be 0 after compaction."""
+    """Check what holds for any batch in a log: size, magic, CRC, offsets. Compaction may leave count 0."""
     if header.magic != MAGIC:
         raise CorruptBatch(at, f"magic {header.magic}")
     if header.length + OVERHEAD < HEADER_SIZE:
@@ -251,7 +251,7 @@ def check_first_batch(buf: Buffer | None) -> BatchHeader | None:
 
 
 def check_one_batch(buf: Buffer | None, version: int | None) -> BatchHeader:
-    """What can be told without the log that it is meant for."""
+    """Check what does not depend on the log that it is meant for, and return the header."""
     if buf is None:
         raise _invalid("no records")
     size = _batch_size(buf, 0)
@@ -286,7 +286,7 @@ def _batch_size(buf: Buffer, at: int) -> int | None:
 
 
 def check_client_header(header: BatchHeader) -> None:
-    """The rules on header fields of a client's batch; size, magic, base offset and CRC are checked
+    """Check the rules on header fields of a client's batch; size, magic, base offset and CRC are checked
     elsewhere.
     """
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
@@ -417,7 +417,7 @@ def iter_section(data: bytes, header: BatchHeader, at: int = 0) -> Iterator[Reco
 
 
 def records_data(batch: Buffer, at: int, header: BatchHeader) -> bytes:
-    """The records section, decompressed."""
+    """Return the records section, decompressed."""
     if header.size < HEADER_SIZE or header.size > len(batch) - at:
         raise CorruptBatch(at, f"batch of {header.size} bytes in {len(batch) - at}")
     section = memoryview(batch)[at + HEADER_SIZE : at + header.size]
@@ -433,7 +433,7 @@ def records_data(batch: Buffer, at: int, header: BatchHeader) -> bytes:
 def repack(
     batch: Buffer, at: int, header: BatchHeader, section: bytes, codec: Codec, level: int | None
 ) -> bytearray:
-    """The batch at `at` with its unpacked section in another codec. No record is touched."""
+    """Return the batch at `at` with its unpacked section in another codec. No record is touched."""
     data = compress(codec, section, level) if codec else section
     out = bytearray(memoryview(batch)[at : at + HEADER_SIZE])
     out += data

@@ -36,7 +36,8 @@ __all__ = [
 
 Role: TypeAlias = Literal["client", "server"]
 
-FRAME_BYTES_MAX = 100 << 20  # Kafka's socket.request.max.bytes
+FRAME_BYTES_MAX = 100 << 20
+"""Kafka's socket.request.max.bytes."""
 
 # 16 KB while idle (10,000 idle connections are 160 MB); 256 KB is where CPU per byte stops falling for 16
 # KB requests and 1 MB for 100 KB ones.
@@ -60,9 +61,9 @@ class RequestHead(NamedTuple):
 
 
 def parse_head(frame: Buffer) -> RequestHead:
-    """The header of a request. Raises MalformedRequest for what Kafka closes the connection for without an
-    answer: nonsense, an API we do not serve, a version we do not serve. Only ApiVersions passes in any
-    version, because an unknown one is answered in version 0.
+    """Return the header of a request. Raises MalformedRequest for what Kafka closes the connection for
+    without an answer: nonsense, an API we do not serve, a version we do not serve. Only ApiVersions passes in
+    any version, because an unknown one is answered in version 0.
     """
     size = len(frame)
     if size < _HEAD.size:
@@ -88,9 +89,9 @@ def parse_head(frame: Buffer) -> RequestHead:
 class FrameReader:
     """The receive buffer of one connection.
 
-    The frames `received` returns are writable views on it, valid until the next `get_buffer`; whoever keeps
-    one longer copies it. Frames stay where they were read: only the beginning of an incomplete last frame
-    is moved, and only when the rest of the buffer cannot hold it.
+    The frames `received` returns are writable views on it, valid until the next `get_buffer`; a caller that
+    keeps one longer copies it. Frames stay where they were read: only the beginning of an incomplete last
+    frame is moved, and only when the rest of the buffer cannot hold it.
     """
 
     __slots__ = ("_buffer", "_end", "_full_reads", "_start", "_view", "error", "frame_bytes_max")
@@ -98,7 +99,8 @@ class FrameReader:
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.error: FrameTooLarge | None = None
-        self._start = 0  # of the bytes that are in no returned frame
+        self._start = 0
+        """Start of the bytes that are in no returned frame."""
         self._end = 0
         self._full_reads = 0
         self._allocate(_IDLE_BYTES)
@@ -117,7 +119,7 @@ class FrameReader:
         return len(self._view)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where to read into; never empty. Ends the life of the frames returned before."""
+        """Return where to read into; never empty. Ends the life of the frames returned before."""
         if self.error is not None:
             raise self._error()
         if self._full_reads:
@@ -134,7 +136,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, size: int) -> list[memoryview]:
-        """The frames, without their size field, that `size` more bytes complete.
+        """Return the frames, without their size field, that `size` more bytes complete.
 
         A size field that is negative or above the limit raises, unless frames came before it in the same
         read: then they are returned, `error` is set, and the next call raises.
@@ -175,16 +177,16 @@ class FrameReader:
         self._full_reads = 0
 
     def discard(self) -> None:
-        """The connection is gone: nothing more is read, and no memory is held by whoever still holds this."""
+        """Let go of the buffer: the connection is gone, and what still refers to this holds no memory."""
         self._start = self._end = 0
         self._allocate(0)
 
     def _error(self) -> FrameTooLarge:
-        """Anew each time: an error that is kept and raised would keep the buffer of who raised it."""
+        """Return a new error each time: one that is kept and raised would keep the buffer of its frames."""
         return FrameTooLarge(str(self.error))
 
     def _frame_bytes(self) -> int:
-        """Of the incomplete frame, as far as it is known."""
+        """Return the size of the incomplete frame, as far as it is known."""
         if self._end - self._start < 4:
             return 4
         size: int = _SIZE.unpack_from(self._view, self._start)[0]
@@ -229,7 +231,8 @@ class FrameReader:
 
 class Request(NamedTuple):
     head: RequestHead
-    body: Any  # None for ApiVersions in a version we lack: it is answered in version 0, unread
+    body: Any
+    """None for ApiVersions in a version we lack: it is answered in version 0, unread."""
 
 
 class Answer(NamedTuple):
@@ -286,7 +289,7 @@ class Connection:
         return encode_response(head.api_key, head.api_version, head.correlation_id, fields)
 
     def receive(self, data: Buffer) -> list[Answer] | list[Request]:
-        """What `data` completes. Record sets in it are copies' views and stay valid."""
+        """Return what `data` completes. Record sets in it are views on copies and stay valid."""
         frames = self._frames(data)
         if self.role == "client":
             return [self._match(frame) for frame in frames]
@@ -296,7 +299,7 @@ class Connection:
         return self._reader.get_buffer(size_hint)
 
     def received(self, size: int) -> list[Answer] | list[Request]:
-        """As `receive`, for bytes that were read into `get_buffer()`."""
+        """Return what `receive` does, for bytes that were read into `get_buffer()`."""
         frames = [memoryview(bytes(frame)) for frame in self._reader.received(size)]
         if self.role == "client":
             return [self._match(frame) for frame in frames]

@@ -23,7 +23,7 @@ _SLOT_RECORD = Struct(">I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One object `meta/<seq>`: a batch of records, who wrote it, and what came before."""
+    """One object `meta/<seq>`: a batch of records, which controller wrote it, and what came before."""
 
     seq: int
     controller_epoch: int

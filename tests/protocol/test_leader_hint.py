@@ -1,4 +1,4 @@
-"""Where a client is told who leads now, in the responses that carry it."""
+"""The new leader, in the responses that tell it to a client."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from broker.coordinators.groups.offsets import Commit, DeleteGroups, OffsetToCom
 from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from protocol import records as batches
+from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
 from tests.broker.coordinators.fake_log import FakeLog, settle
@@ -392,9 +393,9 @@ async def test_a_restart_reads_what_was_written(
     assert again.machine.next_deadline_ms() is not None
 
 
-@pytest.mark.parametrize("codec", list(batches.Codec))
+@pytest.mark.parametrize("codec", list(Codec))
 async def test_compressed_batches_are_read_and_written(
-    disk: FakeLog, make: MakeState, codec: batches.Codec
+    disk: FakeLog, make: MakeState, codec: Codec
 ) -> None:
     state = make(codec=codec)
     await state.wait_settled()
