@@ -248,12 +248,9 @@ class Group:
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
         """Raise KafkaError unless this committer may move the group's offsets now."""
-        if generation < 0:
-            if self.state is State.EMPTY:
-                return
-            if not member_id and instance_id is None:
-                # A standalone consumer under the id of a group with members would move that group's offsets.
-                raise KafkaError(ErrorCode.unknown_member_id)
+        if generation < 0 and self.state is State.EMPTY:
+            return
+        # A standalone consumer under the id of a group with members is refused: it would move their offsets.
         self.check_generation(member_id, instance_id, generation)
         if self.state is State.COMPLETING_REBALANCE:
             raise KafkaError(ErrorCode.rebalance_in_progress)

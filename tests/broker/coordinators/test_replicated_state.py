@@ -13,7 +13,7 @@ import pytest
 from broker.coordinators.groups.classic import Heartbeat, Join, Sync
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State
-from broker.coordinators.groups.offsets import Commit, DeleteGroups, OffsetToCommit
+from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from protocol import records as batches
@@ -202,6 +202,16 @@ async def test_the_queue_is_bounded(
     refused = [r.code for r in results if isinstance(r, KafkaError)]
     assert refused == [ErrorCode.coordinator_not_available] * 2
     assert offset_of(state) == 3
+
+
+async def test_offsets_are_not_deleted_before_an_earlier_commit_is_applied(
+    state: ReplicatedState[GroupMachine],
+) -> None:
+    await state.ask(commit(1))
+    delete = DeleteOffsets(group_id="g", partitions=(("t", 1),))
+    answers = await asyncio.gather(state.ask(commit(5, partition=1)), state.ask(delete))
+    assert answers == [(ErrorCode.none,), (ErrorCode.none,)]
+    assert offset_of(state, 1) is None, "the delete saw the commit that was asked for before it"
 
 
 # --- waiting ---

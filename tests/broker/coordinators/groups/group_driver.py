@@ -4,6 +4,7 @@ replies.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -70,12 +71,13 @@ class Driver:
     def send(self, command: Any) -> int:
         """The token under which the answer is or will be in `answers`; an error is an answer too."""
         self.tokens += 1
+        before = self.members()
         try:
             decision = self.machine.decide(command, self.tokens, self.now)
         except KafkaError as error:
             self._answer(self.tokens, error.code)
         else:
-            self._take(decision)
+            self._take(decision, before)
             if decision.response is not None:
                 self._answer(self.tokens, decision.response)
         return self.tokens
@@ -88,7 +90,8 @@ class Driver:
         end_ms = self.now_ms + ms
         while (at_ms := self.machine.next_deadline_ms()) is not None and at_ms <= end_ms:
             self.now_ms = max(self.now_ms, at_ms)
-            self._take(self.machine.tick(self.now))
+            before = self.members()
+            self._take(self.machine.tick(self.now), before)
         self.now_ms = end_ms
 
     def crash(self) -> None:
@@ -106,7 +109,16 @@ class Driver:
             machine.apply(record, offset=offset, producer_id=-1)
         return machine
 
-    def _take(self, decision: Decision[Any, Any]) -> None:
+    def members(self) -> dict[str, Any]:
+        """Everything that memory alone knows of the groups, but for deadlines."""
+        return {
+            group_id: {name: deepcopy(getattr(group, name)) for name in group.__slots__}
+            for group_id, group in self.machine.groups.items()
+        }
+
+    def _take(self, decision: Decision[Any, Any], before: dict[str, Any]) -> None:
+        if decision.records and not decision.soft:
+            assert self.members() == before, "it reckons with records that may be lost, and does not say so"
         for record in decision.records:
             offset = len(self.log)
             self.log.append(self.machine.encode(record))

@@ -214,6 +214,10 @@ class Lives(RuleBasedStateMachine):
         assert self.d.replayed().durable == self.d.machine.durable
 
     @invariant()
+    def every_deadline_is_of_a_group_that_is_here(self) -> None:
+        assert {key[1] for key in self.d.machine.timers._deadlines} <= self.d.machine.groups.keys()
+
+    @invariant()
     def the_group_adds_up(self) -> None:
         group = self.d.machine.groups.get(GROUP)
         if group is None:
