@@ -482,6 +482,10 @@ class Replicas:
         assert len(epochs) == 1, epochs
 
 
+def log_of(world: Replicas, node_id: int, topic: str = "t") -> Any:
+    return world.nodes[node_id].partition(topic=topic).log
+
+
 async def _offload(call: Callable[[], T]) -> T:
     await asyncio.sleep(0)
     return call()

@@ -13,7 +13,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from storage.checkpoints import run_inline
 from tests.broker.raw_client import batch_of
-from tests.broker.replication_driver import Node, Replicas
+from tests.broker.replication_driver import Node, Replicas, log_of
 
 
 class HeldWrites:
@@ -35,10 +35,6 @@ class HeldWrites:
         for job, done in self._jobs:
             self._node.here(run_inline, job, done)
         self._jobs.clear()
-
-
-def log_of(world: Replicas, node_id: int, topic: str = "t") -> Any:
-    return world.nodes[node_id].partition(topic=topic).log
 
 
 def start_delete(
@@ -337,3 +333,140 @@ def test_a_cut_while_the_log_start_is_written_takes_it_back() -> None:
         await world.agree(1, 2, 3)
 
     Replicas(3).run(main)
+
+
+# --- what replicas tell ---
+
+
+def test_log_start_follows_and_a_delete_waits_for_the_followers() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        for _ in range(10):
+            await world.append(1, b"x")
+        partitions = [{"partition_index": 0, "offset": 6}]
+        response = await world.ask(
+            1, Api.DELETE_RECORDS, 2, topics=[{"name": "t", "partitions": partitions}], timeout=30_000
+        )
+        answer = response.topics[0].partitions[0]
+        assert (answer.error_code, answer.low_watermark) == (ErrorCode.none, 6)
+        assert [log_of(world, each).log_start_offset for each in (1, 2, 3)] == [6, 6, 6]
+
+    Replicas().run(main)
+
+
+def test_a_delete_that_a_live_follower_does_not_follow_times_out() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"x")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}]
+        response = await world.ask(1, Api.DELETE_RECORDS, 2, topics=topics, timeout=2_000)
+        assert response.topics[0].partitions[0].error_code is ErrorCode.request_timed_out
+        world.fence(2)
+        response = await world.ask(1, Api.DELETE_RECORDS, 2, topics=topics, timeout=2_000)
+        assert response.topics[0].partitions[0].error_code is ErrorCode.none
+
+    Replicas(2).run(main)
+
+
+def test_deleting_waits_no_longer_for_a_replica_that_is_gone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a", b"b")
+        await world.agree(1, 2)
+        world.kill(2, is_noticed=False)
+        answer = asyncio.ensure_future(
+            world.ask(
+                1,
+                Api.DELETE_RECORDS,
+                2,
+                timeout=50_000,
+                topics=[{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}],
+            )
+        )
+        await world.until(lambda: world.nodes[1].partition().log.log_start_offset == 1)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        world.fence(2)
+        deleted = (await answer).topics[0].partitions[0]
+        assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.none, 1)
+
+    Replicas(2).run(main)
+
+
+def test_a_follower_tells_of_another_epoch_before_it_tells_that_it_does_not_lead() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.change(leader=1)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        for believed, code in (
+            (-1, ErrorCode.not_leader_or_follower),
+            (0, ErrorCode.fenced_leader_epoch),
+            (1, ErrorCode.not_leader_or_follower),
+            (2, ErrorCode.unknown_leader_epoch),
+        ):
+            asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": believed}
+            assert (await list_offset(world, 2, replica_id=-1, **asked)).error_code is code
+            row = {"partition": 0, "current_leader_epoch": believed, "leader_epoch": 0}
+            topics = [{"topic": "t", "partitions": [row]}]
+            response = await world.ask(2, Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=topics)
+            assert response.topics[0].partitions[0].error_code is code
+            answer = await world.fetch(2, 0, version=10, current_leader_epoch=believed)
+            assert answer.error_code is code
+
+    Replicas(2).run(main)
+
+
+async def list_offset(world: Replicas, node_id: int, *, replica_id: int, **asked: Any) -> Any:
+    topics = [{"name": "t", "partitions": [asked]}]
+    response = await world.ask(
+        node_id,
+        Api.LIST_OFFSETS,
+        9,
+        replica_id=replica_id,
+        isolation_level=0,
+        timeout=1000,
+        topics=topics,
+    )
+    return response.topics[0].partitions[0]
+
+
+def test_a_follower_tells_of_its_own_log_where_that_is_asked_for() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        for node_id in (1, 2):
+            asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+            answer = await list_offset(world, node_id, replica_id=-2, **asked)
+            assert (answer.error_code, answer.offset) == (ErrorCode.none, 1)
+            topics = [{"name": "t", "partition_indexes": [0]}]
+            response = await world.ask(node_id, Api.DESCRIBE_PRODUCERS, 0, topics=topics)
+            assert response.topics[0].partitions[0].error_code is ErrorCode.none
+        asked = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": 1}
+        answer = await list_offset(world, 2, replica_id=-2, **asked)
+        assert answer.error_code is ErrorCode.unknown_leader_epoch
+
+    Replicas(2).run(main)
+
+
+def test_a_new_leader_tells_no_offsets_before_its_watermark_reaches_its_epoch() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"b", acks=1)
+        world.change(leader=1)
+        asked = {"replica_id": -1, "isolation_level": 0, "timeout": 1000}
+        topics = [{"name": "t", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+        response = await world.ask(1, Api.LIST_OFFSETS, 9, **asked, topics=topics)
+        assert response.topics[0].partitions[0].error_code is ErrorCode.offset_not_available
+        world.fabric.heal()
+        await world.agree(1, 2)
+        response = await world.ask(1, Api.LIST_OFFSETS, 9, **asked, topics=topics)
+        assert response.topics[0].partitions[0].offset == 2
+
+    Replicas(2).run(main)

@@ -10,6 +10,8 @@ from uuid import UUID
 
 import pytest
 
+from broker.config.values import ResourceType
+from broker.control.metadata_records import ConfigChanged
 from broker.net.channel import PeerLost
 from broker.replicas.isr import BACKOFF_MAX_S, PROPOSALS_MAX, IsrChanges
 from broker.replicas.partition import NAMED_MAX, Partition, TopicStats
@@ -17,6 +19,7 @@ from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_response, entity
 from tests.broker.replicas.test_partition import FakeLog, FakePeers, lead, view_of
+from tests.broker.replication_driver import Replicas, log_of
 from tests.sim.loop import SimLoop
 
 TOPIC = UUID(int=9)
@@ -258,3 +261,131 @@ def test_the_watch_finds_who_fell_behind_and_wakes_who_waited_for_it() -> None:
         assert (manager.expands, manager.shrinks) == (0, 1)
 
     run(1, act)
+
+
+# --- between brokers ---
+
+
+def test_a_slow_follower_leaves_the_isr_and_comes_back() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, min_insync_replicas="2")
+        await world.append(1, b"a")
+        world.fabric.cut("node1", "node3")
+        waiting = asyncio.ensure_future(world.append(1, b"b"))
+        await asyncio.sleep(3)
+        assert not waiting.done()
+        await waiting
+        assert world.isr() == (1, 2)
+        await world.append(1, b"c")
+        world.fabric.heal()
+        await world.until(lambda: set(world.isr()) == {1, 2, 3})
+        await world.agree(1, 2, 3)
+        assert world.nodes[1].isr.expands == world.nodes[1].isr.shrinks == 1
+
+    Replicas().run(main)
+
+
+def test_below_min_insync_replicas_nothing_is_committed_and_acks_all_is_told() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, min_insync_replicas="2")
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        with pytest.raises(KafkaError) as failed:
+            await world.append(1, b"b")
+        assert failed.value.code is ErrorCode.not_enough_replicas_after_append
+        with pytest.raises(KafkaError) as refused:
+            await world.append(1, b"c")
+        assert refused.value.code is ErrorCode.not_enough_replicas
+        await world.append(1, b"d", acks=1)
+        assert log_of(world, 1).high_watermark == 1
+        assert (await world.fetch(1, 1)).records == b""
+        world.fabric.heal()
+        await world.agree(1, 2)
+        assert world.nodes[2].values() == [b"a", b"b", b"d"]
+
+    Replicas(2).run(main)
+
+
+def test_while_the_controller_is_away_the_whole_isr_goes_on() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, min_insync_replicas="2")
+        world.controller.is_away = True
+        await world.append(1, b"a")
+        world.fabric.cut("node1", "node3")
+        waiting = asyncio.ensure_future(world.append(1, b"b", acks=-1))
+        await asyncio.sleep(25)
+        assert not waiting.done(), "a shrink that is not committed counts for nothing"
+        world.controller.is_away = False
+        await waiting
+        assert world.isr() == (1, 2)
+
+    Replicas().run(main)
+
+
+def test_a_lost_answer_is_no_lost_change() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        world.fabric.cut("node1", "node2")
+        world.controller.loses_answers = True
+        await world.until(lambda: world.isr() == (1,))
+        await world.append(1, b"a")
+        world.fabric.heal()
+        await world.until(lambda: world.isr() == (1, 2))
+        await world.agree(1, 2)
+
+    Replicas(2).run(main)
+
+
+def test_a_change_the_controller_refuses_for_now_is_proposed_again() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        refused: list[ErrorCode] = [ErrorCode.ineligible_replica, ErrorCode.unknown_server_error]
+        world.controller.answers = lambda _: refused.pop() if refused else ErrorCode.none
+        world.change(isr=(1,))
+        await world.until(lambda: world.isr() == (1, 2))
+        assert refused == []
+
+    Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("is_known_first", [True, False])
+def test_whoever_waits_for_one_that_died_while_it_joined_goes_on_without_it(is_known_first: bool) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        world.controller.is_away = True
+        world.change(isr=(1, 2))
+        led = world.nodes[1].partition()
+        await world.until(lambda: led.maximal_isr == {1, 2, 3})
+        world.kill(3, is_noticed=False)
+        acknowledged = asyncio.ensure_future(world.append(1, b"x"))
+        await world.until(lambda: world.nodes[2].partition().log.log_end_offset == 1)
+        if not is_known_first:
+            world.hold(1)
+        world.fence(3)
+        world.controller.is_away = False
+        await world.until(lambda: led.maximal_isr == {1, 2})
+        world.let_go(1)
+        await world.until(acknowledged.done)
+
+    Replicas(replica_lag_time_max_ms="600000").run(main)
+
+
+def test_a_lower_min_isr_commits_what_waited_for_it() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, min_insync_replicas="2")
+        world.kill(2)
+        await world.append(1, b"x", acks=1)
+        led = world.nodes[1].partition()
+        assert led.log.high_watermark == 0
+        world.controller.publish(
+            ConfigChanged(
+                resource_type=ResourceType.TOPIC,
+                resource_name="t",
+                name="min.insync.replicas",
+                value="1",
+            )
+        )
+        assert led.log.high_watermark == 1
+
+    Replicas(2).run(main)

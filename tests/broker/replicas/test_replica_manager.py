@@ -24,6 +24,7 @@ from storage.log import LogOffline, LogSlice
 from storage.unified_log import SegmentFlush, UnifiedLog
 from tests.broker.handlers.test_produce_paths import NOW_MS, Sink
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
+from tests.broker.replication_driver import Replicas
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -311,3 +312,171 @@ async def test_a_disk_that_fails_takes_all_its_partitions_before_anybody_goes_on
     logs = broker.components.logs
     logs._dir_failed(logs.dirs[0], IO_ERROR)
     assert seen == [[True, True]] * 2
+
+
+# --- between brokers ---
+
+
+def test_the_next_leader_has_everything_acknowledged_and_the_old_one_follows_it() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        for at in range(5):
+            await world.append(1, b"%d" % at)
+        world.kill(1)
+        assert world.controller.image.topics["t"].partitions[0].leader == 2
+        for at in range(5, 10):
+            await world.append(2, b"%d" % at)
+        await world.start(1)
+        await world.until(lambda: set(world.isr()) == {1, 2, 3})
+        await world.agree(1, 2, 3)
+        assert world.nodes[1].values() == [b"%d" % at for at in range(10)]
+
+    Replicas().run(main)
+
+
+def test_a_deposed_leader_that_does_not_know_it_commits_nothing() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, min_insync_replicas="2")
+        await world.append(1, b"a")
+        world.hold(1)
+        world.change(leader=2, isr=(2, 3))
+        stale = asyncio.ensure_future(world.append(1, b"stale"))
+        await world.append(2, b"b")
+        await asyncio.sleep(15)
+        world.let_go(1)
+        with pytest.raises(KafkaError) as failed:
+            await stale
+        assert failed.value.code in (
+            ErrorCode.not_leader_or_follower,
+            ErrorCode.not_enough_replicas_after_append,
+        )
+        await world.until(lambda: set(world.isr()) == {1, 2, 3})
+        await world.agree(1, 2, 3)
+        assert world.nodes[1].values() == [b"a", b"b"]
+
+    Replicas().run(main)
+
+
+def test_a_clean_restart_of_the_only_replica_goes_on() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1)
+        await world.append(1, b"a")
+        world.kill(1)
+        await world.start(1)
+        await world.append(1, b"b")
+        assert world.nodes[1].values() == [b"a", b"b"]
+
+    Replicas(1).run(main)
+
+
+async def while_it_loads(world: Replicas, node_id: int, act: Callable[[], None]) -> None:
+    """Starts a node, and acts when it has opened its first partitions and not yet the others."""
+    starting = asyncio.ensure_future(world.start(node_id))
+    await asyncio.sleep(0)
+    replicas = world.nodes[node_id].replicas
+    while not any(replicas.partitions()):
+        assert not starting.done()
+        await asyncio.sleep(0)
+    assert not starting.done()
+    act()
+    await starting
+
+
+def test_a_topic_made_while_a_broker_loads_is_replicated_too() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.create(1, 2, topic="late"))
+        await world.append(1, b"x", topic="late")
+        await world.agree(1, 2, topic="late")
+
+    Replicas(2).run(main)
+
+
+def test_a_leader_elected_while_a_broker_loads_is_followed() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 3, 2, partitions=20)
+        world.kill(2)
+        await while_it_loads(world, 2, lambda: world.change(leader=3, partition=19))
+        await world.until(lambda: set(world.isr(index=19)) == {1, 2, 3})
+
+    Replicas().run(main)
+
+
+def test_a_change_of_one_partition_leaves_the_others_of_its_topic_alone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=20)
+        heard: list[Partition] = []
+        for node in world.nodes.values():
+            node.replicas.on_role.append(heard.append)
+        world.change(leader=2, partition=3)
+        assert heard == [node.partition(3) for node in world.nodes.values()]
+
+    Replicas(2).run(main)
+
+
+def test_a_replica_moves_to_another_broker_and_its_old_log_goes() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        world.change(replicas=(1, 2, 3))
+        await world.until(lambda: 3 in world.isr())
+        world.change(replicas=(1, 3), isr=(1, 3))
+        await world.append(1, b"b")
+        await world.agree(1, 3)
+        assert ("t", 0) not in world.nodes[2].logs.logs
+        assert world.nodes[2].fetchers._positions == {}
+        assert any("-delete" in name for name in world.nodes[2].logs.files.listdir("/data"))
+        assert world.nodes[2].replicas.find("t", 0) is ErrorCode.not_leader_or_follower
+
+    Replicas().run(main)
+
+
+def test_a_topic_deleted_and_made_again_shares_nothing() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        world.delete()
+        assert world.nodes[2].fetchers._positions == {}
+        world.create(2, 1)
+        await world.append(2, b"b")
+        await world.agree(1, 2)
+        assert world.nodes[1].values() == [b"b"]
+
+    Replicas(2).run(main)
+
+
+def test_a_leader_whose_disk_fails_hands_over_and_nothing_acknowledged_is_lost() -> None:
+    """Also when it hears only then that it was given the lead again."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        await world.append(1, b"x")
+        world.nodes[1].disk.fail("write", 5, path_part="t-0")
+        with pytest.raises(KafkaError):
+            await world.append(1, b"y")
+        await world.until(lambda: world.isr() == (2, 3) and world.nodes[2].partition().is_leader)
+        await world.append(2, b"z")
+        await world.agree(2, 3)
+        assert world.nodes[3].values() == [b"x", b"z"]
+        assert not world.nodes[1].partition().is_leader
+        world.change(leader=1, isr=(1, 3))
+        await world.until(lambda: world.isr() == (3,) and world.nodes[3].partition().is_leader)
+        await world.until(lambda: world.isr() == (3, 2))
+        await world.agree(2, 3)
+
+    Replicas(log_dirs="/data,/other").run(main)
+
+
+def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3)
+        await world.append(1, b"a")
+        world.nodes[3].disk.fail("write", 5, path_part="t-0")
+        begun = world.loop.now
+        await world.append(1, b"b")
+        assert world.isr() == (1, 2)
+        assert world.loop.now - begun < 1, "it waited until the follower was too far behind"
+        assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
+
+    Replicas().run(main)

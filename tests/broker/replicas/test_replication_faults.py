@@ -17,7 +17,7 @@ from protocol.records import iter_batches, iter_records
 from tests.broker import replication_driver
 from tests.broker.handlers.test_produce_walks import batch_of_many
 from tests.broker.raw_client import batch_of, produce_fields
-from tests.broker.replication_driver import Replicas
+from tests.broker.replication_driver import Replicas, log_of
 
 STEPS = 40
 
@@ -254,4 +254,29 @@ def test_a_topic_that_is_deleted_while_another_partition_is_walked_is_not_waited
         assert world.loop.now - since < 1
 
     monkeypatch.setattr(replication_driver, "_offload", offload)
+    Replicas(2).run(main)
+
+
+# --- between brokers ---
+
+
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_a_duplicate_is_acknowledged_when_its_original_is_committed(again: int) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"a")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        batch = batch_of(b"x", producer_id=7, producer_epoch=0, base_sequence=0)
+        fields = produce_fields("t", batch, acks=-1, timeout=60_000)
+        waiting = [asyncio.ensure_future(world.ask(1, Api.PRODUCE, 9, **fields)) for _ in range(1 + again)]
+        await world.until(lambda: world.nodes[1].partition().commit_waits == 1 + again)
+        await asyncio.sleep(2)
+        assert not any(answer.done() for answer in waiting)
+        world.fabric.heal()
+        for response in await asyncio.gather(*waiting):
+            answer = response.responses[0].partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 1)
+        assert log_of(world, 1).log_end_offset == log_of(world, 2).log_end_offset == 2
+
     Replicas(2).run(main)
