@@ -166,7 +166,7 @@ class Checkpoints:
         self.write(name, run_inline)
 
     def must_write(self, name: str) -> None:
-        """As `write_now`. OSError when the disk still has what was there before."""
+        """Write as `write_now`. OSError when the disk still has what was there before."""
         self.write_now(name)
         if self._failure is not None:
             raise OSError(errno.EIO, self._failure, join(self._path, name))
@@ -197,7 +197,7 @@ def encode_points(points: Mapping[TopicPartition, int]) -> bytes:
 
 
 def encode_recovery_points(points: Mapping[TopicPartition, int]) -> bytes:
-    """As Kafka writes them, but for a leading zero of the count: Kafka reads the same number, and we know
+    """Encode as Kafka does, but for a leading zero of the count: Kafka reads the same number, and we know
     our own file from one Kafka wrote since."""
     version, count, rest = encode_points(points).split(b"\n", 2)
     return b"%b\n0%b\n%b" % (version, count, rest)

@@ -55,7 +55,7 @@ BYTES_INLINE = 32 << 10
 WRITE_BYTES = 512 << 10
 KEY_BYTES_EXACT = 64
 KEY_OVERHEAD_BYTES = 100
-"""Of a dict entry, its key object and its offset."""
+"""The size of a dict entry, its key object and its offset."""
 
 _CODEC_NAMES = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _ABORT, _COMMIT = 0, 1
@@ -97,7 +97,8 @@ class CleaningPlan:
     first_dirty: int
     end: int
     dirty_ratio: float
-    is_overdue: bool  # past max.compaction.lag.ms
+    is_overdue: bool
+    """Whether `max.compaction.lag.ms` is over."""
 
     @property
     def is_due(self) -> bool:
@@ -249,7 +250,8 @@ class KeyMap:
     def __init__(self, room_bytes: int) -> None:
         self._room = room_bytes
         self.offsets: dict[bytes, int] = {}
-        self.end = 0  # every record below is in the map or needs not be
+        self.end = 0
+        """Every record below is in the map or needs not be."""
 
     def put(self, key: bytes, offset: int) -> bool:
         """False when the map is full."""
@@ -277,7 +279,8 @@ class Transactions:
 
     def __init__(self) -> None:
         self._pending: list[AbortedTxn] = []
-        self._aborted: dict[int, list[AbortedTxn | bool]] = {}  # producer id -> [transaction, data seen]
+        self._aborted: dict[int, list[AbortedTxn | bool]] = {}
+        """The open one of each producer id, and whether data of it was seen."""
         self._committed: set[int] = set()
 
     def add(self, aborted: list[AbortedTxn]) -> None:
@@ -316,7 +319,7 @@ class Transactions:
             self._aborted.setdefault(txn.producer_id, [txn, False])
 
 
-# ---- the key map -------------------------------------------------------------------------------------------
+# --- the key map ---
 
 
 def _map_keys(
@@ -372,7 +375,7 @@ def _marker_kind(batch: bytes, header: BatchHeader) -> int:
     return -1
 
 
-# ---- rewriting ---------------------------------------------------------------------------------------------
+# --- rewriting ---
 
 
 def _clean_group(
@@ -530,7 +533,7 @@ def _keeps_producer(header: BatchHeader, producers: dict[int, ProducerEntry]) ->
     return header.is_control and header.producer_epoch == entry.epoch
 
 
-# ---- records as slices of their batch ----------------------------------------------------------------------
+# --- records as slices of their batch ---
 
 
 class Walked:

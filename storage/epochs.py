@@ -1,7 +1,7 @@
 """Which leader epoch began at which offset.
 
 Owns: the list of (epoch, start offset) of one log and Kafka's text checkpoint of it. Does not own: the
-file, or who leads. Invariant: epochs and start offsets both strictly increase, so each offset belongs to
+file, or leadership. Invariant: epochs and start offsets both strictly increase, so each offset belongs to
 exactly one epoch.
 """
 

@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 
-IOV_MAX = 1000  # Linux refuses more than 1024 pieces in one call
+IOV_MAX = 1000
+"""Linux refuses more than 1024 pieces in one call."""
 
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class File(Protocol):
         """Append all buffers at the end; loops over short writes; the number of bytes written."""
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Read up to `size` bytes; fewer only at the end of the file."""
 
     def preadv(self, buffer: memoryview, offset: int) -> int: ...
 
@@ -62,7 +63,7 @@ class Files(Protocol):
     """A file system. Every method raises OSError as `os` does."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing; FileNotFoundError unless `create`."""
+        """Open for reading and writing; FileNotFoundError unless `create`."""
 
     def read(self, path: str) -> bytes: ...
 
@@ -160,7 +161,7 @@ class DiskFile:
         return total
 
     def _write_rest(self, buffers: Sequence[Buffer], written: int) -> None:
-        """After a short write: everything not yet written, piece by piece."""
+        """Write what a short write left, piece by piece."""
         for buffer in buffers:
             if written >= len(buffer):
                 written -= len(buffer)

@@ -98,7 +98,7 @@ class OffsetIndex:
 
 
 def _ascends(values: array[int], in_order: Callable[[int, int], bool] = lt) -> bool:
-    """Of a large index every n-th entry is looked at: all 262,144 of them would take 20 ms on the loop. What
+    """Look at every n-th entry of a large index: all 262,144 of them would take 20 ms on the loop. What
     is wrong between those shows when it is used: it does not lead to a batch."""
     looked_at = values[:: len(values) // ENTRIES_LOOKED_AT + 1]
     return all(map(in_order, looked_at, islice(looked_at, 1, None)))

@@ -51,10 +51,13 @@ class CleanState:
     """What a clean stop noted of a log, so that the next start need not read it."""
 
     topic_id: UUID | None
-    segments: list[tuple[int, int]]  # base offset, size
+    segments: list[tuple[int, int]]
+    """The base offset and size of each."""
     log_end_offset: int
-    mtime_ms: int  # of the last segment
-    newest_timestamp: int  # in the last segment
+    mtime_ms: int
+    """The last segment's time of change."""
+    newest_timestamp: int
+    """The newest timestamp in the last segment."""
     epochs: list[tuple[int, int]]
     has_producers: bool
 
@@ -69,8 +72,10 @@ class Loaded:
     log_end_offset: int
     recovery_point: int
     dropped_bytes: int = 0
-    has_snapshot: bool = False  # of the producers at the log's end
-    rewritten: list[str] = field(default_factory=list)  # files to sync with the next flush
+    has_snapshot: bool = False
+    """Whether there is one of the producers at the log's end."""
+    rewritten: list[str] = field(default_factory=list)
+    """Files to sync with the next flush."""
 
 
 def load(
@@ -240,7 +245,7 @@ def _complete_epochs(loaded: Loaded) -> None:
     loaded.epochs = EpochCache(earlier + [entry for entry in entries if entry[0] not in named])
 
 
-# ---- recovery ----------------------------------------------------------------------------------------------
+# --- recovery ---
 
 
 def _recover(
@@ -400,7 +405,7 @@ def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTabl
     return ProducerTable(), 0
 
 
-# ---- what an interrupted process left ----------------------------------------------------------------------
+# --- what an interrupted process left ---
 
 
 def _finish_interrupted(files: Files, path: str) -> list[str]:
@@ -471,7 +476,7 @@ def _is_segment_file(name: str, kind: str) -> bool:
     return name.endswith(kind) and len(name) == NAME_DIGITS + len(kind) and name[:NAME_DIGITS].isdigit()
 
 
-# ---- the small files ---------------------------------------------------------------------------------------
+# --- the small files ---
 
 
 def snapshot_path(path: str, offset: int) -> str:

@@ -1,7 +1,7 @@
 """One partition's log, whatever holds its bytes (KIP-1183).
 
 Owns: what may be appended and at which offset, producer state, leader epochs, the watermarks and their
-order. Does not own: bytes, files, retention (subclasses), replication or who leads (partition). Invariant:
+order. Does not own: bytes, files, retention (subclasses), replication, leadership (partition). Invariant:
 `log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset`, offsets are contiguous as
 appended, and a batch is checked completely before its first byte is staged.
 """
@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from struct import Struct
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from protocol.compression import Codec, DecompressedTooLarge
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
     OVERHEAD,
+    STAMP,
     BatchHeader,
     Record,
     iter_batches,
@@ -45,7 +45,7 @@ ABORT_MARKER = 0
 WALK_RECORDS = 256
 """Records a slice: about 0.5 ms."""
 INLINE_BYTES = 32 << 10
-"""Up to here packing and unpacking costs less than handing it to a thread."""
+"""A batch of this size or less: packing and unpacking costs less than handing it to a thread."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,6 @@ StartDone = Callable[[KafkaError | None], None]
 """Called on the loop once a log start is durable, or with the reason why it will not be. It only wakes or
 schedules others, because it may be called from within another change of the log."""
 
-_STAMP = Struct(">qii")  # base offset, length, leader epoch
 # a named tuple's own constructor costs a tenth of an append
 _new_tuple = tuple.__new__
 
@@ -89,7 +88,8 @@ class LogSlice(NamedTuple):
     file: ReadableFile
     position: int
     size: int
-    first_offset: int  # of the first batch, which may begin before the offset asked for
+    first_offset: int
+    """The first batch's, which may begin before the offset asked for."""
     next_offset: int
 
     def read(self) -> bytes:
@@ -151,7 +151,7 @@ class FlushJob(Protocol):
 
 
 class Task:
-    """Work that touches nothing but its own bytes; its outcome is kept for whoever asked for it."""
+    """Work that touches nothing but its own bytes; its outcome is kept for the caller."""
 
     __slots__ = ("_error", "_result", "_work")
 
@@ -248,7 +248,7 @@ class AbstractLog(ABC):
 
     @property
     def known_topic_id(self) -> UUID | None:
-        """None for a log whose `partition.metadata` was lost: its owner adopts or strays it."""
+        """The topic id; None when `partition.metadata` was lost: the owner adopts the log or strays it."""
         return self._topic_id
 
     def set_config(self, config: LogConfig) -> None:
@@ -259,7 +259,7 @@ class AbstractLog(ABC):
         self._after_max_ms = config.message_timestamp_after_max_ms if bounded else LONG_MAX
         self._before_max_ms = config.message_timestamp_before_max_ms if bounded else LONG_MAX
 
-    # ---- append --------------------------------------------------------------------------------------------
+    # --- append ---
 
     def append(
         self, buf: Writable, header: BatchHeader, at: int, *, leader_epoch: int, now_ms: int
@@ -295,7 +295,7 @@ class AbstractLog(ABC):
         last_offset = first_offset + header.last_offset_delta
         length = header.length
         # the length between base offset and leader epoch is written again: one call is cheaper than two
-        _STAMP.pack_into(buf, at, first_offset, length, leader_epoch)
+        STAMP.pack_into(buf, at, first_offset, length, leader_epoch)
         view = (buf if buf.__class__ is memoryview else memoryview(buf))[at : at + length + OVERHEAD]
         self._stage(view, first_offset, last_offset, header.max_timestamp, now_ms)
         self.log_end_offset = last_offset + 1
@@ -504,7 +504,7 @@ class AbstractLog(ABC):
                 f"batch of {header.size} bytes, segment.bytes is {self.config.segment_bytes}",
             )
 
-    # ---- bookkeeping of what was appended ------------------------------------------------------------------
+    # --- bookkeeping of what was appended ---
 
     def _remember(self, view: Buffer, header: BatchHeader, first_offset: int, last_offset: int) -> None:
         if not header.is_control:
@@ -529,7 +529,7 @@ class AbstractLog(ABC):
         if marker is not None and header.producer_id >= 0:
             self.producer_table.check_marker(header, marker[1])
 
-    # ---- watermarks ----------------------------------------------------------------------------------------
+    # --- watermarks ---
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Kept within the log. It may go back only where the log was cut."""
@@ -561,7 +561,7 @@ class AbstractLog(ABC):
     def producers(self) -> list[ActiveProducer]:
         return self.producer_table.active()
 
-    # ---- epochs --------------------------------------------------------------------------------------------
+    # --- epochs ---
 
     def epoch_start(self, leader_epoch: int) -> None:
         """This replica leads from here on with `leader_epoch`. A higher one in the log is damage: the
@@ -576,7 +576,7 @@ class AbstractLog(ABC):
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         return self.epochs.end_offset_for(epoch, log_end_offset=self.log_end_offset)
 
-    # ---- left to subclasses --------------------------------------------------------------------------------
+    # --- left to subclasses ---
 
     @property
     @abstractmethod

@@ -67,12 +67,18 @@ IdOf = Callable[[str], UUID | None]
 class Intervals:
     """How often each kind of maintenance is due; Kafka's defaults."""
 
-    retention_ms: int = 300_000  # log.retention.check.interval.ms
-    recovery_points_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
-    log_starts_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
-    high_watermarks_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
-    producers_ms: int = 600_000  # producer.id.expiration.check.interval.ms
-    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
+    retention_ms: int = 300_000
+    """`log.retention.check.interval.ms`"""
+    recovery_points_ms: int = 60_000
+    """`log.flush.offset.checkpoint.interval.ms`"""
+    log_starts_ms: int = 60_000
+    """`log.flush.start.offset.checkpoint.interval.ms`"""
+    high_watermarks_ms: int = 5_000
+    """`replica.high.watermark.checkpoint.interval.ms`"""
+    producers_ms: int = 600_000
+    """`producer.id.expiration.check.interval.ms`"""
+    initial_delay_ms: int = 30_000
+    """`log.initial.task.delay.ms`"""
     idle_ms: int = 60_000
 
 
@@ -103,7 +109,8 @@ class LogManager:
         self.dirs = list(dirs)
         self.defaults = defaults
         self.logs: dict[TopicPartition, UnifiedLog] = {}
-        self.offline_dirs: dict[str, str] = {}  # directory -> why
+        self.offline_dirs: dict[str, str] = {}
+        """Why each directory that failed did."""
         self.intervals = intervals or Intervals()
         self.cleaner = cleaner or CleanerSettings()
         self.producer_expiration_ms = producer_expiration_ms
@@ -116,20 +123,28 @@ class LogManager:
         self._start_of = {path: partial(self._save_starts, path) for path in dirs}
         self._locks: list[File] = []
         self._checkpoints: dict[str, Checkpoints] = {}
-        """Of the directories that were locked and read."""
-        self._markers: dict[str, bytes] = {}  # of directories left by a clean stop, while they are loaded
-        self._notes: dict[str, dict[str, CleanState]] = {}  # what these markers say of each log
+        """The checkpoints of each directory that was locked and read."""
+        self._markers: dict[str, bytes] = {}
+        """The markers of directories that a clean stop left, while they are loaded."""
+        self._notes: dict[str, dict[str, CleanState]] = {}
+        """What these markers say of each log."""
         self._is_loaded = False
-        self._closed: dict[TopicPartition, int] = {}  # up to where `closing` has closed it
-        self._vouched: set[str] = set()  # directories whose recovery points are our own
-        self._doubted: set[str] = set()  # directories whose disk failed an earlier process
-        self._doomed: list[tuple[int, str]] = []  # due, path of a directory
-        self._renamed: set[str] = set()  # directories in which logs were set aside since their last sync
+        self._closed: dict[TopicPartition, int] = {}
+        """The end of each log that `closing` has closed."""
+        self._vouched: set[str] = set()
+        """Directories whose recovery points are our own."""
+        self._doubted: set[str] = set()
+        """Directories whose disk failed an earlier process."""
+        self._doomed: list[tuple[int, str]] = []
+        """When each directory is due, and its path."""
+        self._renamed: set[str] = set()
+        """Directories in which logs were set aside since their last sync."""
         self._flushing: set[TopicPartition] = set()
         self._due: dict[str, int] = {}
         self.cleaned_upto: dict[TopicPartition, int] = {}
         self.uncleanable: set[TopicPartition] = set()
-        self._marking = False  # the next round writes recovery points again
+        self._marking = False
+        """The next round writes recovery points again."""
         self._is_cutting = False
 
     def __repr__(self) -> str:
@@ -140,7 +155,7 @@ class LogManager:
         """Logs taken away whose files wait for `file.delete.delay.ms`."""
         return len(self._doomed)
 
-    # ---- start ---------------------------------------------------------------------------------------------
+    # --- start ---
 
     def lock_and_open(self) -> None:
         """Take the directories for this process and read their checkpoints. LogDirLocked when another has
@@ -299,7 +314,7 @@ class LogManager:
             self.cleaned_upto[key] = points(CLEANER_POINTS)[key]
 
     def _gives_way(self, directory: str, twin: UnifiedLog, id_of: IdOf | None) -> bool:
-        """Of two logs of one partition, whether it is this one that goes, and not the twin. A disk that fails
+        """Whether this log of a partition gives way to its twin. A disk that fails
         while a log is made leaves a directory, and the log is made on another disk. And a disk that was away
         comes back with the log of a topic that was made anew meanwhile."""
         if self._was_never_used(directory):
@@ -316,7 +331,7 @@ class LogManager:
         logs = [name for name in self.files.listdir(directory) if name.endswith(LOG)]
         return all(int(name.split(".")[0]) == 0 == self.files.size(join(directory, name)) for name in logs)
 
-    # ---- logs ----------------------------------------------------------------------------------------------
+    # --- logs ---
 
     def create(self, topic: str, topic_id: UUID, partition: int, config: LogConfig) -> UnifiedLog:
         """The log of a partition, made if it is not there, in the directory with the fewest logs."""
@@ -368,8 +383,8 @@ class LogManager:
                     raise KafkaError(ErrorCode.kafka_storage_error, str(error)) from error
 
     def _sync_renames(self, path: str) -> None:
-        """Of logs that were set aside in other directories, or a power cut may bring one back beside the log
-        of its name that is made in `path`. Within one, changes of names reach the disk in their order."""
+        """Sync the names of logs set aside in other directories: a power cut may bring one back beside the
+        log of its name that is made in `path`. Within one, changes of names reach the disk in their order."""
         for other in self._renamed - {path, *self.offline_dirs}:
             try:
                 self.files.fsync_dir(other)
@@ -429,7 +444,7 @@ class LogManager:
         tail = f"-{partition}.{unique}{suffix}"
         return join(log_dir, topic[: NAME_MAX - len(tail)] + tail)
 
-    # ---- maintenance ---------------------------------------------------------------------------------------
+    # --- maintenance ---
 
     def maintain(self, now_ms: int) -> Iterator[None]:
         """One round of whatever is due by now, in slices: call it every second or so and step through it."""
@@ -499,7 +514,7 @@ class LogManager:
             log.flush_failed(error)
 
     def _remove_deleted(self, now_ms: int) -> Iterator[None]:
-        """In the background: a disk takes tens of milliseconds to give up a file of 1 GB."""
+        """Remove due files in the background: a disk takes tens of milliseconds to give up a file of 1 GB."""
         due: dict[str, list[str]] = {}
         for at, log in enumerate(list(self.logs.values()), 1):
             if at % LOGS_PER_SLICE == 0:
@@ -559,9 +574,9 @@ class LogManager:
         self._checkpoint(HIGH_WATERMARKS)
 
     def settle_closed(self, log: UnifiedLog) -> int:
-        """Before compaction makes gaps the closed segments must be synced and the recovery point on disk say
+        """Sync closed segments before compaction makes gaps in them, and have the recovery point on disk say
         so: past that point recovery takes a gap between segments for a tail that was lost with the power.
-        Answers the segment boundary up to which that holds by now; the rest is set on its way, so that the
+        Return the segment boundary up to which that holds by now; the rest is set on its way, so that the
         next round finds more even if segments close faster than rounds come."""
         key, end = (log.topic, log.partition), log.segments[-1].base_offset
         settled = self._recovery_point_on_disk(log)
@@ -610,10 +625,10 @@ class LogManager:
     def run_in_background(self, job: Callable[[], None], done: Done) -> None:
         self._background(job, done)
 
-    # ---- failure and stop ----------------------------------------------------------------------------------
+    # --- failure and stop ---
 
     def _save_starts(self, path: str) -> None:
-        """Whoever asks while a checkpoint is on its way shares the next one."""
+        """Write the log starts; requests that come during a write share the next one."""
         self._checkpoints[path].write(LOG_STARTS)
 
     def _cut(self, path: str, is_start: bool) -> None:
@@ -646,7 +661,7 @@ class LogManager:
             logger.warning("%s: the next start will trust what it reads there: %s", path, error)
 
     def closing(self) -> Iterator[tuple[Callable[[], None], Done]]:
-        """What a clean stop syncs, a log at a time, for whoever can run several jobs at once and report each;
+        """The syncs of a clean stop, a log at a time, for a caller that can run several jobs at once;
         `close` does the rest. Nothing may be appended any more."""
         if not self._is_loaded:
             return

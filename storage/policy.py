@@ -101,7 +101,8 @@ class SegmentFacts:
 
     size: int
     end_offset: int
-    timestamp: int  # of its newest record
+    timestamp: int
+    """Its newest record's."""
 
 
 def plan_deletion(

@@ -124,7 +124,8 @@ class ProducerTable:
 
     def __init__(self) -> None:
         self.entries: dict[int, ProducerEntry] = {}
-        self.ongoing: dict[int, int] = {}  # first offset -> producer id, ascending
+        self.ongoing: dict[int, int] = {}
+        """The producer id by first offset, ascending."""
         self.unreplicated: dict[
             int, int
         ] = {}  # first offset -> marker offset of decided transactions at or past HW
@@ -132,7 +133,7 @@ class ProducerTable:
     def __repr__(self) -> str:
         return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
 
-    # ---- appends of clients --------------------------------------------------------------------------------
+    # --- appends of clients ---
 
     def check(self, header: BatchHeader) -> SentBatch | None:
         """The remembered batch this one repeats, or None when it may be appended; KafkaError otherwise."""
@@ -191,7 +192,7 @@ class ProducerTable:
         entry.last_timestamp = timestamp
         return True
 
-    # ---- what was appended ---------------------------------------------------------------------------------
+    # --- what was appended ---
 
     def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
         """Remember a data batch with a producer id."""
@@ -254,7 +255,7 @@ class ProducerTable:
         if self.ongoing.pop(completed.first_offset, None) is not None:
             self.unreplicated[completed.first_offset] = completed.last_offset
 
-    # ---- watermarks ----------------------------------------------------------------------------------------
+    # --- watermarks ---
 
     def first_unstable_offset(self) -> int:
         """The first offset a read_committed reader must not pass, or -1."""
@@ -303,7 +304,7 @@ class ProducerTable:
             for entry in self.entries.values()
         ]
 
-    # ---- snapshots -----------------------------------------------------------------------------------------
+    # --- snapshots ---
 
     def encode(self, note: bytes = b"") -> bytes:
         body = bytearray(_COUNT.pack(len(self.entries)))

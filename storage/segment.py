@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from protocol.checksum import crc32c
 from protocol.errors import CorruptBatch
-from protocol.records import HEADER_SIZE, OVERHEAD, BatchHeader, check_stored, iter_records, parse_header
+from protocol.records import (
+    HEADER_SIZE,
+    OFFSETS,
+    OVERHEAD,
+    BatchHeader,
+    check_stored,
+    iter_records,
+    parse_header,
+)
 from storage.files import File, Files, write_replacing
 from storage.index import (
     ABORTED_SIZE,
@@ -41,14 +49,15 @@ CLEANED = ".cleaned"
 SWAP = ".swap"
 SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX)
 
-SCAN_BYTES = 4096  # covers one default index interval
+SCAN_BYTES = 4096
+"""Covers one default index interval."""
 RECOVERY_BYTES = 1 << 20
 HINTS_MAX = 32
 INDEX_BYTES = 10 << 20
 SMALL_BYTES = 64 << 10
-"""Up to here walking the headers costs less than making two index files, which takes a disk 0.6 ms."""
+"""A segment of this size or less: walking its headers costs less than making two index files (0.6 ms)."""
 NO_EPOCH = -1
-_OFFSETS = Struct(">q15xi").unpack_from  # base offset, last offset delta
+_offsets_of = OFFSETS.unpack_from
 
 
 def segment_name(base_offset: int) -> str:
@@ -67,7 +76,7 @@ _MARK = Struct(">qqIqIqI")
 
 class SegmentMark(NamedTuple):
     """Where a segment stood at some offset, and what its index files held then. They only grow behind that,
-    so whoever finds the same bytes again need not read the log before it."""
+    so a reader that finds the same bytes again need not read the log before it."""
 
     position: int
     offsets_size: int
@@ -122,7 +131,8 @@ class Segment:
         self._files = files
         self.directory = directory
         self.base_offset = base_offset
-        self.size = size  # staged bytes included
+        self.size = size
+        """With staged bytes."""
         self.created_ms = created_ms
         self._suffix = suffix
         self._file = file
@@ -134,7 +144,8 @@ class Segment:
         self.index_bytes_max = INDEX_BYTES
         self.is_index_full = False
         self.first_timestamp: int | None = None
-        self.max_timestamp: int | None = None  # None: not yet looked up
+        self.max_timestamp: int | None = None
+        """None: not yet looked up."""
         self.max_timestamp_offset = 0
         self.is_sealed = True
         self.is_used = False
@@ -168,7 +179,7 @@ class Segment:
     def is_open(self) -> bool:
         return self._file is not None
 
-    # ---- appending -----------------------------------------------------------------------------------------
+    # --- appending ---
 
     def appended(self, size: int, last_offset: int, max_timestamp: int, index_interval: int) -> None:
         """Account for a batch placed at the end."""
@@ -225,7 +236,7 @@ class Segment:
         self.is_index_full = False
         self.is_sealed = False
 
-    # ---- indexes -------------------------------------------------------------------------------------------
+    # --- indexes ---
 
     @property
     def offsets(self) -> OffsetIndex:
@@ -242,7 +253,7 @@ class Segment:
         return self._times
 
     def index_bytes(self) -> int:
-        """Of the offset index, without reading it."""
+        """The size of the offset index, without reading it."""
         if self._offsets is not None:
             return len(self._offsets) * OFFSET_ENTRY_SIZE
         try:
@@ -314,7 +325,7 @@ class Segment:
 
     @property
     def largest_timestamp(self) -> int:
-        """Of all records, -1 if none has one."""
+        """The largest timestamp of all records, -1 if none has one."""
         if self.max_timestamp is None and not self._find_largest_timestamp():
             self._load_indexes()
         timestamp = self.max_timestamp
@@ -322,7 +333,8 @@ class Segment:
         return timestamp
 
     def _find_largest_timestamp(self) -> bool:
-        """From the last entry of the time index: retention asks every segment soon after a start."""
+        """Read the largest timestamp from the last entry of the time index: retention asks every segment soon
+        after a start."""
         try:
             file = self._files.open(self.path(TIME_INDEX))
         except FileNotFoundError:
@@ -369,7 +381,7 @@ class Segment:
         self._file = None
 
     def forget(self) -> None:
-        """Of a log that is no more: the descriptor and everything that was there to read by."""
+        """Let go of the descriptor and all that was kept for reading: the log is no more."""
         self._file = self._offsets = self._times = self._aborted = None
         self._hints.clear()
 
@@ -380,7 +392,7 @@ class Segment:
             path = self.path(kind)
             self._files.rename(path.removesuffix(suffix) + old if suffix else path + old, path)
 
-    # ---- finding -------------------------------------------------------------------------------------------
+    # --- finding ---
 
     def scan(self, position: int, stop: int) -> Iterator[Found]:
         """Batch headers from a batch boundary on; CorruptBatch where no whole batch is."""
@@ -458,7 +470,7 @@ class Segment:
             end = found_at + size
             if end > limit and not (min_one and stop == position):
                 break
-            base_offset, last_delta = _OFFSETS(chunk, at)
+            base_offset, last_delta = _offsets_of(chunk, at)
             stop, next_offset = end, base_offset + last_delta + 1
             if end >= limit:
                 break
@@ -514,7 +526,7 @@ class Segment:
             end = found.header.next_offset
         return end
 
-    # ---- cutting and recovering ----------------------------------------------------------------------------
+    # --- cutting and recovering ---
 
     def open_to_cut(self, offset: int) -> None:
         """`truncate` finds open what it needs."""
@@ -547,7 +559,7 @@ class Segment:
         return self.size <= SMALL_BYTES
 
     def settle(self) -> None:
-        """As `seal`, for a segment that may grow again: a small one has no index files."""
+        """Write indexes as `seal` does, for a segment that may grow again: a small one has no index files."""
         if self.is_sealed:
             return
         if self.is_small:

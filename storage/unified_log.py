@@ -14,11 +14,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import basename, dirname, join
-from struct import Struct
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.records import OVERHEAD
+from protocol.records import OVERHEAD, STAMP
 from storage.epochs import EpochCache
 from storage.files import Files, is_scarcity, write_replacing
 from storage.flush import SegmentFlush, Unsynced
@@ -63,11 +62,14 @@ from storage.segment import (
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
-EXPIRED_AT_ONCE = 32  # each costs up to 8 calls to the file system
-MARKS_KEPT = 2  # the recovery point on disk may still be that of the one before
-UNKNOWN = -LONG_MAX - 2  # below every timestamp, so that the next append looks
+EXPIRED_AT_ONCE = 32
+"""Each costs up to 8 calls to the file system."""
+MARKS_KEPT = 2
+"""The recovery point on disk may still be that of the one before."""
+UNKNOWN = -LONG_MAX - 2
+"""Below every timestamp, so that the next append looks."""
 
-_stamp = Struct(">qii").pack_into  # base offset, length, leader epoch
+_stamp = STAMP.pack_into
 
 
 def _ignore_cut(is_start: bool) -> None:
@@ -133,7 +135,8 @@ class UnifiedLog(AbstractLog):
         self._on_cut = on_cut
         self._on_start = on_start
         self._staged: list[memoryview] = []
-        self._doomed: list[tuple[int, str]] = []  # due, path; ascending
+        self._doomed: list[tuple[int, str]] = []
+        """When each is due, and its path; ascending."""
         self._unsynced = Unsynced(loaded.rewritten)
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
@@ -150,7 +153,8 @@ class UnifiedLog(AbstractLog):
         self._active = loaded.segments[-1]
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
-        self.generation = 0  # counts changes of closed segments, and the end, for whoever works in slices
+        self.generation = 0
+        """Counts changes of closed segments, and the end, for callers that work in slices."""
         super().__init__(
             topic=topic,
             topic_id=loaded.topic_id,
@@ -189,7 +193,7 @@ class UnifiedLog(AbstractLog):
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> Generator[None, None, UnifiedLog]:
-        """In slices, as `load`; a new or cleanly closed log needs but one."""
+        """Open in slices, as `load`; a new or cleanly closed log needs but one."""
         loaded = yield from load(
             files,
             directory,
@@ -229,14 +233,14 @@ class UnifiedLog(AbstractLog):
         self._plain_size_max = self._batch_length_max + OVERHEAD
 
     def adopt_topic_id(self, topic_id: UUID) -> None:
-        """For a new log, or one whose `partition.metadata` a power cut took."""
+        """Give its id to a new log, or to one whose `partition.metadata` a power cut took."""
         assert self._topic_id is None or self._topic_id == topic_id, f"{self} belongs to {self._topic_id}"
         if self._topic_id is None:
             with self._disk():
                 self._write_small(METADATA, encode_metadata(topic_id))
             self._topic_id = topic_id
 
-    # ---- append --------------------------------------------------------------------------------------------
+    # --- append ---
 
     def append_plain(
         self,
@@ -342,7 +346,7 @@ class UnifiedLog(AbstractLog):
         except OSError as error:
             raise self._fail(error) from error
         self._staged = []
-        # the next flush begins here, and who reads at the end goes on where a flush ended
+        # the next flush begins here, and a reader at the end goes on where a flush ended
         self._active.remember(self.log_end_offset, self._active.size)
         if (
             self._flush_messages < LONG_MAX
@@ -389,7 +393,7 @@ class UnifiedLog(AbstractLog):
             self._active.add_aborted(txn)
         self._unsynced.add([self._active.path(TXN_INDEX)])
 
-    # ---- read ----------------------------------------------------------------------------------------------
+    # --- read ---
 
     @property
     def size(self) -> int:
@@ -464,7 +468,7 @@ class UnifiedLog(AbstractLog):
     def _local_segments(self) -> list[Segment]:
         return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
 
-    # ---- shortening ----------------------------------------------------------------------------------------
+    # --- shortening ---
 
     def advance_log_start(self, offset: int, done: StartDone = ignore_start) -> None:
         if self.offline is not None:
@@ -709,7 +713,7 @@ class UnifiedLog(AbstractLog):
                 self._doomed.append((due, path + DELETED))
         self._doomed.sort()
 
-    # ---- compaction ----------------------------------------------------------------------------------------
+    # --- compaction ---
 
     def swap_in(self, cleaned: Segment, replaced: Sequence[Segment], now_ms: int) -> None:
         """Put a synced segment with suffix `.cleaned` in the place of `replaced`. Until the last of its
@@ -729,7 +733,7 @@ class UnifiedLog(AbstractLog):
         self._bases[at : at + len(replaced)] = [cleaned.base_offset]
         self.generation += 1
 
-    # ---- durability ----------------------------------------------------------------------------------------
+    # --- durability ---
 
     def fsync_target(self, *, closed_only: bool = False) -> SegmentFlush | None:
         """`closed_only` leaves the active segment alone: syncing that one stalls appends to it."""
@@ -857,7 +861,7 @@ class UnifiedLog(AbstractLog):
         return not self._active.is_small
 
     def closed(self, job: SegmentFlush | None) -> None:
-        """After `closing` and its job."""
+        """Finish what `closing` and its job began."""
         if job is not None:
             self.mark_flushed(job)
         for segment in self._segments:
@@ -928,7 +932,7 @@ class UnifiedLog(AbstractLog):
             is_offline=self.offline is not None,
         )
 
-    # ---- failure -------------------------------------------------------------------------------------------
+    # --- failure ---
 
     def take_offline(self, reason: str) -> None:
         """Nothing more is read from or written to this log."""
@@ -939,8 +943,8 @@ class UnifiedLog(AbstractLog):
             self._refuse_starts_past(-1, LogOffline(reason))
 
     def forget(self) -> None:
-        """Of a log that was taken away: whoever holds it still, as a producer's connection may for weeks,
-        shall not hold its files and what it remembered. Slices that are being sent keep their file."""
+        """Let go of all that this log holds: it was taken away, and a producer's connection may keep it for
+        weeks, and shall not keep its files and what it remembered. Slices being sent keep their file."""
         assert self.offline is not None, f"{self} is in use"
         for segment in self._segments:
             segment.forget()

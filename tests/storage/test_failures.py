@@ -66,7 +66,7 @@ def crooked(*deltas: int, timestamp: int = NOW, **options: object) -> bytearray:
     return batch
 
 
-# ---- records that are not what their header says --------------------------------------------------------
+# --- records that are not what their header says ---
 
 
 @pytest.mark.parametrize("deltas", [(-5,), (7,), (0, 2, 1), (1, 0)], ids=str)
@@ -152,7 +152,7 @@ def test_compaction_leaves_a_timestamp_past_all_time_alone(tmp_path: Path) -> No
     assert log.offline is None
 
 
-# ---- maintenance ----------------------------------------------------------------------------------------
+# --- maintenance ---
 
 
 def test_maintenance_outlives_a_disk_that_fails_in_it(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_compaction_leaves_a_directory_that_failed_meanwhile(tmp_path: Path) -> 
     assert files.operations <= before + 1  # what it wrote aside is dropped
 
 
-# ---- the way to the disk --------------------------------------------------------------------------------
+# --- the way to the disk ---
 
 
 class Unreadable(DiskFiles):
@@ -269,7 +269,7 @@ def test_a_damaged_transaction_index_is_an_error_of_its_reader(tmp_path: Path) -
     assert log.offline is None
 
 
-# ---- start ----------------------------------------------------------------------------------------------
+# --- start ---
 
 
 def test_damage_below_the_recovery_point_does_not_keep_the_broker_down(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_an_epoch_damaged_upwards_does_not_cost_what_follows_it(tmp_path: Path) 
     assert len(records_of(again)) == end
 
 
-# ---- a clean stop ------------------------------------------------------------------------------------------
+# --- a clean stop ---
 
 
 class Synced(DiskFiles):
@@ -359,7 +359,7 @@ def test_a_clean_stop_leaves_no_old_index_of_a_closed_segment_to_a_power_cut(tmp
     assert {first.path(".log"), first.path(".index"), first.path(".timeindex")} <= set(files.paths)
 
 
-# ---- damage that is found while reading ----------------------------------------------------------------
+# --- damage that is found while reading ---
 
 
 def test_a_damaged_segment_without_its_index_is_never_skipped(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_timestamp_past_all_time_is_refused_where_records_are_rebuilt(tmp_path
     assert log.log_end_offset == 0
 
 
-# ---- no descriptor left ------------------------------------------------------------------------------------
+# --- no descriptor left ---
 
 
 class Scarce(DiskFiles):

@@ -327,7 +327,7 @@ def test_what_a_failing_disk_left_of_a_log_made_elsewhere_is_set_aside(
     assert left.name.endswith("-stray")
 
 
-# ---- failing disks -----------------------------------------------------------------------------------------
+# --- failing disks ---
 
 
 @pytest.mark.parametrize("operation", ["writev", "fsync", "rename", "create"])
@@ -396,7 +396,7 @@ def test_a_short_batch_after_a_failed_write_is_cut_at_the_next_start(tmp_path: P
     assert (again.log_end_offset, again.dropped_bytes) == (2, 3)
 
 
-# ---- durability --------------------------------------------------------------------------------------------
+# --- durability ---
 
 
 def test_a_flush_can_run_elsewhere(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def test_a_failed_background_sync_takes_the_directory_down(tmp_path: Path) -> No
     assert len(failures) == 1 and log.offline is not None
 
 
-# ---- retention ---------------------------------------------------------------------------------------------
+# --- retention ---
 
 
 def filled(root: Path, config: LogConfig, batches: int = 12) -> object:

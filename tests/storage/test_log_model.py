@@ -51,7 +51,7 @@ class LogHistory(RuleBasedStateMachine):
         kill(self.manager)
         shutil.rmtree(self.root)
 
-    # ---- what happens to a log
+    # --- what happens to a log ---
 
     @rule(count=st.integers(1, 4), size=st.integers(0, 150), producer=st.integers(-1, 2))
     def append(self, count: int, size: int, producer: int) -> None:
@@ -156,7 +156,7 @@ class LogHistory(RuleBasedStateMachine):
             producer: sequence for producer, sequence in self.sequences.items() if producer in known
         }
 
-    # ---- what must hold
+    # --- what must hold ---
 
     @invariant()
     def bounds_hold(self) -> None:

@@ -215,7 +215,7 @@ def test_a_bad_crc_or_two_batches_are_refused_by_the_general_path(tmp_path: Path
     assert general(log, batch_of(1) + batch_of(2), origin="coordinator").last_offset == 2
 
 
-# ---- idempotence -------------------------------------------------------------------------------------------
+# --- idempotence ---
 
 
 def test_duplicates_of_the_last_five_batches_get_their_offsets(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_silent_producers_expire_but_not_inside_a_transaction(tmp_path: Path) ->
     assert append(log, batch_of(1, producer=(1, 0, 40))).first_offset == 2
 
 
-# ---- transactions ------------------------------------------------------------------------------------------
+# --- transactions ---
 
 
 def marker(
@@ -324,7 +324,7 @@ def test_a_marker_of_a_fenced_coordinator_or_producer_is_refused(tmp_path: Path)
     assert log.log_end_offset == 2
 
 
-# ---- followers ---------------------------------------------------------------------------------------------
+# --- followers ---
 
 
 def test_a_follower_takes_what_the_leader_stored(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_follower_refuses_what_does_not_follow(tmp_path: Path) -> None:
     assert [record.offset for record in records_of(follower)] == [0, 1, 9]
 
 
-# ---- roll --------------------------------------------------------------------------------------------------
+# --- roll ---
 
 
 def test_roll_by_size_time_and_index(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def test_five_batches_are_remembered_through_a_clean_restart(tmp_path: Path) -> 
         assert (appended.duplicate, appended.first_offset) == (True, sequence)
 
 
-# ---- what lies before the recovery point -------------------------------------------------------------------
+# --- what lies before the recovery point ---
 
 
 class Counted(DiskFiles):

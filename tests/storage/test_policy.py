@@ -1,0 +1,42 @@
+"""What retention may take, and never more."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.policy import LogConfig, SegmentFacts, plan_deletion
+from tests.storage.support import NOW
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=8),
+    st.integers(-1, 60),
+    st.integers(-1, 200),
+    st.integers(0, 80),
+    st.integers(0, 80),
+)
+def test_retention_takes_only_a_prefix_it_may_take(
+    rows: list[tuple[int, int, int]], retention_ms: int, retention_bytes: int, log_start: int, bound: int
+) -> None:
+    ends = [sum(count for _, count, _ in rows[: at + 1]) for at in range(len(rows))]
+    segments = [
+        SegmentFacts(size=size if count else 0, end_offset=end, timestamp=NOW + time)
+        for (size, count, time), end in zip(rows, ends, strict=True)
+    ]
+    config = LogConfig(retention_ms=retention_ms, retention_bytes=retention_bytes)
+    count, only_local = plan_deletion(
+        config, segments, now_ms=NOW + 120, log_start_offset=log_start, high_watermark=bound
+    )
+    assert not only_local
+    gone, kept = segments[:count], segments[count:]
+    assert all(facts.end_offset <= bound for facts in gone)
+    assert not gone or not (segments[-1].size == 0 and not kept)
+    if retention_bytes >= 0 and retention_ms < 0 and gone and gone[-1].end_offset > log_start:
+        assert sum(facts.size for facts in kept) >= retention_bytes
+    if retention_ms < 0 and retention_bytes < 0:
+        assert all(facts.end_offset <= log_start for facts in gone)
+    if kept and retention_ms >= 0:
+        first = kept[0]
+        old = (NOW + 120) - first.timestamp > retention_ms
+        assert not old or first.end_offset > bound or (first is segments[-1] and first.size == 0)
