@@ -1,0 +1,152 @@
+"""All connections together: their limits, pacing, and what becomes of idle ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from tests.broker.net.live import connections, until
+from tests.broker.raw_client import (
+    RawClient,
+    batch_of,
+    create_topic,
+    fetch_fields,
+    produce_fields,
+)
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeBroker
+
+
+async def test_queued_request_bytes_have_a_limit_for_all_together(make_broker: MakeBroker) -> None:
+    """Above it only one connection goes on receiving; when that one is done or gone, the next does."""
+    broker = await make_broker(queued_max_request_bytes="200000")
+    await create_topic(broker, "t", max_message_bytes="2000000")
+    clients = [await RawClient.open(broker) for _ in range(6)]
+    network = broker.components.network
+    requests = [
+        client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x" * 900_000))) for client in clients
+    ]
+    for client, request in zip(clients, requests, strict=True):
+        client.writer.write(request[:500_000])
+    await until(lambda: network.queued_bytes > 200_000)
+    for client, request in zip(clients, requests, strict=True):
+        client.writer.write(request[500_000:])
+    for client in clients:
+        response = await client.receive_as(Api.PRODUCE, 9)
+        assert response.responses[0].partition_responses[0].error_code is ErrorCode.none
+        client.writer.close()
+    await until(lambda: network.queued_bytes == 0)
+
+
+async def test_buffers_that_large_frames_left_have_a_limit_for_all_together(
+    make_broker: MakeBroker,
+) -> None:
+    broker = await make_broker(queued_max_request_bytes="10000000")
+    await create_topic(broker, "t", max_message_bytes="5000000")
+    clients = [await RawClient.open(broker) for _ in range(6)]
+    for client in clients:
+        for _ in range(2):
+            answer = await client.produce("t", batch_of(b"x" * 4_000_000))
+            assert answer.error_code is ErrorCode.none
+        assert sum(each._reader.capacity for each in connections(broker)) < 11_000_000
+    network = broker.components.network
+    for client in clients:
+        client.writer.close()
+    await until(lambda: network.connection_count == 0)
+    assert (network._large_bytes, network.queued_bytes) == (0, 0)
+
+
+async def test_connections_have_limits(make_broker: MakeBroker) -> None:
+    broker = await make_broker(max_connections="3")
+    clients = [await RawClient.open(broker) for _ in range(3)]
+    for client in clients:
+        await client.call(Api.API_VERSIONS, 0)
+    async with await RawClient.open(broker) as refused:
+        assert await refused.is_closed()
+    clients[0].writer.close()
+    await until(lambda: broker.components.network.connection_count == 2)
+    async with await RawClient.open(broker) as accepted:
+        await accepted.call(Api.API_VERSIONS, 0)
+    assert broker.components.network.stats.rejected == 1
+    for client in clients:
+        client.writer.close()
+
+
+async def test_connections_per_ip_have_limits_with_overrides(make_broker: MakeBroker) -> None:
+    broker = await make_broker(max_connections_per_ip="1", max_connections_per_ip_overrides="127.0.0.1:2")
+    async with await RawClient.open(broker) as first, await RawClient.open(broker) as second:
+        await first.call(Api.API_VERSIONS, 0)
+        await second.call(Api.API_VERSIONS, 0)
+        async with await RawClient.open(broker) as third:
+            assert await third.is_closed()
+
+
+async def test_connections_come_at_a_limited_rate(make_broker: MakeBroker) -> None:
+    """Who comes too early is served later, not refused."""
+    broker = await make_broker(max_connection_creation_rate="20")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    clients = [await RawClient.open(broker) for _ in range(30)]
+    await asyncio.gather(*(client.call(Api.API_VERSIONS, 0) for client in clients))
+    assert loop.time() - started > 0.4
+    for client in clients:
+        client.writer.close()
+
+
+async def test_only_so_many_wait_for_their_turn(make_broker: MakeBroker) -> None:
+    """Those whom Kafka would leave in the listen queue, which has a length; the next is refused."""
+    broker = await make_broker(max_connection_creation_rate="1", socket_listen_backlog_size="3")
+    async with (
+        await RawClient.open(broker) as at_once,
+        await RawClient.open(broker) as second,
+        await RawClient.open(broker) as third,
+        await RawClient.open(broker) as fourth,
+        await RawClient.open(broker) as refused,
+    ):
+        await at_once.call(Api.API_VERSIONS, 0)
+        assert await refused.is_closed()
+        network = broker.components.network
+        assert (network.stats.accepted, network.stats.rejected) == (4, 1)
+        for waiting in (second, third, fourth):
+            assert not waiting.reader.at_eof()
+
+
+async def test_idle_connections_are_closed_and_waiting_ones_are_not(make_broker: MakeBroker) -> None:
+    broker = await make_broker(connections_max_idle_ms="300")
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as idle, await RawClient.open(broker) as waiting:
+        await idle.call(Api.API_VERSIONS, 0)
+        wait = waiting.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=1500))
+        await waiting.send(wait)
+        assert await idle.is_closed()
+        await waiting.receive_as(Api.FETCH, 12)
+    assert broker.components.network.stats.closed_idle >= 1
+
+
+async def test_a_quiet_connection_gives_its_buffer_back(make_broker: MakeBroker) -> None:
+    broker = await make_broker(connections_max_idle_ms="2000")
+    await create_topic(broker, "t", max_message_bytes="4000000")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x" * 3_000_000))
+        (connection,) = connections(broker)
+        assert connection._reader.capacity > 1 << 20
+        await until(lambda: connection._reader.capacity <= 1 << 14)
+
+
+async def test_a_client_that_leaves_requests_behind_a_wait_is_missed(make_broker: MakeBroker) -> None:
+    """Nothing is read while a wait holds requests back, so the loop does not see the peer go."""
+    broker = await make_broker(connections_max_idle_ms="300")
+    await create_topic(broker, "t")
+    waiters = broker.components.replicas.partition("t", 0).data_waiters
+    client = await RawClient.open(broker)
+    wait = client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=2**31 - 1))
+    await client.send(wait * 3)
+    await until(lambda: waiters)
+    (connection,) = connections(broker)
+    assert connection._paused
+    client.writer.close()
+    await until(lambda: broker.components.network.connection_count == 0)
+    assert not waiters
