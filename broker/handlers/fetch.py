@@ -29,7 +29,7 @@ from protocol.fetch import FETCH_SHAPES_FROM, FETCH_TOPIC_IDS, FetchRequest, Fet
 logger = logging.getLogger(__name__)
 
 _SHAPE_BYTES_MAX: Final = 64 * 1024
-"""Of a request that is kept with what it was parsed to, some 2,000 partitions."""
+"""The longest request that is kept with what it was parsed to, some 2,000 partitions."""
 
 
 class Followers(Protocol):

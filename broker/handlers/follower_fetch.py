@@ -304,7 +304,7 @@ class FollowerFetchWait(FetchWait):
         self.is_hurried = False
 
     def expired(self) -> None:
-        """Of two deadlines the first one counts."""
+        """End the wait, unless the earlier of its two deadlines already has."""
         if not self.done:
             super().expired()
 

@@ -335,7 +335,7 @@ class Produce:
             elif acks < 0 and partition.log.high_watermark < needed:
                 if partition.is_leader:
                     waiting.append((partition, result, needed))
-                else:  # it resigned since the append: nobody would end the wait
+                else:  # it resigned since the append: nothing would end the wait
                     result.error = _NOT_LEADER
         if acks == 0:
             if job.failed:

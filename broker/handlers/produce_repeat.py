@@ -27,12 +27,12 @@ from protocol.produce import PRODUCE_FLEXIBLE, ProduceAnswer, ProduceRequest, Pr
 from protocol.records import CRC_FROM, MAGIC
 
 TEMPLATES_MAX: Final = 65_536
-"""Of all connections together, each under 1 KB and a head: one producer may spread over all partitions of a
-large topic, a thousand may not each."""
+"""How many all connections keep together, each under 1 KB and a head: one producer may spread over all
+partitions of a large topic, a thousand may not each."""
 TEMPLATES_MIN: Final = 64
-"""Of one connection, however many there are."""
+"""How many each connection may keep, however many connections there are."""
 TEMPLATE_BYTES_MAX: Final = 1024
-"""Of a head that is kept: a client id alone may have 32 KB."""
+"""The longest head that is kept: a client id alone may have 32 KB."""
 ENDS_MAX: Final = 8
 """Lengths of heads that are tried."""
 _ZSTD_FROM: Final = 7

@@ -5,9 +5,9 @@ under way on it and their deadlines. Does not own: what is asked (replication, c
 or where a peer listens (the image). Invariant: answers are matched in the order of the requests; every
 question ends with an answer or with PeerLost by its deadline; at most `IN_FLIGHT_MAX` are under way.
 
-A peer answers in order, so behind an answer that does not come none will: a deadline that passes ends the
+A peer answers in order, so after an answer that does not come none will: a deadline that passes ends the
 connection and whatever else was asked on it. An answer's bytes are copied once, out of the receive buffer
-into a frame of their own; whoever appends them appends from there.
+into a frame of their own, and appended from there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PeerLost(Exception):
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
         self.refused = refused
-        """Nobody listens there."""
+        """Whether nothing listens at that address."""
 
 
 class Channel:
@@ -78,7 +78,7 @@ class Channel:
         return 0 if self._wire is None else len(self._wire.asked)
 
     async def ask(self, api: Api | PeerApi, version: int, fields: Fields, *, timeout_s: float) -> Any:
-        """The decoded response; record sets in it are views on its frame."""
+        """Ask, and return the decoded response; record sets in it are views on its frame."""
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
         request = encode_request(api, version, self._correlation_id, self._client_id, fields)
         frame = await self._exchange(request, timeout_s)
@@ -90,11 +90,11 @@ class Channel:
             raise PeerLost(f"{self.host}:{self.port}: {error}") from error
 
     async def ask_frame(self, frame: bytes, *, timeout_s: float) -> memoryview:
-        """As it is: a request frame without its size in, the response frame without its size out."""
+        """Ask with a request frame as it is, without its size; return the response frame without its size."""
         return await self._exchange(_SIZE.pack(len(frame)) + frame, timeout_s)
 
     def close(self) -> None:
-        """For good: what waits here fails, and so does every later question."""
+        """Close for good: what waits here fails, and so does every later question."""
         self._is_closed = True
         for wire in (self._wire, self._connecting):
             if wire is not None:
@@ -164,7 +164,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._on_lost = on_lost
         self._has_moved = asyncio.Event()
-        """Set when a place came free, or none ever will."""
+        """Set when a place is free again, or the connection is lost."""
 
     def __repr__(self) -> str:
         return f"{self.lost or 'open'}, {len(self.asked)} in flight"
@@ -184,7 +184,8 @@ class _Wire(asyncio.BufferedProtocol):
         return answer
 
     def give_until(self, deadline: float, answer: asyncio.Future[memoryview]) -> None:
-        """Nobody waits for this answer any more; whoever asks next must not wait behind it for ever."""
+        """Give an answer that is no longer waited for until its deadline: the next question must not wait
+        behind it for ever."""
 
         def overdue() -> None:
             if any(each is answer for _, each in self.asked):
@@ -193,7 +194,7 @@ class _Wire(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_at(deadline, overdue)
 
     def lose(self, reason: str) -> None:
-        """Ends the connection, and with PeerLost whatever was asked on it."""
+        """End the connection, and with PeerLost whatever was asked on it."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -206,7 +207,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._has_moved.set()
         self._on_lost(self)
 
-    # ------------------------------------------------------------------------------------------- transport
+    # --- transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's.
@@ -242,8 +243,8 @@ class _Wire(asyncio.BufferedProtocol):
         found = _CORRELATION.unpack_from(frame)[0] if len(frame) >= _CORRELATION.size else None
         if not self.asked or found != self.asked[0][0]:
             due = self.asked[0][0] if self.asked else "nothing"
-            logger.error("a peer answers %s where %s is due", found, due)
-            self.lose(f"the peer answered {found} where {due} is due")
+            logger.error("a broker answered request %s out of order: request %s was due", found, due)
+            self.lose(f"the peer answered request {found} where {due} was due")
             return False
         _, answer = self.asked.popleft()
         self._has_moved.set()
@@ -253,7 +254,7 @@ class _Wire(asyncio.BufferedProtocol):
 
 
 class Channels:
-    """One broker's channels: to each peer one for each purpose, where the image says the peer listens."""
+    """One broker's channels: one to each peer for each purpose, at the address that the image has for it."""
 
     def __init__(
         self,
@@ -269,7 +270,7 @@ class Channels:
         self._frame_bytes_max = frame_bytes_max
         self._channels: dict[tuple[int, str], Channel] = {}
         self._closed_s: dict[int, float] = {}
-        """By peer: when it last closed a connection, unless another was opened since."""
+        """When each peer last closed a connection, unless another was opened since."""
 
     def __repr__(self) -> str:
         return f"<Channels of {self._node_id}: {list(self._channels.values())}>"
@@ -303,11 +304,11 @@ class Channels:
         self._closed_s[node_id] = asyncio.get_running_loop().time()
 
     def closed_since(self, since_s: float) -> list[int]:
-        """The peers that closed a connection since then, and to whom none was opened after it."""
+        """The peers that have closed a connection since then, and to which none was opened after it."""
         return [node_id for node_id, at_s in self._closed_s.items() if at_s >= since_s]
 
     def forget(self, node_id: int) -> None:
-        """It is no member any more."""
+        """Drop the channels to a broker that is no longer a member."""
         self._closed_s.pop(node_id, None)
         for key in [key for key in self._channels if key[0] == node_id]:
             self._channels.pop(key).close()

@@ -9,7 +9,7 @@ mark plus one chunk.
 
 A round is all complete frames of one read. Its phases: every frame is handled, which appends in memory and
 gives an answer or an `AfterWrite`; the service writes what was appended (one write per partition); every
-`AfterWrite` gives its answer; one send leaves with all of them; the service wakes whoever waited for what was
+`AfterWrite` gives its answer; one send leaves with all of them; the service wakes those waiting for what was
 written. Unbatched responses cost twice the CPU. A request that must wait stalls its connection, as Kafka's
 mute does, except Produce: the next Produce only appends behind it.
 """
@@ -68,7 +68,7 @@ WrittenT = TypeVar("WrittenT")
 
 
 class Service(Protocol[WrittenT]):
-    """What runs behind the connections. `WrittenT` is what one write gives those who are woken after it."""
+    """What runs behind the connections. `WrittenT` is what one write changed, which decides what is woken."""
 
     def new_memo(self) -> Any:
         """What the service remembers of one connection's requests, as `Connection.memo`. Its `templates` are
@@ -83,7 +83,7 @@ class Service(Protocol[WrittenT]):
         """Write what was handled so far; the result goes to `wake` once the answers are out."""
 
     def wake(self, written: WrittenT) -> None:
-        """Wake whoever waits for what was written."""
+        """Wake the requests that wait for what was written."""
 
 
 class Waiter(Protocol):
@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self.on_lost: Callable[[], None] | None = None
         """Called when the client went away, whether or not it waited for anything then."""
         self.memo = host.service.new_memo()
-        """What the service remembers of this connection's requests, and nobody else looks into."""
+        """What the service remembers of this connection's requests; only the service looks into it."""
         self.tick = host.tick
         self.unsent = 0
         """Bytes answered and not yet sent: a round ends early when they are many, and no other begins while

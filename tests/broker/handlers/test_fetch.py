@@ -1,4 +1,4 @@
-"""Fetch on a running broker: what is read, the long poll, sessions, the Fetch that continues an earlier one."""
+"""Fetch on a running broker: what is read, the long poll, sessions, a Fetch that continues another."""
 
 from __future__ import annotations
 
