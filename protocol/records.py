@@ -138,10 +138,6 @@ class BatchHeader(NamedTuple):
         """The time after which tombstones may go; the cleaner keeps it in the base timestamp (KIP-534)."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
-    @property
-    def has_producer(self) -> bool:
-        return self.producer_id > NO_PRODUCER_ID
-
 
 class Record(NamedTuple):
     offset: int

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from protocol.apis import KNOWN, Api, is_supported
 from protocol.codec import Fields
 from protocol.errors import FrameTooLarge, MalformedRequest
-from protocol.messages import decode_request, decode_response, encode_request, encode_response, get
+from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.primitives import Buffer, skip_tags
 
 __all__ = [
@@ -325,12 +325,9 @@ class Connection:
         return Answer(sent.api_key, sent.api_version, correlation_id, response)
 
 
-def is_answered(api_key: int, request: Any) -> bool:
-    """Whether a request, as fields or decoded, gets an answer: all but Produce with acks=0."""
-    if api_key != Api.PRODUCE:
-        return True
-    acks = request.get("acks") if hasattr(request, "get") else get(request, "acks")
-    return bool(acks != 0)
+def is_answered(api_key: int, fields: Fields) -> bool:
+    """Return whether a request gets an answer: all but Produce with acks=0."""
+    return api_key != Api.PRODUCE or bool(fields.get("acks") != 0)
 
 
 def _request(frame: memoryview) -> Request:

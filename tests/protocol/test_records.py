@@ -138,7 +138,7 @@ def test_batches_of_other_clients_are_read(builder: Callable[..., Any], codec: C
     assert plain(batch) == [(k, v, list(h), t) for k, v, h, t in RECORDS * 50]
     ((_, header),) = check_produced(batch, version=9, walk=True)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (77, 2, 5)
-    assert (header.last_sequence, header.is_transactional, header.has_producer) == (204, True, True)
+    assert (header.last_sequence, header.is_transactional, header.producer_id) == (204, True, 77)
 
 
 @pytest.mark.parametrize("codec", Codec)
