@@ -18,7 +18,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from storage import cleaner
 from tests.broker.control.cluster_driver import Site
-from tests.broker.handlers.test_handlers_cluster import Story
+from tests.broker.handlers.cluster_client import Story
 from tests.broker.requests import Client, versions
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32

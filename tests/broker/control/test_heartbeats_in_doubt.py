@@ -22,7 +22,7 @@ from broker.control.metadata_log import MetadataLog, parse_slot, snapshot_key
 from broker.control.metadata_records import encode_record
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.control.cluster_driver import Site, recorded
-from tests.broker.control.test_members import controllers, create, run, until
+from tests.broker.control.test_heartbeats import controllers, create, run, until
 
 
 def cut_off(site: Site, node_id: int) -> None:

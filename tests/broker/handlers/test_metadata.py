@@ -1,116 +1,29 @@
-"""ApiVersions, Metadata, DescribeTopicPartitions, DescribeCluster, CreateTopics, DeleteTopics,
-CreatePartitions: each in every version, through the wire's encoding.
-"""
+"""Metadata, DescribeTopicPartitions and DescribeCluster in every version, through the wire's encoding."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
-from broker.control.metadata_records import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
 from broker.control.topics import NewTopic
-from broker.endpoint import Endpoint
-from broker.handlers.api_versions import ApiVersionsHandler
-from broker.handlers.configs import ConfigHandlers
-from broker.handlers.dispatch import Handler
-from broker.handlers.metadata import MetadataHandlers
-from broker.handlers.topics import TopicHandlers
-from protocol.apis import SERVED, Api
+from protocol.apis import Api
 from protocol.errors import ErrorCode
-from tests.broker.control.cluster_driver import Site
+from tests.broker.handlers.cluster_client import (
+    CLUSTER_OPERATIONS,
+    GONE,
+    NOT_ASKED,
+    TOPIC_OPERATIONS,
+    add_brokers,
+    asked,
+    run,
+)
 from tests.broker.requests import Client, versions
 
-TOPIC_OPERATIONS = 0b1101_1111_1000
-CLUSTER_OPERATIONS = 0b1_1111_1010_0000
-NOT_ASKED = -(2**31)
-GONE = UUID(int=77)
-
-Story = Callable[[Client, Cluster], Awaitable[None]]
-
-
-def run(story: Story, *, listener: str = "PLAINTEXT", down: bool = False, **properties: str) -> None:
-    site = Site()
-
-    async def whole() -> None:
-        member = await site.started(ports={"PLAINTEXT": 9092}, **properties)
-        site.profile.down = down
-        await story(Client(handlers(member), listener=listener), member)
-        site.profile.heal()
-
-    site.run(whole())
-
-
-def handlers(member: Cluster) -> dict[int, Handler]:
-    return {
-        **ApiVersionsHandler(cluster=member).routes(),
-        **MetadataHandlers(cluster=member).routes(),
-        **TopicHandlers(cluster=member).routes(),
-        **ConfigHandlers(cluster=member).routes(),
-    }
-
-
-def add_brokers(member: Cluster) -> None:
-    """Brokers 2 (alive), 3 (fenced) and 4 (alive, without this listener), and a topic across all of them."""
-    for broker_id, listener in ((2, "PLAINTEXT"), (3, "PLAINTEXT"), (4, "OTHER")):
-        endpoint = Endpoint(listener=listener, host=f"host-{broker_id}", port=9000 + broker_id)
-        record = BrokerRegistered(
-            broker_id=broker_id,
-            incarnation=UUID(int=broker_id),
-            directories=(UUID(int=broker_id),),
-            endpoints=(endpoint,),
-            rack=f"rack-{broker_id}",
-        )
-        member.image.apply(record, 100 + broker_id)
-    partitions = tuple(
-        new_partition(index, replicas, replicas)
-        for index, replicas in enumerate([(1, 2), (3, 1), (3,), (4, 1), (1,)])
-    )
-    member.image.apply(TopicCreated(name="wide", topic_id=UUID(int=9), partitions=partitions), 105)
-    member.image.apply(BrokerFenced(broker_id=3, broker_epoch=103, fenced=True), 106)
-
-
-# --- ApiVersions ---
-
-
-@pytest.mark.parametrize("version", versions(Api.API_VERSIONS))
-def test_api_versions_are_the_table(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        fields = {"client_software_name": "test-client", "client_software_version": "1.2.3"}
-        answer = await client.ask(Api.API_VERSIONS, version, **(fields if version >= 3 else {}))
-        assert answer.error_code is ErrorCode.none
-        assert {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys} == {
-            key: (row.min_version, row.max_version) for key, row in SERVED.items()
-        }
-
-    run(story)
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [("", "1"), ("a", ""), ("-a", "1"), ("a-", "1"), ("a b", "1"), ("a", "1/2"), ("ü", "1")],
-)
-def test_a_client_says_what_it_is_in_plain_words(name: str, version: str) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        answer = await client.ask(
-            Api.API_VERSIONS, 3, client_software_name=name, client_software_version=version
-        )
-        assert answer.error_code is ErrorCode.invalid_request
-        assert answer.api_keys == ()
-
-    run(story)
-
-
 # --- Metadata ---
-
-
-def asked(version: int, *names: str) -> list[dict[str, Any]]:
-    return [{"name": name, "topic_id": None} for name in names]
 
 
 @pytest.mark.parametrize("version", versions(Api.METADATA))
@@ -455,197 +368,5 @@ def test_controllers_are_not_described_here(endpoint_type: int, expected: ErrorC
         assert answer.error_code is expected
         assert answer.error_message
         assert answer.brokers == ()
-
-    run(story)
-
-
-# --- CreateTopics, DeleteTopics, CreatePartitions ---
-
-
-def new(name: str, **fields: Any) -> dict[str, Any]:
-    plain = {"num_partitions": -1, "replication_factor": -1, "assignments": [], "configs": []}
-    return {"name": name, **plain, **fields}
-
-
-@pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_topics_are_created(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        answer = await client.ask(
-            Api.CREATE_TOPICS,
-            version,
-            topics=[
-                new(
-                    "t",
-                    num_partitions=2,
-                    replication_factor=1,
-                    configs=[{"name": "retention.ms", "value": "5"}],
-                ),
-                new("no way"),
-                new("assigned", assignments=[{"partition_index": 0, "broker_ids": [1]}]),
-                new("factor", replication_factor=2),
-            ],
-            timeout=5000,
-            validate_only=False,
-        )
-        made, refused, assigned, factor = answer.topics
-        assert [topic.error_code for topic in answer.topics] == [
-            ErrorCode.none,
-            ErrorCode.invalid_topic_exception,
-            ErrorCode.none,
-            ErrorCode.invalid_replication_factor,
-        ]
-        assert made.error_message is None
-        assert refused.error_message
-        assert set(member.image.topics) == {"t", "assigned"}
-        if version >= 5:
-            assert (made.num_partitions, made.replication_factor) == (2, 1)
-            assert (refused.num_partitions, refused.replication_factor, refused.configs) == (-1, -1, ())
-            described = {config.name: config for config in made.configs}
-            assert (described["retention.ms"].value, described["retention.ms"].config_source) == ("5", 1)
-            assert (described["segment.bytes"].value, described["segment.bytes"].config_source) == (
-                "1073741824",
-                5,
-            )
-            assert made.topic_config_error_code == 0
-        if version >= 7:
-            assert made.topic_id == member.image.topics["t"].id
-            assert refused.topic_id is None
-        assert assigned.name == "assigned"
-        assert factor.name == "factor"
-
-    run(story)
-
-
-@pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_a_creation_can_be_tried(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        answer = await client.ask(
-            Api.CREATE_TOPICS,
-            version,
-            topics=[new("t", num_partitions=3, replication_factor=1)],
-            timeout=1,
-            validate_only=True,
-        )
-        assert [topic.error_code for topic in answer.topics] == [ErrorCode.none]
-        assert member.image.topics == {}
-
-    run(story)
-
-
-@pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_an_error_that_quotes_a_long_name_fits_its_response(version: int) -> None:
-    name = "x" * 32_767
-
-    async def story(client: Client, member: Cluster) -> None:
-        configs = [{"name": "retention.ms", "value": name}]
-        topics = [
-            new(name, num_partitions=1, replication_factor=1),
-            new("t", num_partitions=1, replication_factor=1, configs=configs),
-        ]
-        answer = await client.ask(
-            Api.CREATE_TOPICS, version, topics=topics, timeout=5000, validate_only=False
-        )
-        assert {topic.name: topic.error_code for topic in answer.topics} == {
-            name: ErrorCode.invalid_topic_exception,
-            "t": ErrorCode.invalid_config,
-        }
-
-    run(story)
-
-
-@pytest.mark.parametrize("timeout_ms", [300, 0, -1])
-@pytest.mark.parametrize("version", versions(Api.CREATE_TOPICS))
-def test_a_creation_that_takes_too_long_says_so(version: int, timeout_ms: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        answer = await client.ask(
-            Api.CREATE_TOPICS,
-            version,
-            topics=[new("t", num_partitions=1, replication_factor=1)],
-            timeout=timeout_ms,
-            validate_only=False,
-        )
-        assert [topic.error_code for topic in answer.topics] == [ErrorCode.request_timed_out]
-
-    run(story, down=True)
-
-
-@pytest.mark.parametrize("version", versions(Api.DELETE_TOPICS))
-def test_topics_are_deleted_by_name(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        await member.create_topics([NewTopic(name="t"), NewTopic(name="u")])
-        names = ["t", "nowhere"]
-        fields = {"topic_names": names} if version < 6 else {"topics": asked(version, *names)}
-        answer = await client.ask(Api.DELETE_TOPICS, version, timeout=5000, **fields)
-        assert [(result.name, result.error_code) for result in answer.responses] == [
-            ("t", ErrorCode.none),
-            ("nowhere", ErrorCode.unknown_topic_or_partition),
-        ]
-        assert set(member.image.topics) == {"u"}
-
-    run(story)
-
-
-def test_topics_are_deleted_by_id() -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        await member.create_topics([NewTopic(name="t")])
-        topic_id = member.image.topics["t"].id
-        answer = await client.ask(
-            Api.DELETE_TOPICS,
-            6,
-            timeout=5000,
-            topics=[
-                {"name": None, "topic_id": topic_id},
-                {"name": None, "topic_id": GONE},
-                {"name": "t", "topic_id": topic_id},
-                {"name": None, "topic_id": None},
-            ],
-        )
-        assert [(r.name, r.topic_id, r.error_code) for r in answer.responses] == [
-            ("t", topic_id, ErrorCode.none),
-            (None, GONE, ErrorCode.unknown_topic_id),
-            ("t", topic_id, ErrorCode.invalid_request),
-            (None, None, ErrorCode.invalid_request),
-        ]
-        assert member.image.topics == {}
-
-    run(story)
-
-
-@pytest.mark.parametrize("version", versions(Api.DELETE_TOPICS))
-def test_deletion_can_be_switched_off(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        await member.create_topics([NewTopic(name="t")])
-        fields = {"topic_names": ["t"]} if version < 6 else {"topics": asked(version, "t")}
-        answer = await client.ask(Api.DELETE_TOPICS, version, timeout=5000, **fields)
-        expected = ErrorCode.invalid_request if version < 3 else ErrorCode.topic_deletion_disabled
-        assert [result.error_code for result in answer.responses] == [expected]
-        assert set(member.image.topics) == {"t"}
-
-    run(story, delete_topic_enable="false")
-
-
-@pytest.mark.parametrize("version", versions(Api.CREATE_PARTITIONS))
-@pytest.mark.parametrize("validate_only", [True, False])
-def test_partitions_are_created(version: int, validate_only: bool) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        await member.create_topics([NewTopic(name="t"), NewTopic(name="u")])
-        answer = await client.ask(
-            Api.CREATE_PARTITIONS,
-            version,
-            topics=[
-                {"name": "t", "count": 3, "assignments": None},
-                {"name": "u", "count": 2, "assignments": [{"broker_ids": [1]}]},
-                {"name": "nowhere", "count": 2, "assignments": None},
-            ],
-            timeout=5000,
-            validate_only=validate_only,
-        )
-        assert [(result.name, result.error_code) for result in answer.results] == [
-            ("t", ErrorCode.none),
-            ("u", ErrorCode.none),
-            ("nowhere", ErrorCode.unknown_topic_or_partition),
-        ]
-        counts = [len(member.image.topics[name].partitions) for name in ("t", "u")]
-        assert counts == ([1, 1] if validate_only else [3, 2])
 
     run(story)
