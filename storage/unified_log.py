@@ -146,7 +146,7 @@ class UnifiedLog(AbstractLog):
         self.saved_start = saved_start
         """The log start that a crash would leave, as far as is known."""
         self._start_asked = 0
-        self._start_waits: list[tuple[int, StartDone]] = []
+        self._start_waits: tuple[tuple[int, StartDone], ...] = ()
         self.flushed_at_ms = 0
         self._segments = loaded.segments
         self._bases = [segment.base_offset for segment in loaded.segments]
@@ -482,7 +482,7 @@ class UnifiedLog(AbstractLog):
             done(None)
             return
         if done is not ignore_start:
-            self._start_waits.append((offset, done))
+            self._start_waits = (*self._start_waits, (offset, done))
         if offset > self.start_to_save:
             self._start_asked = offset
         if self._on_start is None:
@@ -504,17 +504,18 @@ class UnifiedLog(AbstractLog):
 
     def answer_starts(self) -> None:
         """Tell those whose log start is durable."""
+        if not self._start_waits:
+            return
         durable = min(self.log_start_offset, self.saved_start)
-        waits, self._start_waits = self._start_waits, []
+        waits = self._start_waits
+        self._start_waits = tuple(wait for wait in waits if wait[0] > durable)
         for offset, done in waits:
             if offset <= durable:
                 done(None)
-            else:
-                self._start_waits.append((offset, done))
 
     def _refuse_starts_past(self, offset: int, error: KafkaError) -> None:
-        waits, self._start_waits = self._start_waits, []
-        self._start_waits = [wait for wait in waits if wait[0] <= offset]
+        waits = self._start_waits
+        self._start_waits = tuple(wait for wait in waits if wait[0] <= offset)
         self._start_asked = max((wanted for wanted, _ in self._start_waits), default=0)
         for wanted, done in waits:
             if wanted > offset:
