@@ -242,4 +242,5 @@ class Deletion(CommitFuture):
 
     def abandoned(self) -> None:
         self.finish()
+        self.future.cancel()
         self.partition.wait_deleted_no_more(self)
