@@ -127,7 +127,9 @@ def _queues(components: Components, owed: int) -> dict[str, int]:
         "rounds": len(network._deferred),
         "throttled": len(network._throttled),
         "flushing": len(logs._flushing),
-        "checkpoint writes": len(logs._writing) + len(logs._write_again),
+        "checkpoint writes": sum(
+            len(each._writing) + len(each._write_again) for each in logs._checkpoints.values()
+        ),
         "queued bytes": network.queued_bytes - owed,
         "wakes": len(components.purgatory._wakes),
         "in flight to a peer": max(map(_awaited, cluster.channels._channels.values()), default=0),
