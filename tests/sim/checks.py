@@ -361,7 +361,7 @@ def wrong_epoch_starts(log: ReplicaLog, where: str) -> Iterator[str]:
 
 def _one_leader_per_epoch(history: History) -> Iterator[str]:
     """After a clean stop nothing can be written a second time, so the node's next life may go on in the same
-    epoch."""
+    epoch, also if it was preceded by one that ended before it served."""
     epoch_of = {
         (tp, value): batch.leader_epoch
         for tp, log in history.logs.items()
@@ -372,7 +372,7 @@ def _one_leader_per_epoch(history: History) -> Iterator[str]:
     for send in history.sends:
         if send.result == "ok" and send.attempts == 1 and (send.tp, send.values[0]) in epoch_of:
             lives[send.tp, epoch_of[send.tp, send.values[0]]].add((send.node, send.life))
-    crashed = {(crash.node, crash.life) for crash in history.crashes}
+    crashed = {(crash.node, crash.life) for crash in history.crashes if crash.was_ready}
     for (tp, epoch), who in lives.items():
         (node, first), (other, last) = min(who), max(who)
         if node != other:

@@ -258,6 +258,8 @@ class Crash:
     synced_end: Mapping[TopicPartition, int] = field(default_factory=dict)
     kept_end: Mapping[TopicPartition, int] = field(default_factory=dict)
     recovered_end: Mapping[TopicPartition, int] | None = None
+    was_ready: bool = True
+    """Whether that life ever served: one that did not has appended nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

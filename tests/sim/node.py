@@ -243,7 +243,8 @@ class Node:
         )
 
     def _died(self, process: Process, ready: asyncio.Future[bool], *, power: bool) -> None:
-        if not ready.done():
+        was_ready = ready.done()
+        if not was_ready:
             ready.set_result(False)
         synced = {}
         whole = self.disk.snapshot()
@@ -264,5 +265,6 @@ class Node:
                 synced_end=synced,
                 kept_end=kept,
                 recovered_end=recovered_ends(self.disk, self.config) if power else kept,
+                was_ready=was_ready,
             )
         )

@@ -476,6 +476,14 @@ def test_a_payload_carries_its_value_and_notices_a_changed_byte(value: int) -> N
     assert value_of(None) == -1
 
 
+def test_an_epoch_may_outlive_a_crash_before_the_broker_served() -> None:
+    history = clean()
+    append_in_one_epoch_in_two_lives(history)
+    assert judge(history).rules() == {"12 epochs"}
+    history.crashes[0] = replace(history.crashes[0], was_ready=False)
+    assert not judge(history).rules()
+
+
 def test_of_a_topic_that_was_deleted_nothing_synced_need_be_kept() -> None:
     history = clean()
     lose_the_synced_on_disk(history)
