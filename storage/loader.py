@@ -25,9 +25,8 @@ from protocol.records import BatchHeader
 from storage.epochs import EpochCache, decode_epochs
 from storage.files import Files, write_replacing
 from storage.index import AbortedTxn
-from storage.log import replay_marker
 from storage.policy import LogConfig
-from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+from storage.producers import CorruptSnapshot, ProducerTable, decode_producers, replay_marker
 from storage.segment import (
     CLEANED,
     DELETED,

@@ -1,53 +1,30 @@
 """One partition's log, whatever holds its bytes (KIP-1183).
 
 Owns: what may be appended and at which offset, producer state, leader epochs, the watermarks and their
-order. Does not own: bytes, files, retention (subclasses), replication, leadership (partition). Invariant:
-`log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset`, offsets are contiguous as
-appended, and a batch is checked completely before its first byte is staged.
+order. Does not own: looking at records (prepare), bytes, files, retention (subclasses), replication,
+leadership (partition). Invariant: `log_start_offset <= last_stable_offset <= high_watermark <=
+log_end_offset`, offsets are contiguous as appended, and a batch is checked completely before its first byte
+is staged.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from protocol.compression import Codec, DecompressedTooLarge
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.records import (
-    OVERHEAD,
-    STAMP,
-    BatchHeader,
-    Record,
-    iter_batches,
-    iter_records,
-    iter_section,
-    parse_control,
-    parse_header,
-    records_data,
-    repack,
-    restamp_append_time,
-)
+from protocol.records import NO_TIMESTAMP, OVERHEAD, STAMP, BatchHeader, iter_batches
 from storage.epochs import EpochCache
-from storage.policy import LONG_MAX, LogConfig
-from storage.producers import ActiveProducer, CompletedTxn, ProducerTable
+from storage.policy import LogConfig
+from storage.prepare import Buffer, Origin, Prepared, Preparing, bad_timestamp, check_size, prepare
+from storage.producers import ActiveProducer, CompletedTxn, ProducerTable, replay_marker
 
-Buffer = bytes | bytearray | memoryview
 Writable = bytearray | memoryview
-Origin = Literal["client", "coordinator"]
 
-NO_TIMESTAMP = -1
 PRODUCER_EXPIRATION_MS = 86_400_000
-ABORT_MARKER = 0
-WALK_RECORDS = 256
-"""Records a slice: about 0.5 ms."""
-INLINE_BYTES = 32 << 10
-"""A batch of this size or less: packing and unpacking costs less than handing it to a thread."""
-
-T = TypeVar("T")
 
 StartDone = Callable[[KafkaError | None], None]
 """Called on the loop once a log start is durable, or with the reason why it will not be. It only wakes or
@@ -55,14 +32,6 @@ schedules others, because it may be called from within another change of the log
 
 # a named tuple's own constructor costs a tenth of an append
 _new_tuple = tuple.__new__
-
-_CODECS = {
-    "uncompressed": Codec.NONE,
-    "gzip": Codec.GZIP,
-    "snappy": Codec.SNAPPY,
-    "lz4": Codec.LZ4,
-    "zstd": Codec.ZSTD,
-}
 
 
 def ignore_start(_: KafkaError | None) -> None:
@@ -135,53 +104,11 @@ class NoDescriptor(KafkaError):
         super().__init__(ErrorCode.kafka_storage_error, message)
 
 
-class RecordsRejected(KafkaError):
-    """A batch refused for some of its records: Produce answers their indexes in `record_errors`."""
-
-    def __init__(self, code: ErrorCode, message: str, record_errors: tuple[tuple[int, str], ...]) -> None:
-        super().__init__(code, message)
-        self.record_errors = record_errors
-
-
 class FlushJob(Protocol):
     """Syncs to run anywhere: it touches nothing but files. Then hand it to `mark_flushed`, on the loop."""
 
     def run(self) -> None:
         """Sync. Raises OSError: report it with `flush_failed`, and do not try again."""
-
-
-class Task:
-    """Work that touches nothing but its own bytes; its outcome is kept for the caller."""
-
-    __slots__ = ("_error", "_result", "_work")
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self._result: Any = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._result = self._work()
-        except Exception as error:
-            self._error = error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-class Prepared(NamedTuple):
-    """Batches as `log` stores them, still without offsets; an empty one stands for a duplicate."""
-
-    log: AbstractLog
-    batches: list[tuple[bytearray, BatchHeader]]
-    now_ms: int
-    origin: Origin
-
-
-Preparing = Generator[Task | None, None, Prepared]
 
 
 class AbstractLog(ABC):
@@ -255,9 +182,8 @@ class AbstractLog(ABC):
         self.config = config
         self.needs_walk = config.needs_walk
         self._batch_length_max = min(config.max_message_bytes, config.segment_bytes) - OVERHEAD
-        bounded = not config.is_log_append_time
-        self._after_max_ms = config.message_timestamp_after_max_ms if bounded else LONG_MAX
-        self._before_max_ms = config.message_timestamp_before_max_ms if bounded else LONG_MAX
+        self._after_max_ms = config.timestamp_after_max_ms
+        self._before_max_ms = config.timestamp_before_max_ms
 
     # --- append ---
 
@@ -269,11 +195,11 @@ class AbstractLog(ABC):
         if self.offline is not None:
             raise LogOffline(self.offline)
         if header.length > self._batch_length_max:
-            self._check_size(header)
+            check_size(self.config, header)
         if header.max_timestamp - now_ms > self._after_max_ms or (
             now_ms - header.base_timestamp > self._before_max_ms and header.base_timestamp != NO_TIMESTAMP
         ):
-            raise _bad_timestamp(header, now_ms)
+            raise bad_timestamp(header, now_ms)
         if header.producer_id >= 0:
             sent = self.producer_table.check(header)
             if sent is not None:
@@ -343,22 +269,12 @@ class AbstractLog(ABC):
                 task.run()
 
     def prepare(self, buf: Buffer, *, now_ms: int, origin: Origin = "client") -> Preparing:
-        """Everything of `append_records` that takes long, in slices: records are walked and batches rebuilt,
-        the log is not changed. A yielded task is to be run, in a thread if that is at hand, before the next
-        step; `buf` must stay unchanged meanwhile."""
+        """Do everything of `append_records` that takes long, in slices and without changing the log. A
+        yielded task is to be run, in a thread if that is at hand, before the next step; `buf` must stay
+        unchanged meanwhile."""
         if self.offline is not None:
             raise LogOffline(self.offline)
-        batches = _checked_batches(buf)
-        if origin == "client":
-            if len(batches) != 1:
-                raise KafkaError(ErrorCode.invalid_record, f"{len(batches)} batches for one partition")
-            sent = self.producer_table.check(batches[0][1])
-            if sent is not None:
-                return Prepared(self, [(bytearray(), batches[0][1])], now_ms, origin)
-        ready = []
-        for at, header in batches:
-            ready.append((yield from self._prepare(buf, at, header, now_ms=now_ms, origin=origin)))
-        return Prepared(self, ready, now_ms, origin)
+        return prepare(self, buf, now_ms=now_ms, origin=origin)
 
     def append_prepared(self, prepared: Prepared, *, leader_epoch: int) -> Appended:
         """Append what `prepare` made. Sequences are checked now: others may have appended since."""
@@ -382,85 +298,6 @@ class AbstractLog(ABC):
         ]
         self.flush_staged()
         return appended[0]._replace(last_offset=appended[-1].last_offset)
-
-    def _prepare(
-        self, buf: Buffer, at: int, header: BatchHeader, *, now_ms: int, origin: Origin
-    ) -> Generator[Task | None, None, tuple[bytearray, BatchHeader]]:
-        """The batch as this log stores it: checked, recompressed and restamped as the configuration asks."""
-        self._check_size(header)
-        config = self.config
-        wanted = header.codec if header.is_control else _CODECS.get(config.compression_type, header.codec)
-        is_rebuilt = wanted != header.codec
-        section = b""
-        if header.is_control:
-            self._check_marker(buf, at, header)
-        elif origin == "client":
-            self._check_timestamps(header, now_ms)
-        if is_rebuilt or (origin == "client" and (config.is_compacted or config.record_validation == "full")):
-            section = yield from _off_loop(header.size, lambda: records_data(buf, at, header))
-            yield from self._walk(section, header, now_ms, origin)
-        append_time = now_ms if config.is_log_append_time else None
-        if is_rebuilt:
-            level = config.compression_level(config.compression_type)
-            batch = yield from _off_loop(
-                len(section), lambda: repack(buf, at, header, section, Codec(wanted), level)
-            )
-        else:
-            batch = bytearray(memoryview(buf)[at : at + header.size])
-            if append_time is None:
-                return batch, header
-        if append_time is not None:
-            restamp_append_time(batch, append_time)
-        rebuilt = parse_header(batch)
-        self._check_size(rebuilt)
-        return batch, rebuilt
-
-    def _walk(
-        self, section: bytes, header: BatchHeader, now_ms: int, origin: Origin
-    ) -> Generator[None, None, None]:
-        """What Kafka asks of each record, wherever they are read anyway. Offsets must add up: a rebuilt batch
-        would otherwise take those of its neighbours."""
-        needs_key = origin == "client" and self.config.is_compacted
-        checks_time = origin == "client"
-        expected = header.base_offset
-        keyless: list[tuple[int, str]] = []
-        outside: list[tuple[int, str]] = []
-        records = iter_section(section, header)
-        while True:
-            part = _read_some(records)
-            for offset, timestamp, key, _value, _headers in part:
-                if offset != expected or timestamp > LONG_MAX:
-                    raise KafkaError(
-                        ErrorCode.invalid_record,
-                        f"record with offset {offset} in place of {expected}, timestamp {timestamp}",
-                    )
-                index = expected - header.base_offset
-                if needs_key and key is None:
-                    keyless.append((index, "Compacted topic cannot accept message without key"))
-                if (
-                    checks_time
-                    and timestamp != NO_TIMESTAMP
-                    and not -self._after_max_ms <= now_ms - timestamp <= self._before_max_ms
-                ):
-                    outside.append((index, f"Timestamp {timestamp} of the record is out of range"))
-                expected += 1
-            if len(part) < WALK_RECORDS:
-                break
-            yield None
-        if outside:
-            raise RecordsRejected(ErrorCode.invalid_timestamp, outside[0][1], tuple(outside))
-        if keyless:
-            raise RecordsRejected(
-                ErrorCode.invalid_record,
-                f"a compacted topic takes no record without a key ({self.topic}-{self.partition})",
-                tuple(keyless),
-            )
-
-    def _check_timestamps(self, header: BatchHeader, now_ms: int) -> None:
-        if header.max_timestamp - now_ms > self._after_max_ms or (
-            now_ms - header.base_timestamp > self._before_max_ms and header.base_timestamp != NO_TIMESTAMP
-        ):
-            raise _bad_timestamp(header, now_ms)
 
     def append_as_follower(self, buf: Buffer) -> Appended:
         """Append batches as the leader stamped them, offsets and epochs included. CorruptBatch when one is
@@ -492,18 +329,6 @@ class AbstractLog(ABC):
             batches[0][1].base_offset, batches[-1][1].last_offset, NO_TIMESTAMP, self.log_start_offset, False
         )
 
-    def _check_size(self, header: BatchHeader) -> None:
-        if header.size > self.config.max_message_bytes:
-            raise KafkaError(
-                ErrorCode.message_too_large,
-                f"batch of {header.size} bytes, max.message.bytes is {self.config.max_message_bytes}",
-            )
-        if header.size > self.config.segment_bytes:
-            raise KafkaError(
-                ErrorCode.record_list_too_large,
-                f"batch of {header.size} bytes, segment.bytes is {self.config.segment_bytes}",
-            )
-
     # --- bookkeeping of what was appended ---
 
     def _remember(self, view: Buffer, header: BatchHeader, first_offset: int, last_offset: int) -> None:
@@ -523,11 +348,6 @@ class AbstractLog(ABC):
             self._epochs_changed()
         if header.producer_id >= 0:
             self._remember(view, header, header.base_offset, header.last_offset)
-
-    def _check_marker(self, buf: Buffer, at: int, header: BatchHeader) -> None:
-        marker = _read_marker(memoryview(buf)[at : at + header.size], header)
-        if marker is not None and header.producer_id >= 0:
-            self.producer_table.check_marker(header, marker[1])
 
     # --- watermarks ---
 
@@ -662,63 +482,3 @@ class AbstractLog(ABC):
         except OSError as error:
             raise self.flush_failed(error) from error
         self.mark_flushed(job)
-
-
-def _checked_batches(buf: Buffer) -> list[tuple[int, BatchHeader]]:
-    try:
-        batches = list(iter_batches(buf))
-    except CorruptBatch as error:
-        raise KafkaError(ErrorCode.corrupt_message, error.reason) from error
-    if not batches:
-        raise KafkaError(ErrorCode.invalid_record, "no record batch")
-    return batches
-
-
-def _read_some(records: Iterator[Record]) -> list[Record]:
-    try:
-        return list(islice(records, WALK_RECORDS))
-    except CorruptBatch as error:
-        raise KafkaError(ErrorCode.invalid_record, error.reason) from error
-
-
-def _off_loop(size: int, work: Callable[[], T]) -> Generator[Task | None, None, T]:
-    """The result of native work on `size` bytes, which is worth a thread when they are many."""
-    task = Task(work)
-    if size > INLINE_BYTES:
-        yield task
-    else:
-        task.run()
-    try:
-        result: T = task.result()
-    except DecompressedTooLarge as error:
-        raise KafkaError(ErrorCode.message_too_large, error.reason) from error
-    except CorruptBatch as error:
-        raise KafkaError(ErrorCode.invalid_record, error.reason) from error
-    return result
-
-
-def replay_marker(
-    table: ProducerTable, view: Buffer, header: BatchHeader, last_offset: int
-) -> CompletedTxn | None:
-    """Apply a control batch; the transaction it decides is not yet completed in the table."""
-    marker = _read_marker(view, header)
-    if marker is None:
-        return None
-    return table.ended(header, last_offset, is_aborted=marker[0] == ABORT_MARKER, coordinator_epoch=marker[1])
-
-
-def _read_marker(view: Buffer, header: BatchHeader) -> tuple[int, int] | None:
-    """(type, coordinator epoch) of an end-transaction marker; None for a control batch of another kind or
-    one that compaction emptied."""
-    for record in iter_records(view, 0, header):
-        kind, _, coordinator_epoch = parse_control(record)
-        return (kind, coordinator_epoch) if kind in (0, 1) else None
-    return None
-
-
-def _bad_timestamp(header: BatchHeader, now_ms: int) -> KafkaError:
-    return RecordsRejected(
-        ErrorCode.invalid_timestamp,
-        f"timestamps {header.base_timestamp} to {header.max_timestamp} are out of range at {now_ms}",
-        ((0, f"Timestamp {header.base_timestamp} of the record is out of range"),),
-    )

@@ -66,6 +66,17 @@ class LogConfig:
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
+    def timestamp_after_max_ms(self) -> int:
+        """How far ahead of the clock a producer's timestamp may be; it counts for nothing under
+        LogAppendTime."""
+        return LONG_MAX if self.is_log_append_time else self.message_timestamp_after_max_ms
+
+    @property
+    def timestamp_before_max_ms(self) -> int:
+        """How far behind the clock a producer's timestamp may be; likewise."""
+        return LONG_MAX if self.is_log_append_time else self.message_timestamp_before_max_ms
+
+    @property
     def needs_walk(self) -> bool:
         """Whether an append must look at the records, not only at the batch header."""
         return (

@@ -1,7 +1,8 @@
 """What a log remembers of its producers: sequences, epochs, and open transactions.
 
 Owns: one entry per producer id with its last five batches, the open and the decided-but-unreplicated
-transactions (from which the last stable offset follows), and Kafka's snapshot format of it. Does not own: the
+transactions (from which the last stable offset follows), what an end-transaction marker does to them, and
+Kafka's snapshot format of it. Does not own: the
 log, files, clocks. Invariant: the table equals what applying the log's batches in order yields, apart from
 what expiry dropped.
 
@@ -19,11 +20,12 @@ from typing import NamedTuple
 
 from protocol.checksum import crc32c
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import BatchHeader
+from protocol.records import BatchHeader, iter_records, parse_control
 
 REMEMBERED_BATCHES = 5
 NO_EPOCH = -1
 SEQUENCE_MASK = 0x7FFFFFFF
+ABORT_MARKER = 0
 
 _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
@@ -336,6 +338,25 @@ class ProducerTable:
         if older:
             body += _OLDER_MAGIC + older
         return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + body
+
+
+def replay_marker(
+    table: ProducerTable, view: bytes | bytearray | memoryview, header: BatchHeader, last_offset: int
+) -> CompletedTxn | None:
+    """Apply a control batch; the transaction it decides is not yet completed in the table."""
+    marker = read_marker(view, header)
+    if marker is None:
+        return None
+    return table.ended(header, last_offset, is_aborted=marker[0] == ABORT_MARKER, coordinator_epoch=marker[1])
+
+
+def read_marker(view: bytes | bytearray | memoryview, header: BatchHeader) -> tuple[int, int] | None:
+    """(type, coordinator epoch) of an end-transaction marker; None for a control batch of another kind or
+    one that compaction emptied."""
+    for record in iter_records(view, 0, header):
+        kind, _, coordinator_epoch = parse_control(record)
+        return (kind, coordinator_epoch) if kind in (0, 1) else None
+    return None
 
 
 def decode_producers(data: bytes) -> tuple[ProducerTable, bytes]:

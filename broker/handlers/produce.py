@@ -35,7 +35,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.primitives import TopicKey
 from protocol.produce import ProduceRequest, ProduceResult, encode_produce, parse_produce
 from protocol.records import HEADER_SIZE, check_first_batch, check_one_batch, check_produced, parse_header
-from storage.log import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
+from storage.prepare import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,9 @@ from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import AbstractLog, Appended, NoDescriptor, Origin
+from storage.log import AbstractLog, Appended, NoDescriptor
 from storage.policy import LogConfig
+from storage.prepare import Origin
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from protocol.records import BatchHeader
+from storage.flush import SegmentFlush
 from storage.producers import ProducerTable, SentBatch
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 
 pytestmark = pytest.mark.usefixtures("quiet")

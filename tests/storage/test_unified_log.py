@@ -21,8 +21,8 @@ from protocol.records import (
     iter_records,
     parse_header,
 )
-from storage.log import RecordsRejected
 from storage.policy import LogConfig
+from storage.prepare import RecordsRejected
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,

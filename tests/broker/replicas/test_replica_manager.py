@@ -20,8 +20,9 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_request
 from protocol.records import parse_header
+from storage.flush import SegmentFlush
 from storage.log import LogOffline, LogSlice
-from storage.unified_log import SegmentFlush, UnifiedLog
+from storage.unified_log import UnifiedLog
 from tests.broker.handlers.test_produce_paths import NOW_MS, Sink
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
 from tests.broker.replication_driver import Replicas
