@@ -4,13 +4,22 @@ demand."""
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from protocol.records import BatchHeader, Record, build_batch, iter_batches, iter_records, parse_header
+from protocol.records import (
+    BatchHeader,
+    Record,
+    build_batch,
+    crc_of,
+    iter_batches,
+    iter_records,
+    parse_header,
+)
 from storage.checkpoints import Done, run_inline
 from storage.cleaner import CleanerSettings
 from storage.files import Buffer, DiskFiles, File
@@ -176,6 +185,10 @@ def headers_of(log: UnifiedLog) -> list[BatchHeader]:
     return [header for _, header in iter_batches(read_all(log))]
 
 
+def renew_crc(batch: bytearray) -> None:
+    struct.pack_into(">I", batch, 17, crc_of(batch, 0, len(batch)))
+
+
 def records_of(log: UnifiedLog, start: int | None = None) -> list[Record]:
     data = read_all(log, start)
     return [record for at, header in iter_batches(data) for record in iter_records(data, at, header)]
@@ -249,4 +262,5 @@ __all__ = [
     "manager_on",
     "read_all",
     "records_of",
+    "renew_crc",
 ]

@@ -17,7 +17,7 @@ import pytest
 
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records import Record, build_batch, crc_of, end_txn_marker, parse_header
+from protocol.records import build_batch, end_txn_marker, parse_header
 from storage.checkpoints import RECOVERY_POINTS, decode_points, run_inline
 from storage.files import DiskFiles, File
 from storage.log import LogOffline, NoDescriptor
@@ -37,6 +37,7 @@ from tests.storage.support import (
     manager_on,
     read_all,
     records_of,
+    renew_crc,
 )
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
@@ -51,57 +52,7 @@ def fill(log: UnifiedLog, batches: int = 12) -> UnifiedLog:
     return log
 
 
-def renew_crc(batch: bytearray) -> None:
-    struct.pack_into(">I", batch, 17, crc_of(batch, 0, len(batch)))
-
-
-def crooked(*deltas: int, timestamp: int = NOW, **options: object) -> bytearray:
-    """A batch whose header is in order and whose records have other offsets than it says."""
-    batch = build_batch(
-        [Record(delta, timestamp, b"k", b"v") for delta in deltas],
-        last_offset=len(deltas) - 1,
-        **options,  # type: ignore[arg-type]
-    )
-    assert parse_header(batch).count == len(deltas)
-    return batch
-
-
 # --- records that are not what their header says ---
-
-
-@pytest.mark.parametrize("deltas", [(-5,), (7,), (0, 2, 1), (1, 0)], ids=str)
-@pytest.mark.parametrize(
-    "config",
-    [LogConfig(compression_type="gzip"), LogConfig(cleanup_policy=("compact",))],
-    ids=["codec", "keys"],
-)
-def test_where_records_are_read_their_offsets_must_add_up(
-    tmp_path: Path, config: LogConfig, deltas: tuple[int, ...]
-) -> None:
-    log = log_on(tmp_path, config=config)
-    log.append_records(batch_of(3), leader_epoch=0, now_ms=NOW)
-    with pytest.raises(KafkaError) as refused:
-        log.append_records(crooked(*deltas), leader_epoch=0, now_ms=NOW)
-    assert refused.value.code is ErrorCode.invalid_record
-    assert log.log_end_offset == 3
-
-
-def test_where_records_are_read_their_own_timestamps_count(tmp_path: Path) -> None:
-    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
-    batch = batch_of(1, timestamp=NOW + 86_400_000)
-    struct.pack_into(">q", batch, 35, NOW)  # the header claims less
-    renew_crc(batch)
-    with pytest.raises(KafkaError) as refused:
-        log.append_records(batch, leader_epoch=0, now_ms=NOW)
-    assert refused.value.code is ErrorCode.invalid_timestamp
-
-
-def test_a_bomb_on_a_topic_whose_records_are_read_is_too_large(tmp_path: Path) -> None:
-    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
-    bomb = build_batch([(b"k", bytes(20 << 20), (), NOW)], codec=Codec.ZSTD)
-    with pytest.raises(KafkaError) as refused:
-        log.append_records(bomb, leader_epoch=0, now_ms=NOW)
-    assert refused.value.code is ErrorCode.message_too_large
 
 
 def lying(max_timestamp: int, **options: object) -> bytearray:
@@ -384,19 +335,6 @@ def test_a_damaged_segment_without_its_index_is_never_skipped(tmp_path: Path) ->
         again.release_idle()
     assert again.size == size
     assert again.read(log.segments[1].base_offset, 1 << 20, bound=again.log_end_offset, min_one=True)
-
-
-def test_a_timestamp_past_all_time_is_refused_where_records_are_rebuilt(tmp_path: Path) -> None:
-    config = LogConfig(compression_type="gzip", message_timestamp_type="LogAppendTime")
-    log = log_on(tmp_path, config=config)
-    batch = build_batch([(b"a", b"1", (), 1 << 62)], delete_horizon_ms=0)
-    struct.pack_into(">h", batch, 21, 0)
-    struct.pack_into(">q", batch, 27, 1 << 62)
-    renew_crc(batch)
-    with pytest.raises(KafkaError) as refusal:
-        log.append_records(batch, leader_epoch=0, now_ms=NOW)
-    assert refusal.value.code is ErrorCode.invalid_record
-    assert log.log_end_offset == 0
 
 
 # --- no descriptor left ---

@@ -10,19 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
     Record,
     build_batch,
-    crc_ok,
     end_txn_marker,
     iter_batches,
-    iter_records,
     parse_header,
 )
 from storage.policy import LogConfig
-from storage.prepare import RecordsRejected
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
@@ -45,10 +41,6 @@ def refused(log: UnifiedLog, batch: bytearray, **options: Any) -> ErrorCode:
         append(log, batch, **options)
     assert (log.log_end_offset, log.size) == (end, size), "a refused batch leaves no trace"
     return caught.value.code
-
-
-def general(log: UnifiedLog, batch: bytearray, **options: Any) -> Any:
-    return log.append_records(bytes(batch), leader_epoch=0, now_ms=NOW, **options)
 
 
 def test_offsets_and_epoch_are_stamped_and_nothing_else(tmp_path: Path) -> None:
@@ -140,79 +132,6 @@ def test_the_short_way_in_leaves_what_append_leaves(shapes: list[Any], config: L
         for log in (short, whole):
             log.close()
         assert directory_bytes(short.directory) == directory_bytes(whole.directory)
-
-
-def test_a_compacted_topic_refuses_records_without_a_key_by_index(tmp_path: Path) -> None:
-    log = log_on(tmp_path, config=LogConfig(cleanup_policy=("compact",)))
-    assert log.needs_walk
-    with pytest.raises(RecordsRejected) as caught:
-        general(log, batch_of([(b"k", b"v"), (None, b"v"), (b"k", None), (None, None)]))
-    assert caught.value.code is ErrorCode.invalid_record
-    assert [index for index, _ in caught.value.record_errors] == [1, 3]
-    assert log.log_end_offset == 0
-    assert general(log, batch_of([(b"k", None)])).last_offset == 0
-
-
-def test_log_append_time_rewrites_type_timestamp_and_crc(tmp_path: Path) -> None:
-    log = log_on(tmp_path, config=LogConfig(message_timestamp_type="LogAppendTime"))
-    appended = general(log, batch_of(2, timestamp=5))
-    assert appended.log_append_time == NOW
-    header = headers_of(log)[0]
-    assert header.is_log_append_time and header.max_timestamp == NOW
-    assert crc_ok(read_all(log), 0, header)
-    assert [record.timestamp for record in records_of(log)] == [NOW, NOW]
-    assert log.offset_for_timestamp(NOW, 10) == (NOW, 0, 0)
-
-
-@pytest.mark.parametrize("wanted", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-@pytest.mark.parametrize("sent", list(Codec))
-def test_compression_type_rebuilds_other_codecs(tmp_path: Path, wanted: str, sent: Codec) -> None:
-    log = log_on(tmp_path, config=LogConfig(compression_type=wanted))
-    batch = batch_of(20, codec=sent, producer=(4, 0, 0))
-    expected = [(record.key, record.value, record.timestamp) for record in iter_records(batch)]
-    general(log, batch)
-    header = headers_of(log)[0]
-    assert header.codec == {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}[wanted]
-    assert (header.producer_id, header.base_sequence, header.count) == (4, 0, 20)
-    assert [(record.key, record.value, record.timestamp) for record in records_of(log)] == expected
-    duplicate = general(log, batch_of(20, codec=sent, producer=(4, 0, 0)))
-    assert (duplicate.duplicate, duplicate.first_offset, duplicate.log_append_time) == (True, 0, NOW)
-
-
-def test_full_validation_looks_at_every_record(tmp_path: Path) -> None:
-    log = log_on(tmp_path, config=LogConfig(record_validation="full"))
-    late = [(b"k", b"v", (), NOW), (b"k", b"v", (), NOW + HOUR), (b"k", b"v", (), NOW)]
-    general(log, build_batch(late))
-    log.set_config(LogConfig(record_validation="full", message_timestamp_before_max_ms=10))
-    with pytest.raises(RecordsRejected) as caught:
-        general(log, build_batch([(b"k", b"v", (), NOW), (b"k", b"v", (), NOW - 11)]))
-    assert caught.value.code is ErrorCode.invalid_timestamp
-    assert [index for index, _ in caught.value.record_errors] == [1]
-    damaged = batch_of(2)
-    damaged[61] = 0x7E
-    with pytest.raises(KafkaError) as refusal:
-        general(log, _resealed(damaged))
-    assert refusal.value.code is ErrorCode.invalid_record
-
-
-def _resealed(batch: bytearray) -> bytearray:
-    from protocol.records import crc_of
-
-    batch[17:21] = crc_of(batch, 0, len(batch)).to_bytes(4, "big")
-    return batch
-
-
-def test_a_bad_crc_or_two_batches_are_refused_by_the_general_path(tmp_path: Path) -> None:
-    log = log_on(tmp_path)
-    damaged = batch_of(1)
-    damaged[-1] ^= 1
-    with pytest.raises(KafkaError) as caught:
-        general(log, damaged)
-    assert caught.value.code is ErrorCode.corrupt_message
-    with pytest.raises(KafkaError) as caught:
-        general(log, batch_of(1) + batch_of(1))
-    assert caught.value.code is ErrorCode.invalid_record
-    assert general(log, batch_of(1) + batch_of(2), origin="coordinator").last_offset == 2
 
 
 # --- idempotence ---
