@@ -45,7 +45,8 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
-from storage.log_manager import Intervals, LogManager
+from storage.log_manager import LogManager
+from storage.maintenance import Intervals
 
 
 def build(

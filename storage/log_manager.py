@@ -1,9 +1,9 @@
 """All logs of this broker over one or several log directories.
 
-Owns: the directory locks, opening and creating and deleting logs, when maintenance runs. Does not own: what a
-log holds, which broker leads it, the small files (checkpoints, clean_stop), `meta.properties`. Invariant: a
-log is in exactly one directory; a directory whose disk failed is never used again by this process, and the
-others go on.
+Owns: the directory locks, opening and creating and setting aside logs. Does not own: what a log holds, which
+broker leads it, what is due when (maintenance), the small files (checkpoints, clean_stop), `meta.properties`.
+Invariant: a log is in exactly one directory; a directory whose disk failed is never used again by this
+process, and the others go on.
 
 After a failed sync the kernel takes the pages it could not write for written: they are read until the power
 goes, and never synced again. A directory whose disk failed gets the mark `.disk_failed` for the next start,
@@ -16,7 +16,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from os.path import basename, dirname, join
 from typing import TypeVar
@@ -43,6 +42,7 @@ from storage.files import File, Files, is_scarcity, make_directory, write_whole
 from storage.flush import SegmentFlush
 from storage.loader import CleanState, read_topic_id
 from storage.log import PRODUCER_EXPIRATION_MS
+from storage.maintenance import DELETE_SUFFIX, Intervals, Maintenance
 from storage.policy import LogConfig
 from storage.segment import LOG
 from storage.unified_log import UnifiedLog
@@ -51,35 +51,14 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 DISK_FAILED = ".disk_failed"
-DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 NAME_MAX = 255
-LOGS_PER_SLICE = 256
 LOADED_PER_SLICE = 16
 
 T = TypeVar("T")
 
 ConfigOf = Callable[[str], LogConfig]
 IdOf = Callable[[str], UUID | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
-    """How often each kind of maintenance is due; Kafka's defaults."""
-
-    retention_ms: int = 300_000
-    """`log.retention.check.interval.ms`"""
-    recovery_points_ms: int = 60_000
-    """`log.flush.offset.checkpoint.interval.ms`"""
-    log_starts_ms: int = 60_000
-    """`log.flush.start.offset.checkpoint.interval.ms`"""
-    high_watermarks_ms: int = 5_000
-    """`replica.high.watermark.checkpoint.interval.ms`"""
-    producers_ms: int = 600_000
-    """`producer.id.expiration.check.interval.ms`"""
-    initial_delay_ms: int = 30_000
-    """`log.initial.task.delay.ms`"""
-    idle_ms: int = 60_000
 
 
 class LogDirError(Exception):
@@ -111,7 +90,6 @@ class LogManager:
         self.logs: dict[TopicPartition, UnifiedLog] = {}
         self.offline_dirs: dict[str, str] = {}
         """Why each directory that failed did."""
-        self.intervals = intervals or Intervals()
         self.cleaner = cleaner or CleanerSettings()
         self.producer_expiration_ms = producer_expiration_ms
         self._now_ms = now_ms
@@ -135,17 +113,21 @@ class LogManager:
         """Directories whose recovery points are our own."""
         self._doubted: set[str] = set()
         """Directories whose disk failed an earlier process."""
-        self._doomed: list[tuple[int, str]] = []
-        """When each directory is due, and its path."""
         self._renamed: set[str] = set()
         """Directories in which logs were set aside since their last sync."""
-        self._flushing: set[TopicPartition] = set()
-        self._due: dict[str, int] = {}
         self.cleaned_upto: dict[TopicPartition, int] = {}
         self.uncleanable: set[TopicPartition] = set()
-        self._marking = False
-        """The next round writes recovery points again."""
         self._is_cutting = False
+        self._maintenance = Maintenance(
+            files=files,
+            intervals=intervals or Intervals(),
+            now_ms=now_ms,
+            background=self.run_in_background,
+            logs=self.logs,
+            offline_dirs=self.offline_dirs,
+            checkpoints=self._checkpoints,
+            on_failure=self._dir_failed,
+        )
 
     def __repr__(self) -> str:
         return f"LogManager({self.dirs}, {len(self.logs)} logs, offline {list(self.offline_dirs)})"
@@ -153,7 +135,7 @@ class LogManager:
     @property
     def to_be_deleted(self) -> int:
         """Logs taken away whose files wait for `file.delete.delay.ms`."""
-        return len(self._doomed)
+        return self._maintenance.to_be_deleted
 
     # --- start ---
 
@@ -275,7 +257,7 @@ class LogManager:
         self, path: str, name: str, config_of: ConfigOf | None, id_of: IdOf | None
     ) -> Iterator[None]:
         if name.endswith(DELETE_SUFFIX):
-            self._doomed.append((self._now_ms(), join(path, name)))
+            self._maintenance.delete_later(join(path, name), self._now_ms())
             return
         key = parse_directory_name(name)
         if key is None:
@@ -407,8 +389,7 @@ class LogManager:
         """Take the log away now; its files follow after `file.delete.delay.ms`."""
         log = self._set_aside(topic, partition, DELETE_SUFFIX)
         if log is not None and log.offline is None:
-            due = self._now_ms() + log.config.file_delete_delay_ms
-            self._doomed.append((due, log.directory))
+            self._maintenance.delete_later(log.directory, self._now_ms() + log.config.file_delete_delay_ms)
         if log is not None:
             log.take_offline(f"{topic}-{partition} was deleted")
             log.forget()
@@ -448,160 +429,16 @@ class LogManager:
 
     def maintain(self, now_ms: int) -> Iterator[None]:
         """One round of whatever is due by now, in slices: call it every second or so and step through it."""
-        yield from self._flush_due(now_ms)
-        yield from self._remove_deleted(now_ms)
-        if self._is_due("retention", self.intervals.retention_ms, now_ms, self.intervals.initial_delay_ms):
-            for log in list(self.logs.values()):
-                try:
-                    while log.expire(now_ms):
-                        yield
-                except KafkaError as error:
-                    logger.warning("retention of %s-%d stopped: %s", log.topic, log.partition, error)
-                yield
-        if self._is_due("producers", self.intervals.producers_ms, now_ms):
-            for log in list(self.logs.values()):
-                if log.producer_table.entries:
-                    log.expire_producers(now_ms)
-                    yield
-        if self._is_due("idle", self.intervals.idle_ms, now_ms):
-            for log in list(self.logs.values()):
-                log.release_idle()
-                yield
-        yield from self._checkpoint_due(now_ms)
-
-    def _is_due(self, what: str, interval_ms: int, now_ms: int, first_after_ms: int | None = None) -> bool:
-        due = self._due.setdefault(what, now_ms + (interval_ms if first_after_ms is None else first_after_ms))
-        if now_ms < due:
-            return False
-        self._due[what] = now_ms + interval_ms
-        return True
-
-    def _flush_due(self, now_ms: int) -> Iterator[None]:
-        for at, (key, log) in enumerate(list(self.logs.items()), 1):
-            if at % LOGS_PER_SLICE == 0:
-                yield
-            if log.offline is not None or key in self._flushing:
-                continue
-            is_late = (
-                log.recovery_point < log.log_end_offset and now_ms - log.flushed_at_ms >= log.config.flush_ms
-            )
-            if is_late or log.recovery_point < log.segments[-1].base_offset:
-                self._flush(key, log, now_ms, closed_only=not is_late)
-                yield
-
-    def _flush(
-        self, key: TopicPartition, log: UnifiedLog, now_ms: int, *, closed_only: bool, marked: bool = False
-    ) -> None:
-        log.flushed_at_ms = now_ms
-        try:
-            if marked:
-                log.mark()
-            job = log.fsync_target(closed_only=closed_only)
-        except KafkaError:
-            return
-        if job is None:
-            return
-        self._flushing.add(key)
-        self._background(job.run, lambda error: self._flushed(key, log, job, error))
-
-    def _flushed(
-        self, key: TopicPartition, log: UnifiedLog, job: SegmentFlush, error: OSError | None
-    ) -> None:
-        self._flushing.discard(key)
-        if error is None:
-            log.mark_flushed(job)
-        elif log.offline is None:
-            log.flush_failed(error)
-
-    def _remove_deleted(self, now_ms: int) -> Iterator[None]:
-        """Remove due files in the background: a disk takes tens of milliseconds to give up a file of 1 GB."""
-        due: dict[str, list[str]] = {}
-        for at, log in enumerate(list(self.logs.values()), 1):
-            if at % LOGS_PER_SLICE == 0:
-                yield
-            if log.has_deleted_files and log.offline is None:
-                due.setdefault(log.log_dir, []).extend(log.take_due_files(now_ms))
-        for when, path in self._doomed:
-            if when <= now_ms:
-                due.setdefault(dirname(path), []).append(path)
-        self._doomed = [(when, path) for when, path in self._doomed if when > now_ms]
-        for log_dir, paths in due.items():
-            if paths and log_dir not in self.offline_dirs:
-                self._background(partial(self._remove, paths), partial(self._removed, log_dir))
-                yield
-
-    def _remove(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            if path.endswith(DELETE_SUFFIX):
-                self.files.rmtree(path)
-            else:
-                self.files.unlink(path)
-
-    def _removed(self, log_dir: str, error: OSError | None) -> None:
-        if error is not None and not is_scarcity(error):  # then the next start removes them
-            self._dir_failed(log_dir, error)
-
-    def _checkpoint_due(self, now_ms: int) -> Iterator[None]:
-        starts_moved = False
-        for at, log in enumerate(list(self.logs.values()), 1):
-            log.answer_starts()
-            starts_moved = starts_moved or log.start_to_save != log.saved_start
-            if at % LOGS_PER_SLICE == 0:
-                yield
-        if self._is_due("recovery points", self.intervals.recovery_points_ms, now_ms):
-            for key, log in list(self.logs.items()):
-                try:
-                    log.save_epochs()
-                except KafkaError:
-                    continue
-                if log.wants_mark and key not in self._flushing:
-                    self._flush(key, log, now_ms, closed_only=False, marked=True)
-                    self._marking = True
-                yield
-            self._checkpoint(RECOVERY_POINTS)
-            yield
-        elif self._marking:
-            self._marking = False
-            self._checkpoint(RECOVERY_POINTS)
-            yield
-        if self._is_due("log starts", self.intervals.log_starts_ms, now_ms) or starts_moved:
-            self._checkpoint(LOG_STARTS)
-            yield
-        if self._is_due("high watermarks", self.intervals.high_watermarks_ms, now_ms):
-            self.checkpoint_high_watermarks()
-
-    def checkpoint_high_watermarks(self) -> None:
-        self._checkpoint(HIGH_WATERMARKS)
+        return self._maintenance.run_due(now_ms)
 
     def settle_closed(self, log: UnifiedLog) -> int:
-        """Sync closed segments before compaction makes gaps in them, and have the recovery point on disk say
-        so: past that point recovery takes a gap between segments for a tail that was lost with the power.
-        Return the segment boundary up to which that holds by now; the rest is set on its way, so that the
-        next round finds more even if segments close faster than rounds come."""
-        key, end = (log.topic, log.partition), log.segments[-1].base_offset
-        settled = self._recovery_point_on_disk(log)
-        if log.recovery_point < end and key not in self._flushing:
-            self._flush(key, log, self._now_ms(), closed_only=True)
-        if settled < min(end, log.recovery_point):
-            self._checkpoints[log.log_dir].write(RECOVERY_POINTS)
-        settled = max(settled, self._recovery_point_on_disk(log))
-        if log.offline is not None:
-            return 0
-        return max(
-            (segment.base_offset for segment in log.segments if segment.base_offset <= settled), default=0
-        )
+        return self._maintenance.settle_closed(log)
 
-    def _recovery_point_on_disk(self, log: UnifiedLog) -> int:
-        """0 while a checkpoint is being written: until that is done nobody knows which one is there."""
-        points = self._checkpoints[log.log_dir].on_disk(RECOVERY_POINTS)
-        return 0 if points is None else points.get((log.topic, log.partition), 0)
+    def checkpoint_high_watermarks(self) -> None:
+        self._maintenance.checkpoint(HIGH_WATERMARKS)
 
     def checkpoint_cleaner(self) -> None:
-        self._checkpoint(CLEANER_POINTS)
-
-    def _checkpoint(self, name: str) -> None:
-        for checkpoints in self._checkpoints.values():
-            checkpoints.write(name)
+        self._maintenance.checkpoint(CLEANER_POINTS)
 
     def _starts_saved(self, path: str) -> None:
         points = self._checkpoints[path].points(LOG_STARTS)

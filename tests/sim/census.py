@@ -19,7 +19,7 @@ from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel
 from broker.server import Broker
-from storage.log_manager import DELETE_SUFFIX
+from storage.maintenance import DELETE_SUFFIX
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Census, TopicPartition
 from tests.sim.loop import Process
@@ -126,7 +126,7 @@ def _queues(components: Components, owed: int) -> dict[str, int]:
         "touched partitions": len(components.replicas.touched),
         "rounds": len(network._deferred),
         "throttled": len(network._throttled),
-        "flushing": len(logs._flushing),
+        "flushing": len(logs._maintenance._flushing),
         "checkpoint writes": sum(
             len(each._writing) + len(each._write_again) for each in logs._checkpoints.values()
         ),
@@ -158,7 +158,7 @@ def _kept_of_no_more(node: Node, broker: Broker, truth: Image) -> Iterator[str]:
         ("a cleaned offset", logs.cleaned_upto.keys()),
     ):
         yield from (f"{what} of {tp[0]}-{tp[1]}" for tp in sorted(held - due))
-    doomed = {path for _, path in logs._doomed}
+    doomed = {path for _, path in logs._maintenance._doomed}
     put_aside = {posixpath.dirname(path) for path in snapshot}
     yield from (f"{path}" for path in sorted(put_aside - doomed) if path.endswith(DELETE_SUFFIX))
     yield from (f"{tp[0]}-{tp[1]} is not open" for tp in sorted(due - partitions))

@@ -22,7 +22,8 @@ from protocol.errors import KafkaError
 from storage.checkpoints import Done
 from storage.cleaner import CleanerSettings
 from storage.log import FlushJob
-from storage.log_manager import Intervals, LogDirError, LogManager
+from storage.log_manager import LogDirError, LogManager
+from storage.maintenance import Intervals
 from storage.policy import LONG_MAX, LogConfig
 from storage.segment import LOG
 from storage.unified_log import UnifiedLog

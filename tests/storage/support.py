@@ -24,7 +24,8 @@ from storage.checkpoints import Done, run_inline
 from storage.cleaner import CleanerSettings
 from storage.files import Buffer, DiskFiles, File
 from storage.log import Appended
-from storage.log_manager import Intervals, LogManager
+from storage.log_manager import LogManager
+from storage.maintenance import Intervals
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 

@@ -19,7 +19,8 @@ from storage.checkpoints import Done, run_inline
 from storage.cleaner import CleanerSettings, _groups
 from storage.files import DiskFiles
 from storage.index import OffsetIndex, TimeIndex
-from storage.log_manager import Intervals, LogManager
+from storage.log_manager import LogManager
+from storage.maintenance import Intervals
 from storage.policy import LogConfig
 from storage.segment import HINTS_MAX, Segment
 from storage.unified_log import UnifiedLog
@@ -148,7 +149,7 @@ def test_producers_are_known_from_the_snapshot_alone(tmp_path: Path, clean: bool
 def test_a_recovery_reads_from_the_recovery_point_on(tmp_path: Path) -> None:
     manager = filled(tmp_path, idempotent=True, partitions=1)
     manager.logs["topic", 0].fsync()
-    manager._checkpoint("recovery-point-offset-checkpoint")
+    manager._maintenance.checkpoint("recovery-point-offset-checkpoint")
     kill(manager)
     files = Watched()
     log = manager_on(tmp_path, files=files, config=SMALL).logs["topic", 0]

@@ -21,7 +21,7 @@ from protocol.records import build_batch, end_txn_marker, parse_header
 from storage.checkpoints import RECOVERY_POINTS, decode_points, run_inline
 from storage.files import DiskFiles, File
 from storage.log import LogOffline, NoDescriptor
-from storage.log_manager import Intervals
+from storage.maintenance import Intervals
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (

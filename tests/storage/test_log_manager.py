@@ -1,4 +1,4 @@
-"""Directories, checkpoints, clean and unclean stops, retention, and failing disks."""
+"""Directories, checkpoints, clean and unclean stops, and failing disks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.records import iter_batches
 from storage.checkpoints import decode_points, encode_points, run_inline
 from storage.files import DiskFile, DiskFiles
 from storage.flush import SegmentFlush
-from storage.log_manager import Intervals, LogDirError, LogDirLocked, LogManager, parse_directory_name
+from storage.log_manager import LogDirError, LogDirLocked, LogManager, parse_directory_name
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
@@ -29,7 +29,6 @@ from tests.storage.support import (
     FaultyFiles,
     append,
     batch_of,
-    directory_bytes,
     drain,
     headers_of,
     kill,
@@ -513,183 +512,6 @@ def test_a_cut_at_the_end_forgets_an_epoch_that_was_led_without_a_record(tmp_pat
     assert (log.log_end_offset, log.epochs.entries()) == (1, [(3, 0)])
     path = tmp_path / "data" / "topic-0" / "leader-epoch-checkpoint"
     assert path.read_text() == "0\n1\n3 0\n"
-
-
-def test_flush_messages_syncs_inline_and_flush_ms_in_maintenance(tmp_path: Path) -> None:
-    manager = manager_on(tmp_path)
-    log = manager.create("topic", TOPIC_ID, 0, LogConfig(flush_messages=3))
-    append(log, batch_of(2))
-    assert log.recovery_point == 0
-    append(log, batch_of(1))
-    assert log.recovery_point == 3
-    log.set_config(LogConfig(flush_ms=1000))
-    append(log, batch_of(1))
-    drain(manager.maintain(NOW + 999))
-    assert log.recovery_point == 3
-    drain(manager.maintain(NOW + 1000))
-    assert log.recovery_point == 4
-
-
-def test_closed_segments_are_synced_in_the_background(tmp_path: Path) -> None:
-    jobs: list[tuple[Callable[[], None], Callable[[OSError | None], None]]] = []
-    manager = manager_on(tmp_path, background=lambda job, done: jobs.append((job, done)))
-    log = manager.create("topic", TOPIC_ID, 0, SMALL)
-    for _ in range(10):
-        append(log, batch_of(1))
-    drain(manager.maintain(NOW))
-    assert log.recovery_point == 0 and len(jobs) == 1
-    job, done = jobs.pop()
-    job()
-    done(None)
-    assert log.recovery_point == log.segments[-1].base_offset > 0
-    drain(manager.maintain(NOW + 1))
-    assert not jobs
-
-
-def test_a_failed_background_sync_takes_the_directory_down(tmp_path: Path) -> None:
-    failures: list[tuple[str, OSError]] = []
-    files = FaultyFiles(error=OSError(errno.EIO, "input/output error"))
-    files.only = lambda what, path: what == "fsync" and path.endswith(".log")
-    files.fail_at = 1
-    manager = manager_on(tmp_path, files=files, failures=failures)
-    log = manager.create("topic", TOPIC_ID, 0, SMALL)
-    for _ in range(10):
-        append(log, batch_of(1))
-    drain(manager.maintain(NOW))
-    assert len(failures) == 1 and log.offline is not None
-
-
-# --- retention ---
-
-
-def filled(root: Path, config: LogConfig, batches: int = 12) -> object:
-    manager = manager_on(root, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for index in range(batches):
-        append(log, batch_of(1, timestamp=NOW + 1000 * index), now_ms=NOW + 1000 * index)
-    return log
-
-
-def test_retention_by_size_keeps_at_least_that_much(tmp_path: Path) -> None:
-    log = filled(tmp_path, LogConfig(segment_bytes=200, retention_bytes=500))
-    size = log.size  # type: ignore[attr-defined]
-    deleted = log.expire(NOW)  # type: ignore[attr-defined]
-    assert deleted > 0
-    assert 500 <= log.size < 500 + 200  # type: ignore[attr-defined]
-    assert log.size < size  # type: ignore[attr-defined]
-    assert log.log_start_offset == log.segments[0].base_offset  # type: ignore[attr-defined]
-
-
-def test_retention_by_time_empties_the_log_at_last(tmp_path: Path) -> None:
-    log = filled(tmp_path, LogConfig(segment_bytes=200, retention_ms=5000))
-    log.expire(NOW + 11_000)  # type: ignore[attr-defined]
-    kept = records_of(log)  # type: ignore[arg-type]
-    assert kept and all(record.timestamp >= NOW + 5000 for record in kept)
-    log.expire(NOW + 60_000)  # type: ignore[attr-defined]
-    assert records_of(log) == []  # type: ignore[arg-type]
-    assert log.log_start_offset == log.log_end_offset == 12  # type: ignore[attr-defined]
-    assert len(log.segments) == 1  # type: ignore[attr-defined]
-    assert log.expire(NOW + 120_000) == 0  # type: ignore[attr-defined]
-
-
-def test_retention_never_passes_the_high_watermark(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, retention_ms=1)
-    manager = manager_on(tmp_path, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for _ in range(12):
-        append(log, batch_of(1), replicated=False)
-    log.set_high_watermark(5)
-    log.expire(NOW + 10_000)
-    assert 0 < log.log_start_offset <= 5
-
-
-def test_delete_records_frees_segments_and_survives_a_restart(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, retention_ms=-1)
-    manager = manager_on(tmp_path, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for _ in range(12):
-        append(log, batch_of(1))
-    log.advance_log_start(7)
-    with pytest.raises(KafkaError) as caught:
-        log.advance_log_start(13)
-    assert caught.value.code is ErrorCode.offset_out_of_range
-    log.advance_log_start(3)
-    assert log.log_start_offset == 7
-    with pytest.raises(KafkaError):
-        log.read(6, 100, bound=12, min_one=True)
-    before = len(log.segments)
-    log.expire(NOW)
-    assert len(log.segments) < before
-    drain(manager.maintain(NOW))
-    kill(manager)
-    again = manager_on(tmp_path, config=config).logs["topic", 0]
-    assert again.log_start_offset == 7
-
-
-def test_deleted_segment_files_wait_for_their_delay(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, retention_bytes=0, file_delete_delay_ms=5000)
-    manager = manager_on(tmp_path, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for _ in range(6):
-        append(log, batch_of(1))
-    log.expire(NOW)
-    assert any(name.endswith(".deleted") for name in directory_bytes(log.directory))
-    drain(manager.maintain(NOW + 4999))
-    assert any(name.endswith(".deleted") for name in directory_bytes(log.directory))
-    drain(manager.maintain(NOW + 5000))
-    assert not any(name.endswith(".deleted") for name in directory_bytes(log.directory))
-
-
-def test_records_of_the_far_future_only_keep_their_segment(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, retention_ms=1000, message_timestamp_after_max_ms=1 << 62)
-    manager = manager_on(tmp_path, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    append(log, batch_of(1, timestamp=NOW * 4))
-    append(log, batch_of(1, timestamp=0))
-    append(log, batch_of(1, timestamp=NOW))
-    assert log.expire(NOW + 10_000) == 0
-    assert len(records_of(log)) == 3
-
-
-def test_tiered_segments_move_only_the_local_start(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, remote_storage_enable=True, local_retention_ms=0, retention_ms=-1)
-    manager = manager_on(tmp_path, config=config)
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for _ in range(12):
-        append(log, batch_of(1))
-    assert log.expire(NOW + 1000) == 0
-    log.highest_tiered_offset = 5
-    log.expire(NOW + 1000)
-    assert log.log_start_offset == 0
-    assert 0 < log.local_log_start_offset <= 6
-
-
-def test_maintenance_runs_each_kind_when_it_is_due(tmp_path: Path) -> None:
-    config = LogConfig(segment_bytes=200, retention_bytes=0)
-    manager = manager_on(
-        tmp_path, config=config, intervals=Intervals(initial_delay_ms=100, retention_ms=1000)
-    )
-    log = manager.create("topic", TOPIC_ID, 0, config)
-    for _ in range(6):
-        append(log, batch_of(1))
-    drain(manager.maintain(NOW))
-    drain(manager.maintain(NOW + 99))
-    assert len(log.segments) > 1
-    drain(manager.maintain(NOW + 100))
-    assert log.log_start_offset > 0
-
-
-def test_idle_segments_give_their_files_and_indexes_back(tmp_path: Path) -> None:
-    manager = manager_on(tmp_path, config=SMALL)
-    log = manager.create("topic", TOPIC_ID, 0, SMALL)
-    for _ in range(12):
-        append(log, batch_of(1))
-    expected = read_all(log)
-    for _ in range(3):
-        log.release_idle()
-    assert read_all(log) == expected
-    append(log, batch_of(1))
-    assert len(records_of(log)) == 13
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot"])
