@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from tools.broker_command import BrokerOptions, print_ready, read_config
 from tools.console import Failure, check_address, read_pairs
 from tools.supervisor import Supervisor, check_clean
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The last one comes when the terminal is closed; the brokers, in sessions of their own, do not get it."""
 _FEW = {
     "offsets.topic.replication.factor": 3,
     "transaction.state.log.replication.factor": 3,
@@ -49,12 +50,7 @@ def run_cluster(options: ClusterOptions) -> None:
     read_config(brokers[0])
     _check_store(brokers[0])
     supervisor = Supervisor(brokers, restarts=options.restart, print_line=print_ready)
-
-    def stop(number: int, frame: object) -> None:
-        supervisor.request_stop()
-
-    for signal_number in STOP_SIGNALS:
-        signal.signal(signal_number, stop)
+    stop_on_signals(supervisor.request_stop)
     with _locked(options.data):
         _check_ports(brokers)
         with supervisor:
@@ -64,6 +60,17 @@ def run_cluster(options: ClusterOptions) -> None:
     # The handlers are gone before the interpreter is, and one more signal would end a clean stop otherwise.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     check_clean(supervisor.unclean)
+
+
+def stop_on_signals(request_stop: Callable[[], None]) -> None:
+    """Let the signals that end a command end this one in order; under nohup a closed terminal does not."""
+
+    def stop(number: int, frame: object) -> None:
+        request_stop()
+
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:

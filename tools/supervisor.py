@@ -31,7 +31,7 @@ STEADY_AFTER_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 30.0
 FAILED_STARTS_MAX: Final = 8
-"""As many in a row, and a broker is not started again: about a minute after the first."""
+"""So many in a row, and a broker is not started again: about a minute after the first."""
 
 
 def restart_pause_s(failed_starts: int) -> float | None:
@@ -131,7 +131,7 @@ class Supervisor:
         print_line: Callable[[str], None],
     ) -> None:
         self.unclean: list[str] = []
-        """The brokers which ended with an error or by a signal that nobody asked for, and how."""
+        """The brokers which ended with an error or by a signal that was not asked for, and how; each once."""
         self.brokers = [ManagedBroker(options) for options in brokers]
         self._restarts = restarts
         self._print_line = print_line
@@ -176,7 +176,7 @@ class Supervisor:
             now_s = time.monotonic()
             for broker in self.brokers:
                 if broker.restart_at_s is not None and broker.restart_at_s <= now_s and not self._is_stopping:
-                    self._start(broker)
+                    self._start_again(broker)
 
     def _has_any(self) -> bool:
         return any(broker.process is not None or broker.restart_at_s is not None for broker in self.brokers)
@@ -185,6 +185,14 @@ class Supervisor:
         stdout = broker.start(time.monotonic()).stdout
         assert stdout is not None
         self._selector.register(stdout, selectors.EVENT_READ, broker)
+
+    def _start_again(self, broker: ManagedBroker) -> None:
+        """Start a broker that ended. A machine without a process to spare for it now may have one later."""
+        try:
+            self._start(broker)
+        except OSError as error:
+            why = error.strerror or error
+            complain(f"tidewal: cannot start {broker.name}: {why}; {self._plan_restart(broker)}")
 
     def _look(self) -> list[tuple[ManagedBroker, int]]:
         """Print the lines that came within a moment; return the brokers which have ended, and their codes."""
@@ -214,17 +222,23 @@ class Supervisor:
         broker.process = None
 
     def _take_end(self, broker: ManagedBroker, code: int) -> None:
-        """Report it, and plan what follows. A broker which ends cleanly was told to, and stays away."""
+        """Report it, and plan what follows. A broker which ends cleanly was asked to, and stays away."""
         if code:
-            self.unclean.append(f"{broker.name} ({describe_end(code)})")
-        follows = self._describe_left()
-        if code and self._restarts:
-            pause_s = broker.plan_restart(time.monotonic())
-            if pause_s is None:
-                follows = f"it failed {FAILED_STARTS_MAX} times in a row and is given up; {follows}"
-            else:
-                follows = f"it is started again in {pause_s:g} s" if pause_s else "it is started again"
+            self._note_unclean(broker, code)
+        follows = self._plan_restart(broker) if code and self._restarts else self._describe_left()
         complain(f"tidewal: {broker.name} ended with {describe_end(code)}; {follows}")
+
+    def _note_unclean(self, broker: ManagedBroker, code: int) -> None:
+        end = f"{broker.name} ({describe_end(code)})"
+        if end not in self.unclean:
+            self.unclean.append(end)
+
+    def _plan_restart(self, broker: ManagedBroker) -> str:
+        """Plan the next start of a broker that failed, and say when it is."""
+        pause_s = broker.plan_restart(time.monotonic())
+        if pause_s is None:
+            return f"it failed {FAILED_STARTS_MAX} times in a row and is given up; {self._describe_left()}"
+        return f"it is started again in {pause_s:g} s" if pause_s else "it is started again"
 
     def _describe_left(self) -> str:
         running = sum(broker.process is not None for broker in self.brokers)
@@ -237,21 +251,25 @@ class Supervisor:
         for process in stopped:
             process.terminate()
         deadline_s = time.monotonic() + STOP_WITHIN_S
+        killed = []
         for broker, process in running:
             try:
                 code = process.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                complain(f"tidewal: {broker.name} did not stop within {STOP_WITHIN_S:.0f} s and is killed")
                 process.kill()
                 code = process.wait()
+                killed.append(broker)
             self._release(broker)
             # one that was just starting does not catch the signal yet
             if code and not (code == -signal.SIGTERM and process in stopped):
-                self.unclean.append(f"{broker.name} ({describe_end(code)})")
+                self._note_unclean(broker, code)
         self._selector.close()
+        # only now: stderr may be gone with its terminal, and then the first line of it fails
+        for broker in killed:
+            complain(f"tidewal: {broker.name} did not stop within {STOP_WITHIN_S:.0f} s and was killed")
 
 
 def check_clean(unclean: Sequence[str]) -> None:
     """Failure unless every broker ended cleanly."""
     if unclean:
-        raise Failure(f"not every broker ended cleanly: {', '.join(dict.fromkeys(unclean))}")
+        raise Failure(f"not every broker ended cleanly: {', '.join(unclean)}")

@@ -1,9 +1,14 @@
-"""When a broker of `tidewal cluster` is started again, and what is said of one that ended. The processes
-themselves are in tests/e2e/test_cluster_command.py.
+"""When a broker of `tidewal cluster` is started again, what is said of one that ended, and what goes wrong
+with processes, which are small programs here. Real brokers are in tests/e2e/test_cluster_command.py.
 """
 
 from __future__ import annotations
 
+import errno
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
@@ -11,8 +16,16 @@ import pytest
 
 from tools import supervisor
 from tools.broker_command import BrokerOptions
+from tools.cluster_command import stop_on_signals
 from tools.console import Failure
-from tools.supervisor import FAILED_STARTS_MAX, STEADY_AFTER_S, ManagedBroker, check_clean, describe_end
+from tools.supervisor import (
+    FAILED_STARTS_MAX,
+    STEADY_AFTER_S,
+    ManagedBroker,
+    Supervisor,
+    check_clean,
+    describe_end,
+)
 
 
 class NoProcess:
@@ -84,5 +97,98 @@ def test_the_next_process_listens_where_the_first_one_did(broker: ManagedBroker)
 def test_the_exit_code_tells_whether_all_was_clean() -> None:
     check_clean([])
     with pytest.raises(Failure, match=r"broker 2 \(SIGKILL\), broker 3 \(exit code 1\)$") as caught:
-        check_clean(["broker 2 (SIGKILL)", "broker 3 (exit code 1)", "broker 3 (exit code 1)"])
+        check_clean(["broker 2 (SIGKILL)", "broker 3 (exit code 1)"])
     assert caught.value.exit_code == 1
+
+
+# --- processes ---
+
+READY = "import sys; print('ready node=1 listen=127.0.0.1:4711', flush=True)"
+
+
+@pytest.fixture
+def run_program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Instead of brokers, run this program."""
+
+    def run(program: str) -> None:
+        monkeypatch.setattr(supervisor, "command_line", lambda options: [sys.executable, "-c", program])
+        monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+
+    return run
+
+
+def stop_after(lines: int, *, brokers: int = 1) -> Supervisor:
+    """A supervisor that stops when so many lines have come."""
+    seen: list[str] = []
+
+    def print_line(line: str) -> None:
+        seen.append(line)
+        if len(seen) == lines:
+            watched.request_stop()
+
+    options = [BrokerOptions(node_id=number + 1, listen="127.0.0.1:0") for number in range(brokers)]
+    watched = Supervisor(options, restarts=True, print_line=print_line)
+    return watched
+
+
+def test_however_often_a_broker_ends_it_is_named_once(run_program: Callable[[str], None]) -> None:
+    run_program(f"{READY}; sys.exit(3)")
+    with stop_after(4) as watched:
+        watched.watch()
+    assert watched.unclean == ["broker 1 (exit code 3)"]
+
+
+def test_a_machine_without_a_process_to_spare_is_asked_again(
+    run_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_program(f"{READY}; sys.exit(3)")
+    popen, starts = subprocess.Popen, 0
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", start)
+    with stop_after(2) as watched:
+        watched.watch()
+    assert starts == 3
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "tidewal: broker 1 ended with exit code 3; it is started again in 0.01 s",
+        "tidewal: cannot start broker 1: Resource temporarily unavailable; it is started again in 0.02 s",
+    ]
+
+
+def test_no_process_is_left_when_nothing_can_be_said_any_more(
+    run_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_program(f"import signal, time; signal.signal(15, signal.SIG_IGN); {READY}; time.sleep(60)")
+    monkeypatch.setattr(supervisor, "STOP_WITHIN_S", 0.1)
+
+    def fail(line: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(supervisor, "complain", fail)
+    processes = []
+    with pytest.raises(OSError, match="Input/output error"), stop_after(2, brokers=2) as watched:
+        processes = [broker.process for broker in watched.brokers]
+        watched.watch()
+    assert [process.returncode for process in processes if process is not None] == [-signal.SIGKILL] * 2
+    assert watched.unclean == ["broker 1 (SIGKILL)", "broker 2 (SIGKILL)"]
+
+
+@pytest.mark.parametrize("is_under_nohup", [False, True])
+def test_a_closed_terminal_ends_it_in_order_unless_under_nohup(is_under_nohup: bool) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
+    asked = []
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_under_nohup else lambda *_: None)
+        stop_on_signals(lambda: asked.append(True))
+        for number in before:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(asked) == (2 if is_under_nohup else 3)
