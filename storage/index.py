@@ -62,7 +62,7 @@ class OffsetIndex:
         self.entries.append(relative_offset << 32 | position)
 
     def lookup(self, relative_offset: int) -> int:
-        """Where to start looking for an offset: at or before its batch."""
+        """Return the position to start looking for an offset from: at or before its batch."""
         at = bisect_right(self.entries, relative_offset << 32 | POSITION_MASK)
         return self.entries[at - 1] & POSITION_MASK if at else 0
 
@@ -143,7 +143,7 @@ class TimeIndex:
         del self.offsets[keep:], self.timestamps[keep:]
 
     def encode(self) -> bytes:
-        """Built by columns: 12-byte entries suit no array, and 262,144 of them one by one take 50 ms."""
+        """Build the file by columns: 12-byte entries suit no array, and 262,144 one by one take 50 ms."""
         timestamps = _big_endian(self.timestamps)
         offsets = _big_endian(self.offsets)
         out = bytearray(len(self) * TIME_ENTRY_SIZE)

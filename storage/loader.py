@@ -379,7 +379,7 @@ def producers_at(files: Files, path: str, segments: Sequence[Segment], offset: i
         try:
             _replay_producers(table, segment, since, offset)
         except CorruptBatch:
-            continue  # damage where nothing is cut: whoever reads there is told, the others go on
+            continue  # damage where nothing is cut: only a reader of it gets an error
     return table
 
 
@@ -451,8 +451,8 @@ def _finish_swaps(files: Files, path: str) -> None:
 
 
 def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str], recovery_point: int) -> None:
-    """Those of no segment, but for the newest, as each clean stop leaves one, and the newest that recovery
-    may begin with."""
+    """Remove snapshots of no segment, but for the newest, as each clean stop leaves one, and the newest that
+    recovery may begin with."""
     snapshots = [name for name in names if _is_segment_file(name, SNAPSHOT)]
     if len(snapshots) < 2:
         return
@@ -464,7 +464,7 @@ def _remove_stray_snapshots(files: Files, path: str, names: Sequence[str], recov
 
 
 def _remove_orphans(files: Files, path: str, names: Sequence[str], bases: set[int]) -> None:
-    """Index files without their log."""
+    """Remove index files without their log."""
     for name in names:
         for kind in SEGMENT_SUFFIXES:
             if kind != LOG and _is_segment_file(name, kind) and int(name[:NAME_DIGITS]) not in bases:

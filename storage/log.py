@@ -105,10 +105,11 @@ class NoDescriptor(KafkaError):
 
 
 class FlushJob(Protocol):
-    """Syncs to run anywhere: it touches nothing but files. Then hand it to `mark_flushed`, on the loop."""
+    """What makes a log durable up to some point. It may run in any thread; then hand it to `mark_flushed`, on
+    the loop."""
 
     def run(self) -> None:
-        """Sync. Raises OSError: report it with `flush_failed`, and do not try again."""
+        """Raises OSError: report it with `flush_failed`, and do not try again."""
 
 
 class AbstractLog(ABC):
@@ -352,7 +353,7 @@ class AbstractLog(ABC):
     # --- watermarks ---
 
     def set_high_watermark(self, high_watermark: int) -> None:
-        """Kept within the log. It may go back only where the log was cut."""
+        """Set the high watermark, within the bounds of the log. It may go back only where the log was cut."""
         bounded = high_watermark if high_watermark < self.log_end_offset else self.log_end_offset
         if bounded < self.log_start_offset:
             bounded = self.log_start_offset
@@ -457,7 +458,7 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def fsync_target(self) -> FlushJob | None:
-        """What must reach the disk for everything appended so far; None when it is already there."""
+        """Return what makes everything appended so far durable; None when it already is."""
 
     @abstractmethod
     def mark_flushed(self, job: FlushJob) -> None: ...
@@ -469,16 +470,3 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-    def fsync(self, upto: int | None = None) -> None:
-        """Sync here and now, if `upto` (default: everything) is not yet durable."""
-        if upto is not None and upto <= self.recovery_point:
-            return
-        job = self.fsync_target()
-        if job is None:
-            return
-        try:
-            job.run()
-        except OSError as error:
-            raise self.flush_failed(error) from error
-        self.mark_flushed(job)

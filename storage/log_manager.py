@@ -210,9 +210,9 @@ class LogManager:
             pass
 
     def loading(self, config_of: ConfigOf | None = None, id_of: IdOf | None = None) -> Iterator[None]:
-        """Open every log, in slices; `config_of` a topic, by default the defaults, and the `id_of` it by now.
-        After an unclean stop each log is recovered from its recovery point. Who gives up between two slices
-        calls `close`."""
+        """Open every log, in slices. `config_of` gives a topic's configuration, by default the defaults, and
+        `id_of` the id it has by now. After an unclean stop each log is recovered from its recovery point. A
+        caller that gives up between two slices calls `close`."""
         for path in self.dirs:
             if path in self.offline_dirs:
                 continue

@@ -239,7 +239,7 @@ class Maintenance:
         )
 
     def _recovery_point_on_disk(self, log: UnifiedLog) -> int:
-        """0 while a checkpoint is being written: until that is done nobody knows which one is there."""
+        """Return 0 while a checkpoint is being written: it is unknown then which one is there."""
         points = self._checkpoints[log.log_dir].on_disk(RECOVERY_POINTS)
         return 0 if points is None else points.get((log.topic, log.partition), 0)
 

@@ -1,7 +1,7 @@
 """What a log asks of batches whose records it must look at, and the form in which it stores them.
 
 Owns: the limits of a batch and of its records, recompressing and restamping, doing so in slices. Does not
-own: offsets, appending (log), who runs the slices and tasks (Produce). Invariant: the log is not changed, and
+own: offsets, appending (log), running the slices and tasks (Produce). Invariant: the log is not changed, and
 no step takes long: records are walked a few at a time, and native work on many bytes is handed out.
 """
 

@@ -75,7 +75,7 @@ _MARK = Struct(">qqIqIqI")
 
 
 class SegmentMark(NamedTuple):
-    """Where a segment stood at some offset, and what its index files held then. They only grow behind that,
+    """The state of a segment at some offset, and what its index files held then. They only grow behind that,
     so a reader that finds the same bytes again need not read the log before it."""
 
     position: int
@@ -530,7 +530,7 @@ class Segment:
 
     def open_to_cut(self, offset: int) -> None:
         """`truncate` finds open what it needs."""
-        self._hints.clear()  # who knows the way need not open anything
+        self._hints.clear()  # with a hint nothing would be opened
         self.locate(offset)
 
     def truncate(self, offset: int) -> None:

@@ -461,7 +461,7 @@ class UnifiedLog(AbstractLog):
         return found
 
     def end_of(self, segment: Segment) -> int:
-        """Where the next segment begins."""
+        """Return the offset at which the next segment begins."""
         at = bisect_right(self._bases, segment.base_offset)
         return self._bases[at] if at < len(self._bases) else self.log_end_offset
 
@@ -785,6 +785,17 @@ class UnifiedLog(AbstractLog):
     def flush_failed(self, error: OSError) -> KafkaError:
         return self._fail(error)
 
+    def fsync(self) -> None:
+        """Sync here and now, if anything is not yet durable."""
+        job = self.fsync_target()
+        if job is None:
+            return
+        try:
+            job.run()
+        except OSError as error:
+            raise self.flush_failed(error) from error
+        self.mark_flushed(job)
+
     def _epochs_changed(self) -> None:
         self._epochs_dirty = True
 
@@ -856,7 +867,8 @@ class UnifiedLog(AbstractLog):
         return self._flush_of(self.log_end_offset, lasting)
 
     def _needs_snapshot(self) -> bool:
-        """Without one, and without producers, a small segment is read whole after the next kill."""
+        """Return whether a snapshot saves the next start anything: a small segment without producers is read
+        whole after a kill."""
         if self.producer_table.entries:
             return self.log_end_offset > self._bases[0]
         return not self._active.is_small
