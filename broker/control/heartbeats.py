@@ -193,7 +193,7 @@ class Heartbeats:
             return
         broker = self._member.image.brokers.get(broker_id)
         if broker is not None and broker.epoch == epoch and not broker.fenced:
-            await self._fence([broker])
+            await self._fence([broker], why="its port refuses connections")
 
     # --- registration ---
 
@@ -261,7 +261,7 @@ class Heartbeats:
         expired = sessions.expired(now_s)
         gone = [broker for broker in others if broker.id in expired]
         if gone:
-            self._decide(self._fence(gone))
+            self._decide(self._fence(gone, why="no heartbeat in time"))
             return
         fenced = [broker.id for broker in member.image.brokers.values() if broker.fenced]
         if sessions.is_anyone_silent(live, now_s):
@@ -284,11 +284,9 @@ class Heartbeats:
     def _decide(self, work: Coroutine[Any, Any, None]) -> None:
         self._deciding = self._member.spawn(work)
 
-    async def _fence(self, brokers: Iterable[BrokerImage]) -> None:
+    async def _fence(self, brokers: Iterable[BrokerImage], *, why: str) -> None:
         gone = list(brokers)
-        logger.warning(
-            "fencing brokers %s: no heartbeat in time", ", ".join(str(broker.id) for broker in gone)
-        )
+        logger.warning("fencing brokers %s: %s", ", ".join(str(broker.id) for broker in gone), why)
         await self._try(FenceBrokers(brokers=tuple((broker.id, broker.epoch) for broker in gone)))
         for broker in gone:
             now = self._member.image.brokers.get(broker.id)
