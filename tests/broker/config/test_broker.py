@@ -82,12 +82,12 @@ def is_read(field: str) -> bool:
 
 @pytest.mark.parametrize("field", sorted(BrokerConfig.__annotations__))
 def test_each_field_of_a_brokers_settings_is_read_somewhere(field: str) -> None:
-    assert is_read(field)
+    assert is_read(field), f"no `.{field}` in broker or storage: nothing happens when it is set"
 
 
 @pytest.mark.parametrize("field", sorted(LogConfig.__annotations__))
 def test_each_field_of_a_logs_settings_is_read_somewhere(field: str) -> None:
-    assert is_read(field)
+    assert is_read(field), f"no `.{field}` in broker or storage: nothing happens when it is set"
 
 
 def test_no_field_of_a_broker_is_mistaken_for_one_of_its_logs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.config.broker import from_properties
+from broker.config.checks import BROKER_CHECKS, GROUP_CHECKS, TOPIC_CHECKS, Check
 from broker.config.tables import BROKER, GROUP, TOPIC, Definition
 from broker.config.values import ConfigError, format_value
 
@@ -14,6 +15,15 @@ def test_every_default_is_a_value_its_own_checks_allow(definitions: dict[str, De
     for definition in definitions.values():
         if definition.default is not None:
             assert format_value(definition.parse(definition.default)) == definition.default
+
+
+@pytest.mark.parametrize(
+    ("checks", "definitions"), [(BROKER_CHECKS, BROKER), (TOPIC_CHECKS, TOPIC), (GROUP_CHECKS, GROUP)]
+)
+def test_every_check_is_of_a_setting_that_is_there(
+    checks: dict[str, Check], definitions: dict[str, Definition]
+) -> None:
+    assert checks.keys() - definitions.keys() == set()
 
 
 def test_defaults_without_a_store_are_those_of_a_broker_alone() -> None:

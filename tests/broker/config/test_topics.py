@@ -7,8 +7,9 @@ import pytest
 from broker.config.describe import (
     describe_topic,
 )
-from broker.config.topics import check_topic_configs, log_config
+from broker.config.topics import LOG_FIELDS, check_topic_configs, log_config
 from broker.config.values import ConfigError
+from storage.policy import LogConfig
 from tests.broker.config.described import made
 
 
@@ -21,6 +22,12 @@ def test_the_smallest_unit_wins() -> None:
     ms = made(log_retention_minutes="5", log_retention_ms="7")
     assert log_config(ms, {}).retention_ms == 7
     assert log_config(made(log_retention_hours="-1"), {}).retention_ms == -1
+
+
+def test_every_field_of_a_log_is_a_topic_setting_with_the_same_default() -> None:
+    """A field without a setting would keep its default for ever, in silence."""
+    assert LogConfig.__annotations__.keys() == set(LOG_FIELDS.values())
+    assert log_config(made(), {}) == LogConfig()
 
 
 def test_topic_over_broker_over_default_over_static() -> None:
