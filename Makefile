@@ -38,7 +38,7 @@ $(VENV)/.stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-run: setup ## a broker on 127.0.0.1:9092; its logs and its object store live in ./.tidewal (ARGS="--set …" adds options)
+run: setup ## a broker; its logs and its object store live in DATA: make run LISTEN=127.0.0.1:9092 DATA=.tidewal (ARGS="--set …" adds options)
 	@exec $(BIN)/tidewal broker --listen $(LISTEN) --data $(DATA) $(ARGS)
 
 test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
@@ -47,7 +47,7 @@ test: setup ## every test, in parallel and in random order, with ruff, mypy and 
 sim: setup ## many simulation seeds on every CPU, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
-mutants: setup ## plant the known bugs one by one and see that each is caught: make mutants ARGS="--only early-ack"
+mutants: setup ## plant the known bugs one by one and see that each is caught: make mutants ARGS="--only ack-before-commit"
 	@$(BIN)/python -m tests.mutants.run $(ARGS)
 
 differential: SEEDS := 20

@@ -2,7 +2,7 @@
 
 Owns: names, version ranges, which versions are flexible, what an API needs to be allowed and how it is
 throttled.
-Does not own: handlers (broker/dispatch.py).
+Does not own: handlers (broker/handlers).
 Invariant: the ranges of client APIs are those a live Kafka 4.3.1 answers
 (data/kafka-4.3.1-api-versions.txt); an API without a row is not advertised, and nothing of it is half-there.
 Peer APIs are never advertised.

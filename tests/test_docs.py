@@ -31,6 +31,12 @@ def test_targets_that_a_page_names_are_there(page: str) -> None:
     assert named <= targets
 
 
+def test_a_known_bug_that_an_example_names_is_there() -> None:
+    named = re.findall(r"--only ([a-z-]+)", text_of("Makefile") + text_of("CONTRIBUTING.md"))
+    assert named
+    assert [name for name in named if not (ROOT / "tests/mutants" / f"{name}.toml").exists()] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", text_of(page))

@@ -1,7 +1,7 @@
 """Owns the proof that known bugs are caught: plants each in a copy of the tree and runs what must fail then.
 
     python -m tests.mutants.run                     every bug, two at a time
-    python -m tests.mutants.run --only early-ack    these, by name
+    python -m tests.mutants.run --only NAME         these: the names of their files
 
 First all their tests run once in a copy without a bug, for a test that fails anyway catches nothing. A bug
 that was caught in this very tree before is not tried again; --anew tries all. Does not own the bugs (*.toml).

@@ -27,6 +27,7 @@ STANDING = (
     "IsrChanges._watch_for_ever",
     "Node._live",
 )
+"""Tasks that every broker has from its start to its stop; a new one is entered here."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")
 # heartbeats, ISR changes, questions, looks, fetches; and what is forwarded
@@ -40,7 +41,8 @@ def leaks(census: Census) -> Iterator[str]:
     followed = len(census.followed)
     heartbeats = peers if census.is_controller else 0
     least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
-    yield from _uneven("tasks of", census.tasks, least, {**least, "Dispatcher._finish": heartbeats})
+    for uneven in _uneven("tasks of", census.tasks, least, {**least, "Dispatcher._finish": heartbeats}):
+        yield f"{uneven} (those that run as long as the broker are STANDING in leak_checks.py)"
     yield from _uneven("waiters:", census.waiters, {}, dict.fromkeys(WAITERS_FOR_EACH_PEER, peers))
     if census.overdue:
         yield f"{census.overdue} waiters are past their deadline"
