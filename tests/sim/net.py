@@ -116,6 +116,11 @@ class Fabric:
     def is_cut(self, src: str, dst: str) -> bool:
         return (src, dst) in self._cuts
 
+    @property
+    def has_frozen(self) -> bool:
+        """Whether anybody may still wait for an answer on a connection that is frozen: healing ends none."""
+        return any(each.frozen and not each.client.is_lost for each in self.connections)
+
     def reset_some(self, chance: float, *, host: str | None = None) -> int:
         count = 0
         for connection in list(self.connections):

@@ -67,6 +67,35 @@ def test_an_answered_deletion_survives_the_leader_alone() -> None:
     clean(Play("deletion and the leader").perform(script))
 
 
+# --- a deletion is answered in time ---
+
+
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "down"])
+def test_a_deletion_is_late_without_blame_only_while_a_connection_is_frozen(is_frozen: bool) -> None:
+    """A follower that waits on a frozen connection is live, in sync and deaf until its time-out. One that is
+    live and slow for another reason is blamed."""
+
+    async def script(play: Play) -> None:
+        for load in play.loads:
+            load.stop()
+        await play.stage.finish([load.task for load in play.loads])
+        await play.until("all is committed", lambda: not play.stage.uneven([TP]))
+        for connection in play.stage.fabric.connections:
+            if is_frozen and connection.client.local[0] != play.leader.name:
+                connection.freeze()
+        if not is_frozen:
+            play.others(play.leader)[0].hold.begin()
+        client = play.stage.client("deletion")
+        await play.stage.finish([client.start(play.stage.quietly_deleted(client, TP, 3))])
+
+    play = Play(f"late {is_frozen}")
+    clean(play.perform(script))
+    errors = [each.error for each in play.stage.history.deletes]
+    assert errors[0] == "request_timed_out"
+    assert (errors[-1] == "") == is_frozen
+    assert bool(play.stage.stuck) != is_frozen
+
+
 # --- batches that were never committed, wholly below the leader's log start ---
 
 
