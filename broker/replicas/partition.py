@@ -304,6 +304,9 @@ class Partition:
             self._begin_epoch(view.leader_epoch, was_leader=was_leader)
         self.refresh()
         self.advance()
+        if self._low_waiters:
+            # a replica that was waited for may have been taken away
+            self._low_watermark_moved()
         return not is_known
 
     def _begin_epoch(self, leader_epoch: int, *, was_leader: bool) -> None:

@@ -228,6 +228,22 @@ def test_a_role_that_changes_while_another_partition_is_waited_for_is_told() -> 
     Replicas(2).run(main)
 
 
+def test_a_replica_that_is_taken_away_is_not_waited_for_any_more() -> None:
+    """It is live, and nobody is left whose Fetch would have the leader look again."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await fill(world, 1, 2)
+        world.fabric.cut("node1", "node2")
+        answer = start_delete(world, 1, 6)
+        await asyncio.sleep(1)
+        assert not answer.done()
+        world.change(replicas=(1,), isr=(1,))
+        assert await asyncio.wait_for(answer, 1) == [(ErrorCode.none, 6)]
+
+    Replicas(2).run(main)
+
+
 @pytest.mark.parametrize("is_inline", [False, True])
 def test_a_disk_that_fails_while_the_log_start_is_written_ends_the_wait(is_inline: bool) -> None:
     async def main(world: Replicas) -> None:
