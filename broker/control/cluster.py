@@ -451,10 +451,7 @@ class Cluster(Member):
         self.is_controller = False
         self.queue.close()
         self.announce_change()
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.end_tasks()
         self.channels.close()
 
     # --- keeping house ---

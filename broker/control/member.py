@@ -132,7 +132,8 @@ class Member:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _end_tasks(self) -> None:
+    async def end_tasks(self) -> None:
+        """Cancel all that was spawned, and return when it has ended."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()

@@ -1,0 +1,102 @@
+"""The configuration a broker goes by: which change reaches which view, and what an invalid one leaves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.config.broker import from_properties
+from broker.config.values import ResourceType
+from broker.control.image import Delta, Image
+from broker.control.metadata_records import ConfigChanged, TopicCreated, TopicDeleted, new_partition
+from broker.control.settings import Settings
+
+TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
+
+
+class Node:
+    """Settings that follow an image."""
+
+    def __init__(self, **properties: str) -> None:
+        props = {name.replace("_", "."): value for name, value in properties.items()}
+        self.image = Image()
+        config = from_properties({"node.id": "1", **props}, standalone=True)
+        self.settings = Settings(config, self.image, random.Random(0))
+
+    def apply(self, *records: ConfigChanged | TopicCreated | TopicDeleted) -> Delta:
+        delta = self.image.apply_slot(self.image.seq + 1, records)
+        self.settings.follow(delta)
+        return delta
+
+    def set(self, resource: ResourceType, name: str, key: str, value: str | None) -> None:
+        self.apply(ConfigChanged(resource_type=resource, resource_name=name, name=key, value=value))
+
+    def create(self, name: str) -> None:
+        topic_id = self.settings.rules().new_id()
+        partitions = (new_partition(0, (1,), (1,)),)
+        self.apply(TopicCreated(name=name, topic_id=topic_id, partitions=partitions))
+
+
+def test_a_view_is_kept_until_its_topic_changes() -> None:
+    node = Node(log_retention_ms="1000")
+    node.create("a")
+    node.create("b")
+    a, b = node.settings.log_config("a"), node.settings.log_config("b")
+    assert (a.retention_ms, sorted(node.settings.log_configs)) == (1000, ["a", "b"])
+    node.set(TOPIC, "a", "retention.ms", "5")
+    assert node.settings.log_config("a").retention_ms == 5
+    assert node.settings.log_config("b") is b
+    node.set(TOPIC, "a", "retention.ms", None)
+    assert node.settings.log_config("a").retention_ms == 1000
+
+
+def test_a_topic_of_the_same_name_starts_anew() -> None:
+    node = Node(log_retention_ms="1000")
+    node.create("a")
+    node.create("plain")
+    node.set(TOPIC, "a", "retention.ms", "5")
+    assert node.settings.log_config("a").retention_ms == 5
+    assert node.settings.log_config("plain").retention_ms == 1000
+    for name in ("a", "plain"):
+        node.apply(TopicDeleted(topic_id=node.image.topics[name].id))
+    assert not node.settings.log_configs
+    node.create("a")
+    assert node.settings.log_config("a").retention_ms == 1000
+
+
+def test_a_brokers_own_value_wins_over_the_default_for_all() -> None:
+    node = Node(log_retention_ms="1000", message_max_bytes="1111")
+    node.create("a")
+    assert node.settings.log_config("a").retention_ms == 1000
+    node.set(BROKER, "1", "log.retention.ms", "3")
+    node.set(BROKER, "", "log.retention.ms", "2")
+    node.set(BROKER, "2", "log.retention.ms", "4")
+    assert node.settings.log_config("a").retention_ms == 3
+    node.set(BROKER, "1", "log.retention.ms", None)
+    assert node.settings.log_config("a").retention_ms == 2
+    node.set(BROKER, "", "message.max.bytes", "2222")
+    assert node.settings.broker_config.message_max_bytes == 2222
+    assert node.settings.rules().config is node.settings.broker_config
+
+
+def test_what_is_in_the_image_at_a_start_is_taken_at_once() -> None:
+    node = Node()
+    records = [ConfigChanged(resource_type=BROKER, resource_name="", name="message.max.bytes", value="2222")]
+    node.image.apply_slot(1, records)
+    assert node.settings.broker_config.message_max_bytes != 2222
+    node.settings.load()
+    assert node.settings.broker_config.message_max_bytes == 2222
+
+
+def test_what_cannot_be_read_leaves_the_last_good_view(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    node.create("a")
+    node.set(BROKER, "", "log.retention.ms", "2")
+    view = node.settings.log_config("a")
+    node.set(BROKER, "", "num.io.threads", "4")
+    node.set(BROKER, "1", "message.max.bytes", "as much as you like")
+    assert "the committed one is not valid" in caplog.text
+    assert node.settings.log_config("a").retention_ms == view.retention_ms == 2
+    node.set(BROKER, "1", "message.max.bytes", "3333")
+    assert node.settings.broker_config.message_max_bytes == 3333
