@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from broker.config.values import ResourceType
+from broker.control.brokers import ControlledShutdown
 from broker.control.cluster import Cluster
+from broker.control.metadata_records import BrokerFenced, PartitionChanged
 from broker.control.topics import NewTopic
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from tests.broker.handlers import known_brokers
 from tests.broker.handlers.cluster_client import (
     CLUSTER_OPERATIONS,
     GONE,
@@ -370,3 +373,59 @@ def test_controllers_are_not_described_here(endpoint_type: int, expected: ErrorC
         assert answer.brokers == ()
 
     run(story)
+
+
+# --- several brokers ---
+
+
+@pytest.mark.parametrize("version", versions(Api.METADATA))
+def test_metadata_follows_brokers_that_stop_and_are_fenced(version: int) -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        async def seen() -> tuple[set[int], list[tuple[ErrorCode, int, tuple[int, ...]]]]:
+            answer = await client.ask(
+                Api.METADATA,
+                version,
+                topics=[{"name": "t", "topic_id": None}],
+                allow_auto_topic_creation=False,
+            )
+            (topic,) = answer.topics
+            partitions = [(row.error_code, row.leader_id, row.isr_nodes) for row in topic.partitions]
+            return {broker.node_id for broker in answer.brokers}, partitions
+
+        known_brokers.apply(member, PartitionChanged(topic_id=known_brokers.TOPIC, partition=1, isr=(2,)))
+        stop = ControlledShutdown(broker_id=2, broker_epoch=102)
+        assert await member.submit(stop) is True
+        brokers, partitions = await seen()
+        assert brokers == {1, 2, 3}
+        assert partitions[0] == (ErrorCode.none, 1, (1, 3))
+        assert partitions[1] == (ErrorCode.none, 2, (2,))
+        known_brokers.apply(member, BrokerFenced(broker_id=2, broker_epoch=102, fenced=True))
+        brokers, partitions = await seen()
+        assert brokers == {1, 3}
+        # Version 0 names only those that are there.
+        assert partitions[1] == (ErrorCode.leader_not_available, -1, (2,) if version else ())
+
+    known_brokers.run(story)
+
+
+@pytest.mark.parametrize("version", versions(Api.DESCRIBE_TOPIC_PARTITIONS))
+def test_a_described_topic_shows_which_replicas_are_offline(version: int) -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        known_brokers.apply(member, BrokerFenced(broker_id=2, broker_epoch=102, fenced=True))
+        answer = await client.ask(
+            Api.DESCRIBE_TOPIC_PARTITIONS,
+            version,
+            topics=[{"name": "t"}],
+            response_partition_limit=10,
+            cursor=None,
+        )
+        assert [
+            (row.error_code, row.leader_id, row.replica_nodes, row.isr_nodes, row.offline_replicas)
+            for row in answer.topics[0].partitions
+        ] == [
+            (ErrorCode.none, 1, (1, 2, 3), (1, 3), (2,)),
+            (ErrorCode.none, 1, (2, 1), (1,), (2,)),
+            (ErrorCode.none, 1, (1,), (1,), ()),
+        ]
+
+    known_brokers.run(story)

@@ -1,94 +1,29 @@
-"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments, AlterReplicaLogDirs, DescribeQuorum,
-UnregisterBroker, and what brokers ask of the controller: each in every version, through the wire's encoding.
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments, AlterReplicaLogDirs, DescribeQuorum
+and UnregisterBroker: each in every version, through the wire's encoding.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from os.path import abspath
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from broker.control.brokers import ControlledShutdown
 from broker.control.cluster import Cluster
 from broker.control.metadata_records import (
     BrokerFenced,
-    BrokerRegistered,
     PartitionChanged,
-    TopicCreated,
-    new_partition,
 )
 from broker.control.topics import NewTopic
-from broker.endpoint import Endpoint
-from broker.handlers.dispatch import Handler
-from broker.handlers.metadata import MetadataHandlers
-from broker.handlers.peers import PeerHandlers
-from broker.handlers.replicas import ReplicaHandlers
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
-from tests.broker.control.cluster_driver import Site
+from tests.broker.handlers.known_brokers import NOW_MS, TOPIC, apply, run
 from tests.broker.raw_client import RawClient, create_topic
 from tests.broker.requests import Client, versions
 from tests.conftest import MakeBroker
-
-NOW_MS = 1_234_567
-TOPIC = UUID(int=9)
-GONE = UUID(int=77)
-
-Story = Callable[[Client, Cluster], Awaitable[None]]
-
-
-def run(story: Story, *, brokers: int = 3, down: bool = False, listener: str = "PLAINTEXT") -> None:
-    """A member that is the controller, the others only known to it, and a topic across all of them."""
-    site = Site()
-
-    async def whole() -> None:
-        member = await site.started(ports={"PLAINTEXT": 9092})
-        for broker_id in range(2, brokers + 1):
-            add_broker(member, broker_id)
-        assignments = [(1, 2, 3), (2, 1), (1,)]
-        partitions = tuple(new_partition(at, each, each) for at, each in enumerate(assignments))
-        if brokers >= 3:
-            apply(member, TopicCreated(name="t", topic_id=TOPIC, partitions=partitions))
-        site.profile.down = down
-        await story(Client(handlers(member), listener=listener), member)
-        site.profile.heal()
-
-    site.run(whole())
-
-
-def handlers(member: Cluster) -> dict[int, Handler]:
-    operators = ReplicaHandlers(
-        cluster=member, logs=cast(Any, None), now_ms=lambda: NOW_MS, absolute_path=abspath
-    )
-    return {
-        **operators.routes(),
-        **PeerHandlers(cluster=member).routes(),
-        **MetadataHandlers(cluster=member).routes(),
-    }
-
-
-def add_broker(member: Cluster, broker_id: int, *, listener: str = "PLAINTEXT") -> None:
-    endpoint = Endpoint(listener=listener, host=f"host-{broker_id}", port=9000 + broker_id)
-    record = BrokerRegistered(
-        broker_id=broker_id,
-        incarnation=UUID(int=broker_id),
-        directories=(UUID(int=1000 + broker_id),),
-        endpoints=(endpoint,),
-        rack=f"rack-{broker_id}",
-        epoch=100 + broker_id,
-    )
-    apply(member, record)
-
-
-def apply(member: Cluster, *records: Any) -> None:
-    """Into the image alone: what another controller may have committed."""
-    for record in records:
-        member.image.apply(record, member.image.seq)
 
 
 def rows(answer: Any) -> list[tuple[str, int, ErrorCode]]:
@@ -417,174 +352,3 @@ def test_what_cannot_be_committed_in_time_is_not_answered_as_done(
             assert place(answer).error_code is ErrorCode.request_timed_out
 
     run(story, down=True)
-
-
-# --- what brokers ask of the controller ---
-
-
-def isr_request(member: Cluster, *isr: int, topic_id: UUID = TOPIC, index: int = 0) -> dict[str, Any]:
-    partition = member.image.topics["t"].partitions[index]
-    return {
-        "topic_id": topic_id,
-        "partitions": [
-            {
-                "partition_index": index,
-                "leader_epoch": partition.leader_epoch,
-                "partition_epoch": partition.partition_epoch,
-                "new_isr_with_epochs": [{"broker_id": id_, "broker_epoch": -1} for id_ in isr],
-            }
-        ],
-    }
-
-
-@pytest.mark.parametrize("version", versions(PeerApi.ALTER_PARTITION))
-def test_a_leader_alters_its_isr(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        topics = [
-            isr_request(member, 1, 2),
-            isr_request(member, 1, topic_id=GONE),
-            isr_request(member, 2, 1, index=1),
-        ]
-        answer = await client.ask(
-            PeerApi.ALTER_PARTITION, version, broker_id=1, broker_epoch=member.broker_epoch, topics=topics
-        )
-        assert answer.error_code is ErrorCode.none
-        assert [topic.topic_id for topic in answer.topics] == [TOPIC, GONE, TOPIC]
-        made, gone, others = (topic.partitions[0] for topic in answer.topics)
-        assert (made.error_code, made.leader_id, made.leader_epoch) == (ErrorCode.none, 1, 0)
-        assert (made.isr, made.partition_epoch, made.leader_recovery_state) == ((1, 2), 1, 0)
-        assert (gone.error_code, others.error_code) == (ErrorCode.unknown_topic_id, ErrorCode.invalid_request)
-        assert member.image.topics["t"].partitions[0].isr == (1, 2)
-        answer = await client.ask(
-            PeerApi.ALTER_PARTITION, version, broker_id=1, broker_epoch=99, topics=[isr_request(member, 1)]
-        )
-        assert (answer.error_code, answer.topics) == (ErrorCode.stale_broker_epoch, ())
-
-    run(story)
-
-
-@pytest.mark.parametrize("version", versions(PeerApi.ALLOCATE_PRODUCER_IDS))
-def test_a_broker_is_given_producer_ids(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        for first in (0, 1000):
-            answer = await client.ask(PeerApi.ALLOCATE_PRODUCER_IDS, version, broker_id=2, broker_epoch=102)
-            assert answer.error_code is ErrorCode.none
-            assert (answer.producer_id_start, answer.producer_id_len) == (first, 1000)
-        answer = await client.ask(PeerApi.ALLOCATE_PRODUCER_IDS, version, broker_id=2, broker_epoch=1)
-        assert (answer.error_code, answer.producer_id_len) == (ErrorCode.stale_broker_epoch, 0)
-
-    run(story)
-
-
-def test_another_broker_says_that_it_is_not_the_controller() -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        member._step_down()
-        answer = await client.ask(
-            PeerApi.ALTER_PARTITION, 3, broker_id=1, broker_epoch=member.broker_epoch, topics=[]
-        )
-        assert answer.error_code is ErrorCode.not_controller
-        answer = await client.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, broker_id=2, broker_epoch=102)
-        assert answer.error_code is ErrorCode.not_controller
-        answer = await client.ask(Api.UNREGISTER_BROKER, 0, broker_id=2)
-        assert answer.error_code is ErrorCode.not_controller
-
-    run(story)
-
-
-async def test_brokers_are_answered_on_their_own_listener_alone(make_broker: MakeBroker) -> None:
-    broker = await make_broker(
-        listeners="PLAINTEXT://127.0.0.1:0,PEERS://127.0.0.1:0",
-        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,PEERS:PLAINTEXT",
-        inter_broker_listener_name="PEERS",
-    )
-    me = {"broker_id": 1, "broker_epoch": broker.components.cluster.broker_epoch}
-    async with await RawClient.open(broker, "PEERS") as peer:
-        answer = await peer.call(PeerApi.ALLOCATE_PRODUCER_IDS, 0, **me)
-        assert (answer.error_code, answer.producer_id_len) == (ErrorCode.none, 1000)
-        answer = await peer.call(PeerApi.ALTER_PARTITION, 3, **me, topics=[])
-        assert (answer.error_code, answer.topics) == (ErrorCode.none, ())
-    async with await RawClient.open(broker, "PLAINTEXT") as client:
-        await client.send(client.encode(PeerApi.ALLOCATE_PRODUCER_IDS, 0, me))
-        assert await client.is_closed()
-
-
-# --- several brokers, as clients see them ---
-
-
-@pytest.mark.parametrize("version", versions(Api.METADATA))
-def test_metadata_follows_brokers_that_stop_and_are_fenced(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        async def seen() -> tuple[set[int], list[tuple[ErrorCode, int, tuple[int, ...]]]]:
-            answer = await client.ask(
-                Api.METADATA,
-                version,
-                topics=[{"name": "t", "topic_id": None}],
-                allow_auto_topic_creation=False,
-            )
-            (topic,) = answer.topics
-            partitions = [(row.error_code, row.leader_id, row.isr_nodes) for row in topic.partitions]
-            return {broker.node_id for broker in answer.brokers}, partitions
-
-        apply(member, PartitionChanged(topic_id=TOPIC, partition=1, isr=(2,)))
-        stop = ControlledShutdown(broker_id=2, broker_epoch=102)
-        assert await member.submit(stop) is True
-        brokers, partitions = await seen()
-        assert brokers == {1, 2, 3}
-        assert partitions[0] == (ErrorCode.none, 1, (1, 3))
-        assert partitions[1] == (ErrorCode.none, 2, (2,))
-        apply(member, BrokerFenced(broker_id=2, broker_epoch=102, fenced=True))
-        brokers, partitions = await seen()
-        assert brokers == {1, 3}
-        # Version 0 names only those that are there.
-        assert partitions[1] == (ErrorCode.leader_not_available, -1, (2,) if version else ())
-
-    run(story)
-
-
-@pytest.mark.parametrize("version", versions(Api.DESCRIBE_TOPIC_PARTITIONS))
-def test_a_described_topic_shows_who_is_offline(version: int) -> None:
-    async def story(client: Client, member: Cluster) -> None:
-        apply(member, BrokerFenced(broker_id=2, broker_epoch=102, fenced=True))
-        answer = await client.ask(
-            Api.DESCRIBE_TOPIC_PARTITIONS,
-            version,
-            topics=[{"name": "t"}],
-            response_partition_limit=10,
-            cursor=None,
-        )
-        assert [
-            (row.error_code, row.leader_id, row.replica_nodes, row.isr_nodes, row.offline_replicas)
-            for row in answer.topics[0].partitions
-        ] == [
-            (ErrorCode.none, 1, (1, 2, 3), (1, 3), (2,)),
-            (ErrorCode.none, 1, (2, 1), (1,), (2,)),
-            (ErrorCode.none, 1, (1,), (1,), ()),
-        ]
-
-    run(story)
-
-
-def test_handlers_of_brokers_wait_in_order() -> None:
-    """Changes that two leaders ask for at once share a slot, each seeing what the other did."""
-
-    async def story(client: Client, member: Cluster) -> None:
-        first, second = await asyncio.gather(
-            client.ask(
-                PeerApi.ALTER_PARTITION,
-                3,
-                broker_id=1,
-                broker_epoch=member.broker_epoch,
-                topics=[isr_request(member, 1)],
-            ),
-            client.ask(
-                PeerApi.ALTER_PARTITION,
-                3,
-                broker_id=1,
-                broker_epoch=member.broker_epoch,
-                topics=[isr_request(member, 1, 3)],
-            ),
-        )
-        assert first.topics[0].partitions[0].error_code is ErrorCode.none
-        assert second.topics[0].partitions[0].error_code is ErrorCode.invalid_update_version
-
-    run(story)
