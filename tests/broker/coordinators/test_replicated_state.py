@@ -214,6 +214,22 @@ async def test_offsets_are_not_deleted_before_an_earlier_commit_is_applied(
     assert offset_of(state, 1) is None, "the delete saw the commit that was asked for before it"
 
 
+async def test_a_commit_is_not_decided_before_an_earlier_sync_of_its_group_is_durable(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    reply = await state.ask(join())
+    generation = reply["generation_id"]
+    before = len(disk.batches)
+    sync = Sync(group_id="g", member_id="m", generation=generation, assignments={"m": b"a"})
+    synced, committed = await asyncio.gather(
+        state.ask(sync), state.ask(commit(5, member_id="m", generation=generation))
+    )
+    assert synced["assignment"] == b"a"
+    assert committed == (ErrorCode.none,)
+    assert disk.counts()[before:] == [1, 1], "the commit was decided while the sync was not in the log yet"
+    assert offset_of(state) == 5
+
+
 # --- waiting ---
 
 
