@@ -16,8 +16,9 @@ How a seed becomes a verdict, in the order of the story:
    truth about them, which is folded from the journal and asked of no broker.
 
 3. The clients. client.py is one raw client: lines, metadata, single operations, each recorded once, as ok,
-   fail or unknown. workload.py is what clients do all day: producers, consumers, group members. operators.py
-   is what operators do: topics come, grow, move and go.
+   fail or unknown. workload.py is what clients do all day: producers, consumers, group members. walker.py
+   writes what a broker must walk for many turns of its loop. operators.py is what operators do: topics come,
+   grow, move and go.
 
 4. The faults. scenario.py starts all of it; nemesis.py commits what the plan says, to whom the moment says,
    and aims some faults at the time between what was done and the news of it. Replicas are sampled meanwhile.

@@ -34,6 +34,9 @@ UNKNOWN_CODES = frozenset(
 )
 
 VALUE_BYTES = 8
+LARGE = 1 << 62
+"""Set in a value whose record is so large that a broker which packs it anew does so in turns of the loop."""
+LARGE_BYTES = 33 << 10
 
 
 def classify(code: ErrorCode) -> Result:
@@ -49,7 +52,8 @@ def digest(data: bytes | memoryview | bytearray) -> str:
 def payload(value: int) -> bytes:
     """The record value that carries `value`, and enough of its own to notice a changed byte."""
     head = value.to_bytes(VALUE_BYTES, "big")
-    return head + head * (value % 5) + b"."
+    times = LARGE_BYTES // VALUE_BYTES if value & LARGE else value % 5
+    return head + head * times + b"."
 
 
 def value_of(data: bytes | None) -> int:

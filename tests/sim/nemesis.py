@@ -21,6 +21,8 @@ from tests.sim.plan import INTO_A_HOLD, INTO_A_HOLD_OF_A_CLUSTER, Fault, Plan
 from tests.sim.stage import Stage
 
 FLAPS = 4
+ZOMBIE_SHARE = 0.5
+"""Of a hold: for the rest of it, whoever was replaced follows, and still has not heard of what was held."""
 RESTART_DELAYS_S = (0.3, 1.0, 4.0, 12.0)
 
 
@@ -47,6 +49,7 @@ class Nemesis:
         last_s = min(plan.faults_last_s, 1.0 + len(plan.faults))
         if plan.brokers > 1 and plan.faults:
             last_s = plan.faults[-1].at_s + plan.faults[-1].seconds
+            last_s = max([last_s, *(it.at_s + it.seconds for it in plan.faults if it.kind == "hold-zombie")])
         await asyncio.sleep(max(0.0, begun + last_s - loop.now))
         self._is_over = True
 
@@ -193,6 +196,13 @@ class Nemesis:
                 node.hold.begin()
                 self._later(fault.seconds, node.hold.let_go)
                 self._strike_into_hold(node, fault)
+            case "hold-zombie":
+                for other in self._peers(node):
+                    self._cut([node.name, other.name], fault, seconds=fault.seconds * ZOMBIE_SHARE)
+                node.line.down = True
+                self._later(fault.seconds * ZOMBIE_SHARE, node.line.heal)
+                node.hold.begin()
+                self._later(fault.seconds, node.hold.let_go)
             case "hold-answers":
                 node.line.holds_answers = True
                 self._later(fault.seconds, node.line.heal)

@@ -58,6 +58,11 @@ CLUSTER_KINDS = (
     "store-late",
     "clock",
 )
+WALK_SHARE = 0.3
+WALKED_MORE = 2
+"""Partitions, so that some broker leads two of them, one of which is walked after the other."""
+WALK_HOLD_S = 25.0
+"""Long enough for another to be elected meanwhile, and for the one that was replaced to follow it."""
 # What ends a life of the broker, or a connection under way, finds the most.
 HEAVY = {
     **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
@@ -94,6 +99,12 @@ class ProducerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WalkerPlan:
+    requests: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
     times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet."""
@@ -104,6 +115,7 @@ class Plan:
     topics: dict[str, int]
     topic_configs: dict[str, str]
     producers: tuple[ProducerPlan, ...]
+    walkers: tuple[WalkerPlan, ...]
     consumers: tuple[str, ...]
     members: int
     deletes: int
@@ -136,19 +148,22 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     last_s = rng.choice((10.0, 20.0, 30.0)) if is_cluster else 5.0
     of_brokers, of_topics = _upkeep(random.Random(f"{seed}/upkeep"))
     of_quiet = random.Random(f"{seed}/quiet")
+    of_walks = random.Random(f"{seed}/walks")
+    walkers, packing = _walkers(of_walks, last_s)
     return Plan(
         brokers=brokers,
         replicas=replicas,
         properties={**_properties(rng, brokers), **of_brokers},
-        topics={"t": rng.choice((1, 2)), "d": 1},
-        topic_configs={**_topic_configs(rng, replicas), **of_topics},
+        topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
+        topic_configs={**_topic_configs(rng, replicas), **of_topics, **packing},
         producers=_producers(rng, last_s, is_cluster=is_cluster),
+        walkers=walkers,
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
         deletes=rng.choice((0, 1, 3)),
         quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
-        faults=_faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s),
+        faults=_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
         faults_last_s=last_s,
         network=NetworkProfile(
             split_chance=rng.choice((0.0, 0.05, 0.3)),
@@ -239,6 +254,34 @@ def _producers(rng: random.Random, last_s: float, *, is_cluster: bool) -> tuple[
             for _ in range(rng.choice((1, 2, 2, 3)))
         ]
     )
+
+
+def _walkers(rng: random.Random, last_s: float) -> tuple[tuple[WalkerPlan, ...], dict[str, str]]:
+    """Return the walkers, and the setting by which brokers pack their batches anew."""
+    if rng.random() >= WALK_SHARE:
+        return (), {}
+    walkers = tuple(
+        WalkerPlan(requests=rng.choice((3, 6, 10)), pause_s=rng.choice((0.2, last_s / 20, last_s / 8)))
+        for _ in range(rng.choice((1, 2, 3)))
+    )
+    return walkers, {"compression.type": rng.choice(("gzip", "lz4", "zstd"))}
+
+
+def _faults_of(
+    rng: random.Random, of_walks: random.Random, last_s: float, *, is_cluster: bool, has_walkers: bool
+) -> tuple[Fault, ...]:
+    """Return the faults; where records are walked, a leader is often replaced during a walk as well."""
+    faults = _faults(rng, CLUSTER_KINDS if is_cluster else KINDS, last_s)
+    if not (is_cluster and has_walkers) or of_walks.random() < 0.4:
+        return faults
+    walk = Fault(
+        at_s=of_walks.random() * last_s / 2,
+        kind="hold-zombie",
+        amount=1,
+        seconds=WALK_HOLD_S,
+        target="leader",
+    )
+    return tuple(sorted((*faults, walk), key=lambda fault: fault.at_s))
 
 
 def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[Fault, ...]:

@@ -16,9 +16,10 @@ from tests.sim.client import RETRY_S, Lost, SimClient
 from tests.sim.history import History, TopicPartition
 from tests.sim.nemesis import Nemesis
 from tests.sim.operators import Operator
-from tests.sim.plan import GROUP, Plan, ProducerPlan, brokers_of, plan_of
+from tests.sim.plan import GROUP, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of
 from tests.sim.stage import Stage
 from tests.sim.verdict import Verdict, Violation, judge
+from tests.sim.walker import Walker
 from tests.sim.workload import Consumer, Member, Producer, read_commit
 
 DELETED = ("d", 0)
@@ -143,6 +144,8 @@ class Simulation:
         plan, stage = self.plan, self.stage
         for one in plan.producers:
             self._start_producer(one)
+        for walks in plan.walkers:
+            self._start_walker(walks)
         for _ in range(plan.members):
             self._start_member()
         if plan.deletes:
@@ -182,6 +185,19 @@ class Simulation:
         )
         self._workers.append(client.start(producer.run()))
         self.nemesis.mortal.append((client, lambda: self._start_producer(one)))
+
+    def _start_walker(self, one: WalkerPlan) -> None:
+        self._producers += 1
+        client = self.stage.client(f"walker-{self._producers}")
+        walker = Walker(
+            client=client,
+            number=self._producers,
+            partitions=self.partitions,
+            requests=one.requests,
+            pause_s=one.pause_s,
+        )
+        self._workers.append(client.start(walker.run()))
+        self.nemesis.mortal.append((client, lambda: self._start_walker(one)))
 
     def _start_member(self) -> None:
         self._members += 1

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from storage.prepare import INLINE_BYTES
 from tests.sim.checks import RULES
 from tests.sim.history import (
+    LARGE,
     AdminEvent,
     Batch,
     Commit,
@@ -474,6 +476,17 @@ def test_a_payload_carries_its_value_and_notices_a_changed_byte(value: int) -> N
         broken[at] ^= 1
         assert value_of(bytes(broken)) != value
     assert value_of(None) == -1
+
+
+def test_a_large_payload_carries_its_value_and_notices_a_changed_byte() -> None:
+    value = LARGE | (3 << 40) | 17
+    data = payload(value)
+    assert len(data) > INLINE_BYTES, "it would not be walked in turns"
+    assert value_of(data) == value
+    for at in (0, 7, 8, len(data) // 2, len(data) - 1):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        assert value_of(bytes(broken)) != value
 
 
 def test_an_epoch_may_outlive_a_crash_before_the_broker_served() -> None:
