@@ -250,6 +250,8 @@ class Fetcher:
         self._adopting: dict[_Position, None] = {}
         """Positions with a log start on its way to the disk."""
         self._has_adopted = asyncio.Event()
+        self._is_adoption_new = False
+        """Some of them were not waited for yet."""
         self._task: asyncio.Task[None] | None = None
         self._correlation_id = 0
         self._client_id = f"broker-{owner.replicas.node_id}-fetcher"
@@ -359,12 +361,14 @@ class Fetcher:
             if appended >= _SLICE_BYTES:
                 appended = 0
                 await asyncio.sleep(0)
-        if self._adopting and is_quiet:
+        if self._adopting and self._is_adoption_new and is_quiet:
             await self._wait_adopted()
 
     async def _wait_adopted(self) -> None:
         """Hold the next request until it can report the new log starts: where nothing else is fetched it may
-        be held by the leader for long, and DeleteRecords with it."""
+        be held by the leader for long, and DeleteRecords with it. Once for each: a producer that sends now
+        and then waits for this request as well, and a disk may be busy for seconds."""
+        self._is_adoption_new = False
         self._has_adopted.clear()
         try:
             async with asyncio.timeout(ADOPT_WAIT_S):
@@ -455,6 +459,7 @@ class Fetcher:
         if log_start > position.adopting:
             position.adopting = log_start
             self._adopting[position] = None
+            self._is_adoption_new = True
             position.partition.log.advance_log_start(log_start, partial(self._adopted, position, log_start))
 
     def _adopted(self, position: _Position, log_start: int, _: KafkaError | None) -> None:

@@ -158,6 +158,28 @@ def test_nobody_waits_for_the_followers_disk_to_go_on_producing() -> None:
     Replicas(2).run(main)
 
 
+def test_a_producer_that_pauses_is_held_up_once_by_a_followers_busy_disk() -> None:
+    """Between two of its requests the follower has nothing to fetch but news of the high watermark."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await fill(world, 1, 2)
+        writes = HeldWrites(world.nodes[2])
+        answer = start_delete(world, 1, 6)
+        await world.until(lambda: len(writes))
+        took = 0.0
+        for _ in range(40):
+            since = world.loop.now
+            await world.append(1, b"x")
+            took += world.loop.now - since
+            await asyncio.sleep(0.015)
+        assert took < 0.2
+        writes.let_go()
+        assert await answer == [(ErrorCode.none, 6)]
+
+    Replicas(2).run(main)
+
+
 def test_without_time_for_the_followers_it_is_the_own_disk_that_is_waited_for() -> None:
     async def main(world: Replicas) -> None:
         world.create(1)
