@@ -61,7 +61,7 @@ _IMPORTS = {
 class _Field:
     name: str
     type: str
-    """Of one item, if it is an array."""
+    """The type of one item, if it is an array."""
     is_array: bool
     is_nullable: bool = False
     declared: str | None = None

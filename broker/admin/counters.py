@@ -18,7 +18,7 @@ _API_KEYS: Final = 128
 class Counters:
     def __init__(self) -> None:
         self.requests = [0] * _API_KEYS
-        """By API key."""
+        """Requests by API key."""
         self.errors: Counter[int] = Counter()
         """Requests answered as a whole with an error, by its code."""
         self.elections = 0

@@ -32,7 +32,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK = 1000
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-"""In the order of Kafka's numbers."""
+"""The security protocols, in the order of Kafka's numbers."""
 DIRECTORY_IDS_RESERVED = 100
 
 
@@ -199,7 +199,7 @@ class ControlledShutdown:
     """Let a broker stop; it asks again until the answer is yes.
 
     The answer is no while what the broker leads is being given to others: these must hear of it first. What
-    the broker alone is in sync with nobody can take, so it does not keep it from stopping.
+    the broker alone is in sync with no other can take, so it does not keep it from stopping.
     """
 
     broker_id: int

@@ -1,8 +1,8 @@
 """What the controller's commands have in common: what they may look at, and what they lead to.
 
 Owns: the rules beside the image, the type of a command and of its decision. Does not own: any command
-(topics.py, config_changes.py, brokers.py, leaders.py), winning the slot that makes a decision true, or who
-may ask.
+(topics.py, config_changes.py, brokers.py, leaders.py), winning the slot that makes a decision true, or which
+requests may ask for it.
 
 Invariant: deciding changes nothing. A command reads one image and returns the records that would carry it
 out; it refuses as a whole by raising KafkaError, and item by item in its response.

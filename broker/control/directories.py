@@ -1,4 +1,4 @@
-"""What a log directory says about itself: whose it is, of which cluster, how its last owner left it.
+"""What a log directory says about itself: its node, its cluster, how its last owner left it.
 
 Owns: `meta.properties`, directory ids, the epoch in the clean-shutdown marker, and what a node advertises.
 Does not own: the logs inside, or whether the cluster takes this node in (joining.py).
@@ -42,7 +42,7 @@ class Directory:
     cluster_id: str | None = None
     directory_id: UUID | None = None
     clean_epoch: int = -1
-    """In which its last owner stopped in order; -1 where nothing says so."""
+    """The broker epoch in which its last owner stopped in order; -1 where nothing says so."""
 
 
 def encode_uuid(value: UUID) -> str:
@@ -90,14 +90,14 @@ def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id
 
 
 def _was_clean(directory: Directory, epoch: int) -> bool:
-    """A directory that was never used holds nothing that a stop could have lost."""
+    """Whether a stop lost nothing. A directory that was never used holds nothing that could be lost."""
     if directory.cluster_id is None:
         return True
     return directory.clean_epoch == epoch
 
 
 def _marker_epoch(marker: bytes | None) -> int:
-    """The broker epoch in Kafka's marker, {"version": 0, "brokerEpoch": n}; -1 when it names none."""
+    """Return the broker epoch in Kafka's marker, {"version": 0, "brokerEpoch": n}; -1 when it names none."""
     try:
         return int(json.loads(marker or b"{}").get("brokerEpoch", -1))
     except (ValueError, AttributeError, TypeError):
@@ -117,7 +117,7 @@ def meta_properties(*, cluster_id: str, node_id: int, directory_id: UUID) -> byt
 def advertised_endpoints(
     config: BrokerConfig, *, host_name: str, ports: Mapping[str, int]
 ) -> tuple[Endpoint, ...]:
-    """What clients are told: the host's name for a wildcard, the real port where 0 was asked for."""
+    """Return the addresses for clients, with the host's name for a wildcard and the real port for 0."""
 
     def endpoint(listener: Listener) -> Endpoint:
         return Endpoint(
@@ -131,7 +131,7 @@ def advertised_endpoints(
 
 
 def read_directories(files: Files, paths: Sequence[str], *, node_id: int) -> list[Directory]:
-    """Those that can be read; one bad disk does not keep a broker with several from starting."""
+    """Read those that can be read; one bad disk does not keep a broker with several from starting."""
     found = []
     problem = ""
     for path in paths:
@@ -189,7 +189,7 @@ def claimed_cluster(directories: Sequence[Directory]) -> str | None:
 
 
 def clean_epoch(before: BrokerImage | None, directories: Sequence[Directory], ids: Mapping[str, UUID]) -> int:
-    """The epoch this node cleanly stopped in, as the markers say, or -1."""
+    """Return the epoch this node cleanly stopped in, as the markers say, or -1."""
     if before is None:
         return -1
     clean = all(_was_clean(d, before.epoch) for d in directories)
@@ -199,7 +199,7 @@ def clean_epoch(before: BrokerImage | None, directories: Sequence[Directory], id
 
 
 def missing_directories(before: BrokerImage | None, ids: Collection[UUID]) -> tuple[UUID, ...]:
-    """Those of this node that are registered and not here, while others are."""
+    """Return those of this node that are registered and not here, while others are."""
     if before is None or set(before.directories).isdisjoint(ids):
         return ()
     return tuple(directory for directory in before.directories if directory not in ids)

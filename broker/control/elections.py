@@ -1,8 +1,8 @@
 """How a partition's leader, ISR and replicas may change: one partition, one image, one record.
 
-Owns: who can lead a partition, which kind of election finds which replica, when a reassignment is complete,
-and when a change needs a new leader epoch. Does not own: what asks for a change and whether it is valid
-(leaders.py), what happens to the partitions of a broker that comes or goes (the fold, image.py).
+Owns: which broker can lead a partition, which kind of election finds which replica, when a reassignment is
+complete, and when a change needs a new leader epoch. Does not own: what asks for a change and whether it is
+valid (leaders.py), what happens to the partitions of a broker that comes or goes (the fold, image.py).
 
 Invariants: the leader of a changed partition is in its ISR, and the ISR among its replicas. A leader from
 outside the ISR is only found by an unclean election, and the record says so.
@@ -101,7 +101,7 @@ def change(
 def elect_unclean(
     image: Image, config: BrokerConfig, *, without: int = NO_LEADER, most: int | None = None
 ) -> list[PartitionChanged]:
-    """Leaders for partitions that have none, of topics whose owner would rather lose records than wait."""
+    """Elect leaders for partitions without one, of topics whose owner would rather lose records than wait."""
     records: list[PartitionChanged] = []
     for topic in image.topics.values():
         leaderless = [partition for partition in topic.partitions if partition.leader == NO_LEADER]

@@ -1,6 +1,6 @@
 """The controller's side of heartbeats: which brokers are there, which hear of a slot, which are to be fenced.
 
-Owns: sessions, the heartbeats held for the next slot, what they tell of each broker's progress, taking in a
+Owns: sessions, the heartbeats held for the next slot, what they say of each broker's progress, taking in a
 broker that registers, fencing those that are silent. Does not own: being the controller (member.py), the log,
 what a fence does (image.py).
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """How far a broker has followed the log, as its last heartbeat told."""
+    """How far a broker has followed the log, by its last heartbeat."""
 
     __slots__ = ("_end", "caught_up_s", "heard_s", "seq")
 
@@ -63,12 +63,12 @@ class Progress:
         self.heard_s: float | None = None
         self.caught_up_s: float | None = None
         self._end = -1
-        """Where the log ended when it told."""
+        """Where the log ended at that heartbeat."""
 
     def __repr__(self) -> str:
         return f"Progress({self.seq} of {self._end})"
 
-    def told(self, seq: int, *, end: int, now_s: float) -> None:
+    def note(self, seq: int, *, end: int, now_s: float) -> None:
         """Note its position: caught up now, or at its last heartbeat if it has all there was then."""
         if seq >= end:
             self.caught_up_s = now_s
@@ -108,7 +108,7 @@ class Heartbeats:
         if broker_id != self._member.node_id:
             return self._progress.get(broker_id) or Progress()
         own, seq = Progress(), self._member.image.seq
-        own.told(seq, end=seq, now_s=self._member.now_s())
+        own.note(seq, end=seq, now_s=self._member.now_s())
         return own
 
     # --- heartbeats ---
@@ -120,7 +120,7 @@ class Heartbeats:
         if error in (ErrorCode.none, ErrorCode.request_timed_out):
             now_s, seq = member.now_s(), request.current_metadata_offset
             self._sessions.heard(broker_id, now_s)
-            self._progress.setdefault(broker_id, Progress()).told(seq, end=member.image.seq, now_s=now_s)
+            self._progress.setdefault(broker_id, Progress()).note(seq, end=member.image.seq, now_s=now_s)
         if error is not ErrorCode.none:
             return self._answer(request, error)
         self._attached[broker_id] = connection

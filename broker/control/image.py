@@ -50,7 +50,7 @@ class BrokerImage:
     rack: str | None
     fenced: bool
     stopping: bool = False
-    """In a controlled stop: it is given nothing more to lead, hold or join."""
+    """Whether it is in a controlled stop: it is given nothing more to lead, hold or join."""
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
@@ -277,7 +277,7 @@ class Image:
 
         After an unclean stop it leaves every ISR that has another member. As the only member it leads on in a
         new leader epoch, but only with the disk that was committed: with another one, or after it was
-        unregistered and nobody knows which disk it had, the ISR is left empty, so that nothing but a refill
+        unregistered and its disk is not known any more, the ISR is left empty, so that nothing but a refill
         or an unclean election brings the partition back. Which of several disks is another one only the node
         can tell: what it lost with it, it gives up before it serves.
         """

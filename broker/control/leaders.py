@@ -1,7 +1,7 @@
 """Which brokers lead and replicate a partition: what leaders and operators ask, as Kafka decides it.
 
 Owns: the order and the errors of the checks behind AlterPartition, ElectLeaders and
-AlterPartitionReassignments, and the elections that nobody asks for. Does not own: how a partition changes
+AlterPartitionReassignments, and the elections that are not asked for. Does not own: how a partition changes
 once a change is allowed (elections.py), what becomes of partitions when a broker comes or goes (image.py).
 
 Invariant: a command that names a partition more than once decides each time upon what it decided before.
@@ -25,7 +25,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 CHANGES_MAX_PER_COMMAND = 10_000
 ELECTIONS_MAX_PER_ROUND = 1_000
-"""Of elections that nobody asked for: the rest is left to the next command."""
+"""The most elections of one command that were not asked for; the next command has the rest."""
 ANY_EPOCH = -1
 _RECOVERED = 0
 
@@ -153,7 +153,7 @@ class AlterPartition:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
         isr = [broker_id for broker_id, _ in asked.isr]
         # A broker that lost its log leaves: a leader hands over to the others in sync; alone it leaves
-        # nobody.
+        # an empty ISR.
         leaves = self.broker_id in partition.isr and set(isr) == set(partition.isr) - {self.broker_id}
         if self.broker_id != partition.leader and not leaves:
             raise KafkaError(ErrorCode.invalid_request)

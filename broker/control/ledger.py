@@ -139,7 +139,7 @@ class Ledger:
             self._recent_bytes -= len(recent.popleft()[1])
 
     async def _start_again(self) -> list[Delta]:
-        """The log was trimmed past this node, which slept: what it missed is told by comparing."""
+        """Load anew, as the log was trimmed past this node, which slept; compare to find what it missed."""
         fresh = Ledger(self._log, self._now_s)
         await fresh.load(await self._log.survey())
         if fresh.image.seq <= self.image.seq:

@@ -5,7 +5,7 @@ boundary and trimming. Does not own: what the records mean, when a node may writ
 are kept.
 
 Invariants: a slot is written at most once and by at most one winner; its hash chain is unbroken; nothing is
-deleted before a boundary object says so, so a writer that slept through a deletion finds out before anyone
+deleted before a boundary object says so, so a writer that slept through a deletion finds out before any node
 hears of its slot.
 """
 
@@ -137,10 +137,10 @@ class MetadataLog:
     async def win(
         self, seq: int, *, controller_epoch: int, previous_hash: bytes, records: Iterable[bytes]
     ) -> bytes | None:
-        """Commit slot `seq`: its bytes if it is ours, None if it is another's or was already collected.
+        """Commit slot `seq`; return its bytes if it is ours, None if another has it or it was collected.
 
-        A lost reply is the normal case. The same bytes go to the same slot until the store says whose it is:
-        the put-id in them tells our own earlier attempt from a rival.
+        A lost reply is the normal case. The same bytes go to the same slot until the store says which writer
+        has it: the put-id in them tells our own earlier attempt from a rival.
         """
         slot = Slot(
             seq=seq,

@@ -35,7 +35,7 @@ class Settings:
 
     @property
     def log_configs(self) -> Mapping[str, LogConfig]:
-        """The topics whose view is kept."""
+        """The log settings at hand, by topic."""
         return self._log_configs
 
     def log_config(self, topic: str) -> LogConfig:

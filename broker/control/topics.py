@@ -1,8 +1,8 @@
 """The commands by which topics come, grow and go, as Kafka decides them.
 
 Owns: CreateTopics, CreatePartitions and DeleteTopics with the order and the errors of their checks, and which
-names a topic may have. Does not own: where replicas go (placement.py), settings (config_changes.py), who
-leads a partition later (leaders.py).
+names a topic may have. Does not own: where replicas go (placement.py), settings (config_changes.py), which
+broker leads a partition later (leaders.py).
 
 Invariant: a topic that is refused leaves no record, and refuses no other topic of the same request.
 """

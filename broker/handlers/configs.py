@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
 DESCRIBED_ROWS_MAX: Final = 300_000
-"""Of some 8,000 topics; each takes 5 µs of the loop, and a request may name one broker 200,000 times."""
+"""The rows of some 8,000 topics; each takes 5 µs of the loop, and a request may name 200,000 brokers."""
 RESOURCE_ROWS: Final = 10
 """What looking a resource up counts for, if less of it is described."""
 CHANGES_MAX: Final = 10_000
-"""Of one request, as in Kafka; each may take a third of a millisecond to check."""
+"""The most changes of one request, as in Kafka; each may take a third of a millisecond to check."""
 ROWS_ALIKE_MAX: Final = 2_000
 FRAME_SIZE_BYTES: Final = 4
 

@@ -3,7 +3,7 @@ DescribeCluster.
 
 Owns: the shapes of these responses, where each error goes in them, making a topic because a client asked
 for it. Does not own: the image (control/image.py), the rules of a new topic (control/topics.py). Invariant:
-everything a client is told about brokers and topics comes from one image, read without a wait between.
+everything an answer says about brokers and topics comes from one image, read without a wait between.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINT: Final = 1
 _CONTROLLER_ENDPOINT: Final = 2
 AUTO_CREATE_WAIT_S: Final = 1.0
-"""How long a client that asks for a topic it may create waits for it before it is told to ask again."""
+"""How long a client waits for a topic that it creates by asking; after that it is to ask again."""
 
 
 class MetadataHandlers:
@@ -100,7 +100,7 @@ class MetadataHandlers:
         view = _View(ctx, self._cluster.image)
         topics = _metadata_topics(view, request)
         if request.include_topic_authorized_operations:
-            # Of an id that is nobody's there is nothing to be allowed.
+            # An id that no topic has allows nothing.
             topics = (
                 fields
                 if fields["name"] is None
@@ -269,13 +269,13 @@ class _View:
         )
 
     def controller_id(self) -> int:
-        """Commands go to the controller, so that is what clients are told; else any broker that is there."""
+        """Commands go to the controller, so that is the one to name; else any broker that is there."""
         if self.image.controller_id in self._reachable:
             return self.image.controller_id
         return min(self._reachable, default=-1)
 
     def brokers(self, id_name: str = "node_id", *, fenced_too: bool = False) -> dict[int, Row]:
-        """Those a client of this listener can be told of, by id."""
+        """Return those that have an address for this listener, by id."""
         brokers = self.image.brokers.values() if fenced_too else self.image.live_brokers()
         return {
             broker.id: {
@@ -313,12 +313,12 @@ class _View:
 
     def _first_version(self, partition: PartitionImage) -> Row:
         """Metadata began with naming only those that are there."""
-        told = self.partition(partition)
+        row = self.partition(partition)
         replicas = tuple(filter(self._reachable.__contains__, partition.replicas))
         isr = tuple(filter(self._reachable.__contains__, partition.isr))
-        if told["error_code"] is ErrorCode.none and (replicas, isr) != (partition.replicas, partition.isr):
-            told["error_code"] = ErrorCode.replica_not_available
-        return {**told, "replica_nodes": replicas, "isr_nodes": isr}
+        if row["error_code"] is ErrorCode.none and (replicas, isr) != (partition.replicas, partition.isr):
+            row["error_code"] = ErrorCode.replica_not_available
+        return {**row, "replica_nodes": replicas, "isr_nodes": isr}
 
     def _leader_error(self, partition: PartitionImage) -> ErrorCode:
         if partition.leader in self._reachable:

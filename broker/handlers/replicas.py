@@ -186,8 +186,8 @@ class ReplicaHandlers:
         return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
 
     def describe_quorum(self, ctx: Context, request: DescribeQuorumRequest) -> Fields:
-        """The metadata log told as Kafka tells its own: every live broker may come to lead it, so all of them
-        are voters, and what is in the image is committed.
+        """Describe the metadata log as Kafka does its own. Every live broker may come to lead it, so all are
+        voters; what is in the image is committed.
         """
         cluster = self._cluster
         image = cluster.image

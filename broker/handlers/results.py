@@ -1,4 +1,4 @@
-"""What the answers to operators' requests share: how long a decision is waited for, and how an error is told.
+"""What the answers to operators' requests share: how long a decision may take, and how an error is given.
 
 Owns: the wait of a request that names a time, the error of one item of a response. Does not own: an error of
 the whole request (the dispatcher's error replies). Invariant: a message always fits into a response.

@@ -234,7 +234,7 @@ def _rejoin(shard: GroupShard, group: Group, member: Member, command: Join, draf
 
 def _update(shard: GroupShard, group: Group, member: Member, command: Join, draft: GroupDraft) -> None:
     if member.join_token is not None:
-        # It asks again, so it gave up on the first answer; nobody may be left waiting for ever.
+        # It asks again, so it gave up on the first answer; no request may be left waiting for ever.
         draft.reply(member.join_token, join_error(ErrorCode.rebalance_in_progress, member.member_id))
     member.protocols = command.protocols
     member.rebalance_timeout_ms = command.rebalance_timeout_ms

@@ -41,7 +41,7 @@ class Event(Enum):
     JOINED = auto()
     """The join phase is over; a generation begins with the members that joined."""
     EMPTIED = auto()
-    """The join phase is over and nobody is left."""
+    """The join phase is over and no member is left."""
     ASSIGNED = auto()
     """The leader's assignment is on its way into the log."""
 
