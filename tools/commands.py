@@ -33,7 +33,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 topics_app = typer.Typer(help="Create, delete, list, describe and alter topics.", no_args_is_help=True)
-bench_app = typer.Typer(no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Measure any Kafka-compatible broker with confluent-kafka.", no_args_is_help=True
+)
 store_app = typer.Typer(help="Look at an object store.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
 app.add_typer(bench_app, name="bench")
@@ -382,9 +384,8 @@ JsonFile = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
-@bench_app.callback()
-def need_bench_client() -> None:
-    """Measure any Kafka-compatible broker with confluent-kafka."""
+def _need_bench_client() -> None:
+    """Failure without the client. Called by each command, so that its help is there without one."""
     if find_spec("confluent_kafka") is None:
         raise Failure("bench needs a client, which is not installed: pip install 'tidewal[bench]'")
 
@@ -409,6 +410,7 @@ def bench_produce(
     quiet: Quiet = False,
 ) -> None:
     """Write records as fast as the broker takes them; every one is waited for."""
+    _need_bench_client()
     from tools import bench
 
     load = _load(bootstrap, topic, records, record_size)
@@ -445,6 +447,7 @@ def bench_consume(
     quiet: Quiet = False,
 ) -> None:
     """Read a topic from its start, outside any group."""
+    _need_bench_client()
     from tools import bench
 
     load = _load(bootstrap, topic, records or 0, 0)
@@ -469,6 +472,7 @@ def bench_latency(
     quiet: Quiet = False,
 ) -> None:
     """Send one record at a time: time to its acknowledgement, and until a waiting consumer has it."""
+    _need_bench_client()
     from tools import bench
 
     load = _load(bootstrap, topic, records, record_size)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
 DESCRIBED_ROWS_MAX: Final = 300_000
-"""The rows of some 8,000 topics; each takes 5 µs of the loop, and a request may name 200,000 brokers."""
+"""The rows of some 8,000 topics; each takes 5 µs of the loop, and a request may repeat one broker."""
 RESOURCE_ROWS: Final = 10
 """What looking a resource up counts for, if less of it is described."""
 CHANGES_MAX: Final = 10_000

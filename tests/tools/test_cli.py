@@ -64,6 +64,15 @@ def test_without_its_client_bench_says_what_to_install(
     assert line == "tidewal: bench needs a client, which is not installed: pip install 'tidewal[bench]'"
 
 
+@pytest.mark.parametrize("command", ["produce", "consume", "latency"])
+def test_the_help_of_bench_needs_no_client(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    assert cli.run(["bench", command, "--help"]) == 0
+    assert "--bootstrap" in capsys.readouterr().out
+
+
 def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
