@@ -46,6 +46,7 @@ WRITE_WAIT_S: Final = 5.0
 """How long a DeleteRecords without time left waits for this broker's own disk: the time-out of the request is
 meant for the followers."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
+_ISOLATION_LEVELS: Final = (0, 1)
 _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 """Asks one replica about itself, leader or not."""
@@ -70,6 +71,8 @@ class OffsetHandlers:
         asked = Counter(
             (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
         )
+        if request.isolation_level not in _ISOLATION_LEVELS:
+            raise KafkaError(ErrorCode.unknown_server_error, f"no isolation level {request.isolation_level}")
         isolation = request.isolation_level if request.replica_id == _CONSUMER else None
         from_leader = request.replica_id != _DEBUGGER
         topics: dict[str, dict[int, Fields]] = {}

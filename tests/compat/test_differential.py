@@ -350,6 +350,16 @@ def test_list_offsets_by_special_time(twins: Twins, version: int) -> None:
     twins.same(Api.LIST_OFFSETS, version, **list_offsets_fields("no-such-topic", -1))
     if version >= 4:
         twins.same(Api.LIST_OFFSETS, version, **list_offsets_fields(name, -1, current_leader_epoch=99))
+    no_partitions = {"topics": [{"name": name, "partitions": []}]}
+    for isolation_level in (-1, 0, 1, 2):
+        for replica_id in (-1, -2, 5):
+            fields = {
+                **list_offsets_fields(name, -1),
+                "replica_id": replica_id,
+                "isolation_level": isolation_level,
+            }
+            twins.same(Api.LIST_OFFSETS, version, **fields)
+            twins.same(Api.LIST_OFFSETS, version, **{**fields, **no_partitions})
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,9 @@ class Maker:
     def item(self, field: Any) -> Any:
         if field.struct is not None:
             return self.fields(struct_schema(field.struct))
+        if field.name == "isolation_level":
+            # of ListOffsets any other is answered with UNKNOWN_SERVER_ERROR, as by Kafka
+            return self.random.choice((0, 1))
         match field.kafka_type:
             case "string":
                 return self.random.choice(NAMES)
