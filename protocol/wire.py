@@ -249,7 +249,7 @@ class _Sent(NamedTuple):
 
 
 class Connection:
-    """Both ends of Kafka's protocol, sans I/O.
+    """One end of Kafka's protocol, client or server, without I/O.
 
     A client's `send` gives the bytes of a request and remembers what the answer will be; a server's
     `answer` gives the bytes of a response. `receive` takes what the socket gave and returns what it

@@ -51,7 +51,7 @@ def encode_uuid(value: UUID) -> str:
 
 
 def new_id(random: Random) -> UUID:
-    """Like Kafka's, an id never begins with a dash: command lines would take it for an option."""
+    """Return an id that does not begin with a dash: command lines would take it for an option (so Kafka)."""
     while True:
         made = UUID(bytes=random.randbytes(16), version=4)
         if not encode_uuid(made).startswith("-"):

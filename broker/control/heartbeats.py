@@ -242,7 +242,7 @@ class Heartbeats:
     # --- silence ---
 
     def tick(self, now_s: float, *, wants_to_stay: bool) -> None:
-        """To be called every fraction of a second while this node is the controller.
+        """Decide which sessions are over; called every fraction of a second by the controller.
 
         What it decides is committed beside it: a slow store must not look like a stall of this process.
         """

@@ -70,7 +70,7 @@ class Member:
         return [broker for broker in self.image.live_brokers() if broker.id != self.node_id]
 
     def endpoint_of(self, node_id: int) -> Endpoint | None:
-        """Where other brokers reach this node; a fenced one too."""
+        """Return where other brokers reach this node, even a fenced one; None if it is not registered."""
         broker = self.image.brokers.get(node_id)
         return None if broker is None else broker.endpoint(self._listener)
 

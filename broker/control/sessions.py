@@ -53,8 +53,8 @@ class Sessions:
         self._heard_s.pop(broker_id, None)
 
     def tick(self, now_s: float) -> bool:
-        """To be called every fraction of a second. Return True when this process had been away, so that every
-        session began anew."""
+        """Note that the process runs; callers do so every fraction of a second. Return True if it stood still
+        for so long that every session was begun anew."""
         stalled = self._ticked_s is not None and now_s - self._ticked_s > STALL_S
         self._ticked_s = now_s
         if stalled:
@@ -96,7 +96,7 @@ class ElectionTimer:
         self._limit_s = self._uniform(*ELECTION_AFTER_S)
 
     def tick(self, now_s: float) -> None:
-        """To be called every fraction of a second, as `Sessions.tick`."""
+        """Note that the process runs, as `Sessions.tick` does."""
         if self._ticked_s is None or now_s - self._ticked_s > STALL_S:
             self.restart(now_s)
         self._ticked_s = now_s

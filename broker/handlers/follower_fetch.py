@@ -214,7 +214,7 @@ class FollowerFetch:
         self._purgatory.watch(wait, WATERMARK_WAIT_S)
 
     def _session(self, turn: FetchTurn, request: FetchRequest) -> FollowerSession | None:
-        """None without a session: then every partition is looked at, and the answer waits for nothing."""
+        """Return the follower's session; without one every partition is read and nothing is waited for."""
         held = turn.session
         if held is None:
             return None

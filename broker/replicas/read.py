@@ -330,7 +330,7 @@ def error_known_to(version: int, code: ErrorCode) -> ErrorCode:
 
 
 def divergence(held: AbstractLog, wanted: PartitionRequest) -> tuple[int, int] | None:
-    """Where this log and the one that the reader has read so far part (KIP-595), or None when they agree."""
+    """Return where this log and what the reader has read so far diverge (KIP-595); None if they agree."""
     epoch, end = held.end_offset_for_epoch(wanted.last_epoch)
     if epoch < 0 or end < 0:
         raise KafkaError(ErrorCode.offset_out_of_range, "the last fetched epoch is unknown")
