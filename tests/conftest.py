@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,6 +85,20 @@ def bootstrap(broker: Broker) -> str:
     """host:port of `broker`."""
     listener = next(iter(broker.listeners.values()))
     return f"{listener.host}:{listener.port}"
+
+
+@pytest.fixture
+def heard_signals() -> Iterator[None]:
+    """Give the processes that a test starts every signal: those that a background shell or nohup has this
+    one ignore would be ignored there as well."""
+    ignored = [
+        number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture

@@ -204,6 +204,7 @@ def test_started_again_it_goes_on_where_it_was(start: Start) -> None:
     until(lambda: values() == list(range(80)), "all that was acknowledged")
 
 
+@pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_however_many_signals_come_a_clean_stop_is_one(start: Start, kind: signal.Signals) -> None:
     command = start().wait_ready()

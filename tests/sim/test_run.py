@@ -64,6 +64,7 @@ def test_what_was_done_before_an_end_is_summed_up(
     assert capsys.readouterr().out.splitlines()[-1].endswith("--from 1")
 
 
+@pytest.mark.usefixtures("heard_signals")
 def test_an_interrupt_from_the_terminal_ends_it_with_its_sum() -> None:
     command = [sys.executable, "-m", "tests.sim.run", "--seeds", "1000000", "--brokers", "1", "--jobs", "2"]
     with subprocess.Popen(
