@@ -47,7 +47,8 @@ class Custody:
         for slot in history.slots:
             for state in slot.partitions:
                 known = self._moments[state.tp]
-                before = known[-1].state if known and state.partition_epoch else None
+                is_known = bool(known) and known[-1].state.topic_id == state.topic_id
+                before = known[-1].state if is_known else None
                 is_unclean = (
                     before is not None
                     and state.leader >= 0

@@ -329,7 +329,7 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """`adding` are the replicas that a reassignment under way brings."""
+    """`adding` are the replicas that a reassignment under way brings. Epochs count within one `topic_id`."""
 
     tp: TopicPartition
     leader: int
@@ -338,6 +338,7 @@ class PartitionState:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     adding: tuple[int, ...] = ()
+    topic_id: str = ""
 
     def may_lead_after(self, before: PartitionState) -> bool:
         """Whether its leader was in sync: a member of the ISR, or one whose joining it ended a reassignment,

@@ -151,6 +151,7 @@ def _states(topic: TopicImage) -> Iterable[PartitionState]:
             replicas=partition.replicas,
             isr=partition.isr,
             adding=partition.adding,
+            topic_id=str(topic.id),
         )
 
 

@@ -143,8 +143,8 @@ def epochs_count_changes(case: Case) -> Iterator[str]:
     """12 (metadata) A new leader has a new epoch, and every change a new partition epoch."""
     for tp in case.custody.partitions():
         for before, after in pairwise(moment.state for moment in case.custody.moments(tp)):
-            if after.partition_epoch == 0:
-                continue  # deleted and created again
+            if after.topic_id != before.topic_id:
+                continue  # deleted and created again, perhaps changed in the same slot
             where = f"{tp} partition epoch {after.partition_epoch}"
             if after.leader != before.leader and after.leader_epoch <= before.leader_epoch:
                 yield f"{where}: from leader {before.leader} to {after.leader} in epoch {after.leader_epoch}"

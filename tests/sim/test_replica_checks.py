@@ -363,6 +363,17 @@ def test_every_rule_has_a_mutation_that_only_it_catches() -> None:
     assert set(RULES) <= alone
 
 
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_topic_made_anew_counts_its_epochs_anew(is_made_anew: bool) -> None:
+    """It may have been made and changed in one slot: its first state is then a later one."""
+    history = clean()
+    before = replace(state(1, 2, 3, ISR), tp=("u", 0), topic_id="first")
+    after = replace(state(3, 0, 1, ISR), tp=("u", 0), topic_id="second" if is_made_anew else "first")
+    added = [slot(11.5 + number, 3, 3, partitions=(each,)) for number, each in enumerate((before, after))]
+    history.slots = chain(*history.slots, *added)
+    assert judge(history).rules() == (set() if is_made_anew else {"12 epochs count changes"})
+
+
 # --- what may be lost ---------------------------------------------------------------------------------------
 
 
