@@ -28,7 +28,7 @@ from tests.sim.history import Crash, History, TopicPartition
 from tests.sim.loop import Killed, Process, SimFailure, SimLoop
 from tests.sim.net import Fabric
 from tests.sim.restart import recovered_ends
-from tests.sim.salvage import readable_ends
+from tests.sim.salvage import TornFiles, readable_ends
 from tests.sim.store import Bucket, SimStore, StoreProfile
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Node:
         self._common = common
         self._seed = seed
         self._left: dict[TopicPartition, int] = {}  # where logs ended when the last life did
+        self._torn = TornFiles()
         self._stopped = False
         self.is_stopping = False
         given = {"node.id": str(node_id), "listeners": "PLAINTEXT://0.0.0.0:9092", **properties}
@@ -236,7 +237,7 @@ class Node:
         """The machine goes down and its next life begins on an empty disk."""
         self.kill(power=True)
         self.disk = self._new_disk(self.loop, self._seed)
-        self._left = {}
+        self._left, self._torn = {}, TornFiles()
         self.loop.trace("new-disk", self.name)
         self._history.crashes.append(
             Crash(node=self.id, life=self.life, at=self.loop.now, power=True, replaced=True)
@@ -247,12 +248,14 @@ class Node:
         if not was_ready:
             ready.set_result(False)
         synced = {}
-        whole = self.disk.snapshot()
+        whole = self._torn.whole(self.disk.snapshot())
         if power:
             self._fabric.power_off(self.name)
             synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs, whole)
             self.disk.power_cut()
-        self._left = kept = readable_ends(self.disk.snapshot(), self.log_dirs, whole)
+        left = self.disk.snapshot()
+        self._torn.note(whole, left)
+        self._left = kept = readable_ends(left, self.log_dirs, whole)
         if self._stopped:
             return
         self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))

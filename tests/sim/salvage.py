@@ -20,6 +20,21 @@ from tests.sim.history import TopicPartition
 _LOG_DIRECTORY = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<index>\d+)")
 
 
+class TornFiles:
+    """The files of which a power cut took something, for as long as no life has made others of them."""
+
+    def __init__(self) -> None:
+        self._torn: dict[str, bytes] = {}
+
+    def whole(self, before: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the files that held all that was written to them, of what the disk held before a crash."""
+        return {path: data for path, data in before.items() if self._torn.get(path) != data}
+
+    def note(self, whole: Mapping[str, bytes], left: Mapping[str, bytes]) -> None:
+        """Remember what the crash left of them."""
+        self._torn = {path: data for path, data in left.items() if whole.get(path) != data}
+
+
 def segments(
     snapshot: Mapping[str, bytes], log_dirs: Sequence[str]
 ) -> dict[TopicPartition, list[tuple[str, int, bytes]]]:

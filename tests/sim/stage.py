@@ -234,15 +234,17 @@ class Stage:
     async def quietly_deleted(self, client: SimClient, tp: TopicPartition, before: int) -> None:
         """Liveness of a deletion in a healthy cluster: asked of the leader, it is answered well at once. The
         cluster is not healthy while a connection is frozen: a follower of which nobody wants anything waits
-        for an answer on it until replica.socket.timeout.ms has passed, in sync all the while."""
+        for an answer on it until replica.socket.timeout.ms has passed, in sync all the while. Nor is it while
+        a broker is down, by a fault that outlasted the healing, and its session is not over."""
         deletes = self.history.deletes
         while True:
-            was_frozen = self.fabric.has_frozen
+            was_frozen, crashes = self.fabric.has_frozen, len(self.history.crashes)
             await client.delete_records(tp, before, timeout_ms=QUIET_DELETE_MS)
             if deletes[-1].result == "ok":
                 return
             is_late = deletes[-1].error == ErrorCode.request_timed_out.name
-            if deletes[-1].error not in PASSING and not (is_late and was_frozen):
+            has_lost_one = len(self.history.crashes) > crashes or len(self.ready()) < len(self.nodes)
+            if deletes[-1].error not in PASSING and not (is_late and (was_frozen or has_lost_one)):
                 self.stuck.append(f"DeleteRecords of {tp} before {before} ended with {deletes[-1].error}")
                 return
 

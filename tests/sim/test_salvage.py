@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import records
-from tests.sim.salvage import readable_ends
+from tests.sim.salvage import TornFiles, readable_ends
 
 TP = ("t", 0)
 FIRST, SECOND = (f"/data/t-0/{base:020d}.log" for base in (0, 5))
@@ -34,3 +34,16 @@ def test_it_stops_where_a_tail_is_missing(first: bytes) -> None:
 
 def test_it_goes_on_behind_a_segment_that_lost_nothing() -> None:
     assert end_of(stored(0), stored(5), {FIRST: stored(0)}) == 7
+
+
+def test_a_second_cut_does_not_make_a_torn_segment_whole() -> None:
+    """The gap behind it is no compaction's, whatever else happens before a life has recovered it."""
+    torn = TornFiles()
+    full = {FIRST: stored(0) + stored(3), SECOND: stored(5)}
+    left = {FIRST: stored(0), SECOND: stored(5)}
+    torn.note(torn.whole(full), left)
+    again = torn.whole(left)
+    assert again == {SECOND: stored(5)}
+    assert readable_ends(left, ["/data"], again)[TP] == 2
+    torn.note(again, left)
+    assert torn.whole({**left, FIRST: full[FIRST]}).keys() == {FIRST, SECOND}, "a life made it anew"
