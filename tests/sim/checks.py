@@ -33,6 +33,12 @@ class Case:
         """Whether what was committed at this offset, seen between the two, was lost by all who had it."""
         return self.custody.is_lost(tp, offset, begin, end, was_synced=self._is_synced_first(tp))
 
+    def is_stale(self, fetch: Fetch, offset: int) -> bool:
+        """Whether a follower gave what the ISR had lost before: it serves what was committed until it hears
+        from the leader that begins again without it."""
+        is_follower = fetch.node != self.custody.leader_of(fetch.tp, fetch.leader_epoch)
+        return is_follower and self.custody.was_lost_before(fetch.tp, offset, fetch.invoked)
+
     def _is_synced_first(self, tp: TopicPartition) -> bool:
         return self.history.single_replica_flush and self.custody.is_single(tp)
 
@@ -245,7 +251,8 @@ def read_stays_read(case: Case) -> Iterator[str]:
             if batch.next_offset <= end:
                 continue
             since = case.custody.last_of_epoch(fetch.tp, fetch.leader_epoch, fetch.invoked)
-            if not case.is_forgotten(fetch.tp, batch.next_offset - 1, since, fetch.done):
+            last = batch.next_offset - 1
+            if not case.is_forgotten(fetch.tp, last, since, fetch.done) and not case.is_stale(fetch, last):
                 yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
 
 
@@ -525,7 +532,7 @@ def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
     for fetch in history.fetches:
         for batch in fetch.batches:
             for offset, value in batch.pairs():
-                is_lost = (fetch.tp, offset, value) in lost
+                is_lost = (fetch.tp, offset, value) in lost or case.is_stale(fetch, offset)
                 if not is_lost and not case.is_forgotten(fetch.tp, offset, fetch.invoked, fetch.done):
                     yield fetch.tp, offset, value
 

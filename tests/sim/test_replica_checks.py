@@ -535,6 +535,20 @@ def test_a_watermark_outlives_what_the_last_member_lost_until_its_replica_hears_
     assert {"9 replica watermarks", "10 replicas agree"} <= judge(history).rules()
 
 
+@pytest.mark.parametrize("node", [1, 3])
+def test_a_follower_may_give_what_the_last_member_lost_until_it_hears_of_it(node: int) -> None:
+    """Its leader, which lost it, may not."""
+    history = clean()
+    history.crashes.append(Crash(node=3, life=1, at=12, power=True, kept_end={T: 6}))
+    alone = slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),))
+    back = slot(12.5, 3, 3, brokers=(broker(3, 11),), partitions=(state(3, 3, 6, (3,)),))
+    history.slots = chain(*history.slots, alone, back)
+    end_before(history, B0, B1, B2)
+    history.fetches.append(fetch(12.6, 6, B3, hw=7, epoch=3, node=node, life=2, client="late", seek=True))
+    rules = judge(history).rules()
+    assert ("8 read stays read" in rules) == (node == 3), rules
+
+
 # --- what lies below a log start ----------------------------------------------------------------------------
 
 NOBODYS = batch(0, 77, epoch=3)
