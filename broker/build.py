@@ -49,9 +49,7 @@ from storage.log_manager import LogManager
 from storage.maintenance import Intervals
 
 
-def build(
-    config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callable[[str], None]
-) -> Components:
+def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callable[[str], None]) -> Components:
     """`fail` ends the broker: no log directory is left."""
     loop = asyncio.get_running_loop()
     background = Background()

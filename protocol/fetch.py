@@ -437,6 +437,8 @@ _ABORTED_BYTES: Final = 16
 _PREFERRED_BYTES: Final = 4
 _LEAST_PARTITION_BYTES: Final = 37
 _LEAST_TOPIC_BYTES: Final = 18
+
+
 class FetchedPartition(NamedTuple):
     """What a leader answers for one partition."""
 

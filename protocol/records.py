@@ -77,6 +77,7 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 
+
 class ControlType(IntEnum):
     ABORT = 0
     COMMIT = 1

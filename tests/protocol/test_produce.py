@@ -164,9 +164,7 @@ def test_the_prepared_answers_are_the_packed_ones(
         [correlation_id for correlation_id, _ in asked], [offset for _, offset in asked], start
     )
     assert prepared == b"".join(
-        encode_produce(
-            version, correlation_id, [(topic, [ProduceResult(index, 0, offset, -1, start)])]
-        )
+        encode_produce(version, correlation_id, [(topic, [ProduceResult(index, 0, offset, -1, start)])])
         for correlation_id, offset in asked
     )
 

@@ -420,9 +420,7 @@ async def test_a_restart_reads_what_was_written(
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-async def test_compressed_batches_are_read_and_written(
-    disk: FakeLog, make: MakeState, codec: Codec
-) -> None:
+async def test_compressed_batches_are_read_and_written(disk: FakeLog, make: MakeState, codec: Codec) -> None:
     state = make(codec=codec)
     await state.wait_settled()
     await asyncio.gather(*(state.ask(commit(n, partition=n)) for n in range(30)))

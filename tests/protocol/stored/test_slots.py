@@ -15,7 +15,6 @@ INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
-
 SLOTS = st.builds(
     Slot,
     seq=st.integers(0, (1 << 64) - 1),
