@@ -7,13 +7,13 @@ Invariant: a broker's refusal reaches the user with Kafka's name for it and the 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol import messages
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
+from protocol.ids import encode_id
 from tools.client import Client
 from tools.console import Failure, emit, emit_json, emit_table
 
@@ -142,9 +142,10 @@ async def _all_topics(client: Client) -> list[str]:
 
 async def _description(client: Client, topic: str) -> dict[str, Any]:
     found = await _metadata_of(client, topic)
+    topic_id = messages.get(found, "topic_id", None)
     return {
         "topic": topic,
-        "id": _topic_id_text(messages.get(found, "topic_id", None)),
+        "id": None if topic_id is None else encode_id(topic_id),
         "internal": found.is_internal,
         "configs": await _configs_of(client, topic),
         "partitions": [
@@ -167,13 +168,6 @@ async def _metadata_of(client: Client, topic: str) -> Any:
     if found.error_code != ErrorCode.none:
         raise KafkaError(found.error_code, f"topic {topic}")
     return found
-
-
-def _topic_id_text(topic_id: Any) -> str | None:
-    """Format an id as Kafka prints it: URL-safe base64 without padding."""
-    if topic_id is None:
-        return None
-    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 async def _configs_of(client: Client, topic: str) -> dict[str, str | None]:

@@ -9,7 +9,6 @@ cluster was joined.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +21,7 @@ from broker.config.listeners import Listener
 from broker.config.properties import parse_properties
 from broker.control.image import BrokerImage
 from broker.endpoint import Endpoint
+from protocol.ids import decode_id, encode_id
 from storage.files import Files, write_whole
 
 META_PROPERTIES = "meta.properties"
@@ -45,24 +45,12 @@ class Directory:
     """The broker epoch in which its last owner stopped in order; -1 where nothing says so."""
 
 
-def encode_uuid(value: UUID) -> str:
-    """Return an id as Kafka writes it: base64 for URLs, no padding."""
-    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
-
-
 def new_id(random: Random) -> UUID:
     """Return an id that does not begin with a dash: command lines would take it for an option (so Kafka)."""
     while True:
         made = UUID(bytes=random.randbytes(16), version=4)
-        if not encode_uuid(made).startswith("-"):
+        if not encode_id(made).startswith("-"):
             return made
-
-
-def decode_uuid(text: str) -> UUID:
-    data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if len(data) != 16:
-        raise ValueError(f"not an id: {text!r}")
-    return UUID(bytes=data)
 
 
 def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id: int) -> Directory:
@@ -78,7 +66,7 @@ def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id
     if not cluster_id:
         raise StartupError(f"{path}: meta.properties does not say which cluster it belongs to")
     try:
-        parsed_id = None if directory_id is None else decode_uuid(directory_id)
+        parsed_id = None if directory_id is None else decode_id(directory_id)
     except ValueError:
         raise StartupError(f"{path}: meta.properties has a bad directory.id {directory_id!r}") from None
     return Directory(
@@ -107,7 +95,7 @@ def _marker_epoch(marker: bytes | None) -> int:
 def meta_properties(*, cluster_id: str, node_id: int, directory_id: UUID) -> bytes:
     lines = (
         f"cluster.id={cluster_id}",
-        f"directory.id={encode_uuid(directory_id)}",
+        f"directory.id={encode_id(directory_id)}",
         f"node.id={node_id}",
         "version=1",
     )

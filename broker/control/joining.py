@@ -26,7 +26,6 @@ from broker.control.directories import (
     advertised_endpoints,
     claimed_cluster,
     clean_epoch,
-    encode_uuid,
     mark_directories,
     missing_directories,
     read_directories,
@@ -45,6 +44,7 @@ from broker.ports import World
 from protocol.apis import PeerApi
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
+from protocol.ids import encode_id
 from remote.store.object_store import StoreError
 from remote.store.probe import probe_conditions
 
@@ -224,7 +224,7 @@ class Joining:
             # A controller would know of its session; where there is none, it would take us for its successor.
             await self._wait_for_earlier_life()
             return False
-        born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_uuid(self._member.new_id()))]
+        born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_id(self._member.new_id()))]
         taken_in = registration.decide(self._image, self._settings.rules()).records
         bump = election(self._image, self._node_id)
         records: list[Record] = [*born, bump, *taken_in]

@@ -1,8 +1,8 @@
 """The metadata log in the object store: numbered slots, each won by one conditional put.
 
-Owns: the keys below `meta/`, committing a slot through lost replies, reading slots back, snapshots, the
-boundary and trimming. Does not own: what the records mean, when a node may write (cluster.py), how objects
-are kept.
+Owns: committing a slot through lost replies, reading slots back, snapshots, the boundary and trimming. Does
+not own: the keys (remote.keys), what the records mean, when a node may write (cluster.py), how objects are
+kept.
 
 Invariants: a slot is written at most once and by at most one winner; its hash chain is unbroken; nothing is
 deleted before a boundary object says so, so a writer that slept through a deletion finds out before any node
@@ -22,6 +22,7 @@ from broker.control.image import Image
 from broker.control.metadata_records import Record, SnapshotTaken, decode_record, encode_record
 from protocol.stored.schema import BadRecord
 from protocol.stored.slots import Slot, decode_slot, encode_slot, slot_hash
+from remote.keys import BOUNDARIES, META, SNAPSHOTS, boundary_key, parse_number, slot_key, snapshot_key
 from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
 
 T = TypeVar("T")
@@ -34,23 +35,6 @@ RETRY_MAX_MS = 2_000
 GENESIS_HASH = bytes(32)
 
 logger = logging.getLogger(__name__)
-
-ROOT = "meta/"
-_SNAPSHOTS = "meta/snapshot/"
-_BOUNDARIES = "meta/boundary/"
-
-
-def slot_key(seq: int) -> str:
-    """Zero-padded, so that names sort as numbers."""
-    return f"{ROOT}{seq:020d}"
-
-
-def snapshot_key(seq: int) -> str:
-    return f"{_SNAPSHOTS}{seq:020d}"
-
-
-def boundary_key(seq: int) -> str:
-    return f"{_BOUNDARIES}{seq:020d}"
 
 
 class BrokenLog(Exception):
@@ -90,10 +74,10 @@ class MetadataLog:
         self._unanswered = 0
 
     async def survey(self) -> Survey:
-        keys = await self.patiently(lambda: self._store.list(ROOT))
-        snapshots = _numbers(keys, _SNAPSHOTS)
-        boundaries = _numbers(keys, _BOUNDARIES)
-        slots = _numbers((key for key in keys if key.count("/") == 1), ROOT)
+        keys = await self.patiently(lambda: self._store.list(META))
+        snapshots = _numbers(keys, SNAPSHOTS)
+        boundaries = _numbers(keys, BOUNDARIES)
+        slots = _numbers(keys, META)
         self._boundary = max(self._boundary, *boundaries, 0)
         return Survey(slots=slots, snapshots=snapshots, boundary=self._boundary)
 
@@ -128,10 +112,8 @@ class MetadataLog:
 
     async def boundary(self) -> int:
         """The highest slot that may have been deleted."""
-        newer = await self.patiently(
-            lambda: self._store.list(_BOUNDARIES, after=boundary_key(self._boundary))
-        )
-        self._boundary = max((self._boundary, *_numbers(newer, _BOUNDARIES)))
+        newer = await self.patiently(lambda: self._store.list(BOUNDARIES, after=boundary_key(self._boundary)))
+        self._boundary = max((self._boundary, *_numbers(newer, BOUNDARIES)))
         return self._boundary
 
     async def win(
@@ -275,8 +257,8 @@ class MetadataLog:
 
 
 def _numbers(keys: Iterable[str], prefix: str) -> tuple[int, ...]:
-    names = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    return tuple(sorted(int(name) for name in names if name.isdigit()))
+    numbers = (parse_number(key, prefix) for key in keys)
+    return tuple(sorted(number for number in numbers if number is not None))
 
 
 def parse_slot(data: bytes, seq: int | None = None) -> ReadSlot:

@@ -25,17 +25,17 @@ from broker.control.config_changes import ConfigOp, IncrementalAlterConfigs, Ope
 from broker.control.directories import (
     StartupError,
     advertised_endpoints,
-    decode_uuid,
-    encode_uuid,
     read_directory,
 )
 from broker.control.image import Image
 from broker.control.ledger import Ledger
-from broker.control.metadata_log import MetadataLog, boundary_key, slot_key, snapshot_key
+from broker.control.metadata_log import MetadataLog
 from broker.control.metadata_records import ClusterBorn, ControllerElected, encode_record
 from broker.control.topics import CreateTopics, DeleteTopics, NewTopic, TopicRef
 from protocol.errors import ErrorCode, KafkaError
+from protocol.ids import decode_id, encode_id
 from protocol.stored.slots import slot_hash
+from remote.keys import boundary_key, slot_key, snapshot_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import PutResult, StoreError
 from storage.files import Files, write_whole
@@ -78,7 +78,7 @@ def test_birth_is_one_object() -> None:
             "version": "1",
             "cluster.id": image.cluster_id,
             "node.id": "1",
-            "directory.id": encode_uuid(image.brokers[1].directories[0]),
+            "directory.id": encode_id(image.brokers[1].directories[0]),
         }
         assert len(image.cluster_id) == 22
 
@@ -280,14 +280,14 @@ def test_kafkas_own_meta_properties_is_read() -> None:
     found = read_directory("/d", text, b'{"version":0,"brokerEpoch":9}', node_id=1)
     assert found.cluster_id == "4L6g3nShT-eMCtK--X86sw"
     assert found.directory_id is not None
-    assert encode_uuid(found.directory_id) == "J8aAPcfLQt2bqs1JT_rMgQ"
+    assert encode_id(found.directory_id) == "J8aAPcfLQt2bqs1JT_rMgQ"
     assert found.clean_epoch == 9
 
 
 @given(st.uuids())
 def test_ids_are_written_as_kafka_writes_them(value: Any) -> None:
-    assert len(encode_uuid(value)) == 22
-    assert decode_uuid(encode_uuid(value)) == value
+    assert len(encode_id(value)) == 22
+    assert decode_id(encode_id(value)) == value
 
 
 def test_a_log_with_a_hole_is_refused() -> None:

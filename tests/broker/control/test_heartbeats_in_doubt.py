@@ -18,9 +18,10 @@ from broker.control.brokers import UnregisterBroker, election
 from broker.control.cluster import Cluster
 from broker.control.command_queue import QUEUE_MAX_COMMANDS, CommandQueue, EmptySlot
 from broker.control.image import Delta
-from broker.control.metadata_log import MetadataLog, parse_slot, snapshot_key
+from broker.control.metadata_log import MetadataLog, parse_slot
 from broker.control.metadata_records import encode_record
 from protocol.errors import ErrorCode, KafkaError
+from remote.keys import snapshot_key
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.broker.control.test_heartbeats import controllers, create, run, until
 

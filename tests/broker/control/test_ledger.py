@@ -6,9 +6,10 @@ import asyncio
 import random
 
 from broker.control.ledger import Ledger
-from broker.control.metadata_log import SLOTS_KEPT_MS, MetadataLog, slot_key
+from broker.control.metadata_log import SLOTS_KEPT_MS, MetadataLog
 from broker.control.metadata_records import ClusterBorn, ControllerElected, Record, encode_record
 from protocol.stored.slots import decode_slot
+from remote.keys import slot_key
 from remote.store.memory_store import MemoryStore
 
 

@@ -15,12 +15,10 @@ from broker.control.metadata_log import (
     SLOTS_KEPT_MS,
     BrokenLog,
     MetadataLog,
-    boundary_key,
-    slot_key,
-    snapshot_key,
 )
 from broker.control.metadata_records import ClusterBorn, ControllerElected, SnapshotTaken, encode_record
 from protocol.stored.slots import decode_slot, slot_hash
+from remote.keys import boundary_key, slot_key, snapshot_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import ObjectStore, PutResult, StoreError
 from tests.sim.loop import Process, SimLoop
