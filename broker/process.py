@@ -56,6 +56,8 @@ def run(
     gc.set_threshold(*GC_THRESHOLDS)
     if config.ignored:
         logger.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+    for warning in config.warnings:
+        logger.warning("%s", warning)
     raise_descriptor_limit()
     admin_address = _address(admin) if admin is not None else None
     store = _store_name(config, store_url)

@@ -17,8 +17,8 @@ LONG_MAX = 0x7FFFFFFFFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """The topic configurations of Kafka 4.3 that mean something here, with their defaults, and
-    `record.validation`."""
+    """The topic configurations of Kafka 4.3 that mean something here, with their defaults, those of
+    KIP-1241, `record.validation` and `remote.log.pressure.policy`."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_gzip_level: int = -1
@@ -42,7 +42,11 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
+    remote_copy_lag_bytes: int = -1
+    remote_copy_lag_ms: int = 0
     remote_log_copy_disable: bool = False
+    remote_log_delete_on_disable: bool = False
+    remote_log_pressure_policy: str = "keep"
     remote_storage_enable: bool = False
     retention_bytes: int = -1
     retention_ms: int = 604_800_000

@@ -22,13 +22,25 @@ from broker.config.listeners import (
     protocol_map,
 )
 from broker.config.tables import (
+    ALIASES,
     BROKER,
     BROKER_DEFAULTS,
     CHAINS,
+    METADATA_CLIENTS,
     STANDALONE_DEFAULTS,
     TOPIC,
     base_name,
     check_known,
+)
+from broker.config.tiering import (
+    TOPIC_METADATA_MANAGER,
+    WITHOUT_EFFECT,
+    MetadataTopic,
+    check_metadata_manager,
+    check_retention,
+    copy_lag_warning,
+    manager_configs,
+    metadata_topic,
 )
 from broker.config.topics import LOG_FIELDS, log_config
 from broker.config.values import ConfigError, ConfigType, invalid, parse_list, parse_value
@@ -46,6 +58,11 @@ class BrokerConfig(Levels):
     inter_broker_listener: str
     ignored: tuple[str, ...]
     """Settings that were given and mean nothing here."""
+    remote_storage_manager_configs: Mapping[str, str]
+    """What the storage manager of the cold tier is told, without its prefix."""
+    remote_metadata_manager_configs: Mapping[str, str]
+    """What the metadata manager is told, likewise."""
+    remote_metadata_topic: MetadataTopic
 
     auto_create_topics_enable: bool
     auto_leader_rebalance_enable: bool
@@ -57,6 +74,7 @@ class BrokerConfig(Levels):
     default_replication_factor: int
     delete_topic_enable: bool
     fetch_max_bytes: int
+    follower_fetch_last_tiered_offset_enable: bool
     follower_replication_throttled_rate: int
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
@@ -68,6 +86,7 @@ class BrokerConfig(Levels):
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
     log_cleaner_io_max_bytes_per_second: float
+    log_dir_min_free_bytes: int
     log_dirs: tuple[str, ...]
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_single_replica: bool
@@ -92,6 +111,27 @@ class BrokerConfig(Levels):
     offsets_topic_segment_bytes: int
     producer_id_expiration_ms: int
     queued_max_request_bytes: int
+    remote_fetch_max_wait_ms: int
+    remote_list_offsets_request_timeout_ms: int
+    remote_log_index_file_cache_total_size_bytes: int
+    remote_log_manager_copier_thread_pool_size: int
+    remote_log_manager_copy_max_bytes_per_second: int
+    remote_log_manager_copy_quota_window_num: int
+    remote_log_manager_copy_quota_window_size_seconds: int
+    remote_log_manager_expiration_thread_pool_size: int
+    remote_log_manager_fetch_max_bytes_per_second: int
+    remote_log_manager_fetch_quota_window_num: int
+    remote_log_manager_fetch_quota_window_size_seconds: int
+    remote_log_manager_follower_thread_pool_size: int
+    remote_log_manager_task_interval_ms: int
+    remote_log_metadata_custom_metadata_max_bytes: int
+    remote_log_metadata_manager_class_name: str
+    remote_log_metadata_manager_class_path: str | None
+    remote_log_reader_max_pending_tasks: int
+    remote_log_reader_threads: int
+    remote_log_storage_manager_class_name: str | None
+    remote_log_storage_manager_class_path: str | None
+    remote_log_storage_system_enable: bool
     replica_fetch_backoff_ms: int
     replica_fetch_max_bytes: int
     replica_fetch_min_bytes: int
@@ -129,10 +169,18 @@ class BrokerConfig(Levels):
         """Whether consumers are sent to the nearest replica (KIP-392)."""
         return bool(self.get("replica.selector.class") == RACK_AWARE_SELECTOR)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should change, a line each."""
+        lines = [f"{name} is the name that KIP-956 proposed; use {ALIASES[name]}" for name in self.aliased]
+        lag = copy_lag_warning(log_config(self, {}), "log.")
+        return (*lines, lag) if lag is not None else tuple(lines)
+
     def with_dynamic(self, *, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
         """Build these settings anew, under the image's cluster-wide and per-broker values."""
         return _build(
             static=self.static,
+            aliased=self.aliased,
             defaults=self.defaults,
             dynamic_default=dict(default),
             dynamic_broker=dict(broker),
@@ -149,6 +197,13 @@ _DERIVED = frozenset(
         "node_id",
         "broker_rack",
         "max_connections_per_ip_overrides",
+        "remote_log_manager_follower_thread_pool_size",
+        "remote_log_metadata_manager_class_path",
+        "remote_log_storage_manager_class_name",
+        "remote_log_storage_manager_class_path",
+        "remote_metadata_manager_configs",
+        "remote_metadata_topic",
+        "remote_storage_manager_configs",
         "socket_receive_buffer_bytes",
         "socket_send_buffer_bytes",
     }
@@ -172,6 +227,13 @@ _MEANINGFUL = frozenset(
         "max.connections.per.ip.overrides",
         "node.id",
         "process.roles",
+        "remote.log.manager.follower.thread.pool.size",
+        "remote.log.manager.thread.pool.size",
+        "remote.log.metadata.manager.class.path",
+        "remote.log.metadata.manager.impl.prefix",
+        "remote.log.storage.manager.class.name",
+        "remote.log.storage.manager.class.path",
+        "remote.log.storage.manager.impl.prefix",
         "replica.selector.class",
         "security.inter.broker.protocol",
         "socket.receive.buffer.bytes",
@@ -182,9 +244,10 @@ _MEANINGFUL = frozenset(
 
 def from_properties(props: Mapping[str, str], *, standalone: bool = False) -> BrokerConfig:
     """Build a broker's settings from its properties; `standalone` is a broker without an external store."""
-    for name in props:
-        check_known(name)
-    static = dict(props)
+    static, aliased = _by_known_names(props)
+    plugins = tuple(static.get(name) or BROKER_DEFAULTS[name] or "" for name in _MANAGER_PREFIXES)
+    for name in static:
+        check_known(name, plugins)
     node_id = static.get("node.id", static.get("broker.id", "1"))
     if static.setdefault("broker.id", node_id) != static.setdefault("node.id", node_id):
         raise ConfigError("You must set `node.id` to the same value as `broker.id`.")
@@ -193,12 +256,27 @@ def from_properties(props: Mapping[str, str], *, standalone: bool = False) -> Br
         definition = BROKER.get(base_name(name))
         if definition is not None:
             definition.parse(text)
-    return _build(static=static, defaults=defaults, dynamic_default={}, dynamic_broker={})
+    return _build(static=static, aliased=aliased, defaults=defaults, dynamic_default={}, dynamic_broker={})
+
+
+_MANAGER_PREFIXES = ("remote.log.storage.manager.impl.prefix", "remote.log.metadata.manager.impl.prefix")
+
+
+def _by_known_names(props: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the properties under the names that the tables have, and which had another."""
+    static = dict(props)
+    aliased = tuple(sorted(props.keys() & ALIASES.keys()))
+    for name in aliased:
+        text, known = static.pop(name), ALIASES[name]
+        if static.setdefault(known, text) != text:
+            raise ConfigError(f"{name} is another name of {known}, and the two differ: set {known} alone")
+    return static, aliased
 
 
 def _build(
     *,
     static: Mapping[str, str],
+    aliased: tuple[str, ...],
     defaults: Mapping[str, str | None],
     dynamic_default: Mapping[str, str],
     dynamic_broker: Mapping[str, str],
@@ -214,6 +292,11 @@ def _build(
     _check_roles(raw)
     listeners = parse_listeners(raw["listeners"] or "", protocols, controllers, "listeners")
     advertised = advertised_listeners(raw, listeners, protocols, controllers)
+    storage_prefix, metadata_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
+    storage_manager = manager_configs(static, storage_prefix)
+    metadata_manager = manager_configs(static, metadata_prefix)
+    if values["remote_log_metadata_manager_class_name"] == TOPIC_METADATA_MANAGER:
+        check_metadata_manager(metadata_manager, metadata_prefix)
     config = BrokerConfig(
         **values,
         static=static,
@@ -223,21 +306,58 @@ def _build(
         listeners=listeners,
         advertised=advertised,
         inter_broker_listener=inter_broker_listener(raw, advertised),
-        # One listener's own value means nothing yet, even of a name that means something for all.
-        ignored=tuple(sorted(name for name in static if name not in _MEANINGFUL)),
+        ignored=tuple(sorted(static.keys() - _MEANINGFUL - _heard(raw, storage_manager, metadata_manager))),
+        aliased=aliased,
         node_id=_node_id(raw),
         broker_rack=raw["broker.rack"] or None,
         log_dirs=parse_list(raw, "log.dirs") or parse_list(raw, "log.dir"),
         max_connections_per_ip_overrides=_ip_overrides(raw["max.connections.per.ip.overrides"] or ""),
         socket_receive_buffer_bytes=_buffer_bytes(static, "socket.receive.buffer.bytes"),
         socket_send_buffer_bytes=_buffer_bytes(static, "socket.send.buffer.bytes"),
+        remote_log_manager_follower_thread_pool_size=_follower_threads(
+            {**static, **dynamic_default, **dynamic_broker}
+        ),
+        remote_log_metadata_manager_class_path=raw["remote.log.metadata.manager.class.path"],
+        remote_log_storage_manager_class_name=raw["remote.log.storage.manager.class.name"],
+        remote_log_storage_manager_class_path=raw["remote.log.storage.manager.class.path"],
+        remote_storage_manager_configs=storage_manager,
+        remote_metadata_manager_configs=metadata_manager,
+        remote_metadata_topic=metadata_topic(metadata_manager, defaults),
     )
     if not config.log_dirs or not all(config.log_dirs):
         raise ConfigError("At least one log directory must be defined via log.dirs or log.dir.")
     if len(set(config.log_dirs)) != len(config.log_dirs):
         raise ConfigError("log.dirs names a directory twice")
-    log_config(config, {})
+    log = log_config(config, {})
+    if config.remote_log_storage_system_enable:
+        check_retention(log, "log.")
     return config
+
+
+def _heard(
+    raw: Mapping[str, str | None], storage_manager: Mapping[str, str], metadata_manager: Mapping[str, str]
+) -> set[str]:
+    """Name the settings of the managers that somebody reads. One listener's own value means nothing yet, even
+    of a name that means something for all."""
+    storage_prefix, metadata_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
+    heard = set()
+    if raw["remote.log.storage.manager.class.name"] is not None:
+        heard |= {storage_prefix + name for name in storage_manager}
+    built_in = raw["remote.log.metadata.manager.class.name"] == TOPIC_METADATA_MANAGER
+    without_effect = WITHOUT_EFFECT if built_in else frozenset()
+    return heard | {
+        metadata_prefix + name
+        for name in metadata_manager
+        if name not in without_effect and not (built_in and name.startswith(METADATA_CLIENTS))
+    }
+
+
+def _follower_threads(given: Mapping[str, str]) -> int:
+    """Return the newer setting if it was given, else the one that it replaced."""
+    newer, older = "remote.log.manager.follower.thread.pool.size", "remote.log.manager.thread.pool.size"
+    name = newer if newer in given or older not in given else older
+    value: int = BROKER[name].parse(given.get(name) or BROKER[name].default or "")
+    return value
 
 
 def _node_id(raw: Mapping[str, str | None]) -> int:

@@ -41,6 +41,11 @@ def _one_of(*allowed: str) -> Check:
     return check
 
 
+def _non_empty(name: str, value: Any) -> None:
+    if not value:
+        raise invalid(name, value, "String must be non-empty")
+
+
 def _each_of(*allowed: str) -> Check:
     def check(name: str, value: Any) -> None:
         if "" in value:
@@ -98,6 +103,9 @@ TOPIC_CHECKS: dict[str, Check] = {
     "min.compaction.lag.ms": at_least(0),
     "min.insync.replicas": at_least(1),
     "record.validation": _one_of("header", "full"),
+    "remote.copy.lag.bytes": at_least(-1),
+    "remote.copy.lag.ms": at_least(-1),
+    "remote.log.pressure.policy": _one_of("keep", "refuse", "drop"),
     "retention.ms": at_least(-1),
     "segment.bytes": at_least(_LEAST_SEGMENT_BYTES),
     "segment.index.bytes": at_least(4),
@@ -129,13 +137,22 @@ _AT_LEAST_1 = _names("""
     transaction.state.log.min.isr transaction.state.log.num.partitions
     transaction.state.log.replication.factor transaction.state.log.segment.bytes
     transactional.id.expiration.ms log.cleaner.max.compaction.lag.ms log.roll.ms
+    remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+    remote.log.index.file.cache.total.size.bytes remote.log.manager.copier.thread.pool.size
+    remote.log.manager.copy.max.bytes.per.second remote.log.manager.copy.quota.window.num
+    remote.log.manager.copy.quota.window.size.seconds remote.log.manager.expiration.thread.pool.size
+    remote.log.manager.fetch.max.bytes.per.second remote.log.manager.fetch.quota.window.num
+    remote.log.manager.fetch.quota.window.size.seconds remote.log.manager.follower.thread.pool.size
+    remote.log.manager.task.interval.ms remote.log.manager.thread.pool.size
+    remote.log.reader.max.pending.tasks remote.log.reader.threads
 """)
 _AT_LEAST_0 = _names("""
     connection.failed.authentication.delay.ms log.cleaner.backoff.ms log.cleaner.delete.retention.ms
     log.cleaner.io.buffer.size log.cleaner.min.compaction.lag.ms
     log.flush.offset.checkpoint.interval.ms log.flush.start.offset.checkpoint.interval.ms
     log.index.interval.bytes log.message.timestamp.after.max.ms log.message.timestamp.before.max.ms
-    log.roll.jitter.hours log.roll.jitter.ms log.segment.delete.delay.ms max.connection.creation.rate
+    log.dir.min.free.bytes log.roll.jitter.hours log.roll.jitter.ms log.segment.delete.delay.ms
+    max.connection.creation.rate remote.log.metadata.custom.metadata.max.bytes
     max.connections max.connections.per.ip max.incremental.fetch.session.cache.slots message.max.bytes
     replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.response.max.bytes
 """)
@@ -146,12 +163,18 @@ def _retention_ms(name: str, value: Any) -> None:
         raise ConfigError("log.retention.ms must be unlimited (-1) or, greater than or equal to 1")
 
 
+_NON_EMPTY = _names("""
+    remote.log.metadata.manager.class.name remote.log.metadata.manager.impl.prefix
+    remote.log.metadata.manager.listener.name remote.log.storage.manager.class.name
+    remote.log.storage.manager.impl.prefix
+""")
 LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 BROKER_CHECKS: dict[str, Check] = {
     "replica.selector.class": _one_of("", LEADER_SELECTOR, RACK_AWARE_SELECTOR),
     **dict.fromkeys(_AT_LEAST_1, at_least(1)),
     **dict.fromkeys(_AT_LEAST_0, at_least(0)),
+    **dict.fromkeys(_NON_EMPTY, _non_empty),
     "compression.gzip.level": _gzip_level,
     "compression.lz4.level": _between(1, 17),
     "compression.type": _one_of(*_CODECS),
@@ -163,6 +186,8 @@ BROKER_CHECKS: dict[str, Check] = {
     "log.index.size.max.bytes": at_least(4),
     "log.local.retention.bytes": at_least(-2),
     "log.local.retention.ms": at_least(-2),
+    "log.remote.copy.lag.bytes": at_least(-1),
+    "log.remote.copy.lag.ms": at_least(-1),
     "log.message.timestamp.type": _one_of("CreateTime", "LogAppendTime"),
     "log.retention.ms": _retention_ms,
     "log.segment.bytes": at_least(_LEAST_SEGMENT_BYTES),

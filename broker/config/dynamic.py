@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from broker.config.broker import BrokerConfig
 from broker.config.tables import BROKER, base_name
+from broker.config.tiering import check_retention
+from broker.config.topics import log_config
 from broker.config.values import ConfigError, check_lengths
 
 _PER_BROKER_PREFIXES = ("ssl.", "sasl.", "listener.name.")
@@ -42,7 +44,8 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
             "Cannot update these configs at default cluster level, broker id must be specified: "
             f"[{', '.join(own)}]"
         )
-    config.with_dynamic(
+    wanted = config.with_dynamic(
         default=config.dynamic_default if per_broker else dynamic,
         broker=dynamic if per_broker else config.dynamic_broker,
     )
+    check_retention(log_config(wanted, {}), "log.")

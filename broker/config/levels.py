@@ -20,6 +20,8 @@ class Levels:
     """The texts of a broker's settings by name, level by level."""
 
     static: Mapping[str, str]
+    aliased: tuple[str, ...]
+    """Names of `static` values that were given under another one."""
     defaults: Mapping[str, str | None]
     dynamic_default: Mapping[str, str]
     dynamic_broker: Mapping[str, str]

@@ -60,10 +60,13 @@ _REAL_DEFAULTS: dict[str, str | None] = {
 STANDALONE_DEFAULTS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.replication.factor": "1",
+    "remote.log.metadata.topic.min.isr": "1",
+    "remote.log.metadata.topic.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.replication.factor": "1",
 }
-"""Without an external store there can be no second broker."""
+"""Without an external store there can be no second broker. What the metadata manager is told is named without
+its prefix."""
 _TOPIC_SYNONYMS = {
     "flush.ms": ("log.flush.interval.ms",),
     "retention.ms": ("log.retention.ms",),
@@ -93,6 +96,18 @@ _THROTTLED_RATE_DOC = (
     "Bytes a second that replication may take for the replicas that a topic's "
     "{}.replication.throttled.replicas names, while they are out of sync."
 )
+_COPY_LAG_DOC = (
+    "How {} a closed segment may become before it is copied to remote storage: 0 copies at once, -1 waits "
+    "for the local retention. With both lags set, the one that is reached first counts (KIP-1241)."
+)
+_MIN_FREE_DOC = (
+    "Below so many free bytes in a log directory, each tiered topic's remote.log.pressure.policy counts "
+    "there; 0 switches that off."
+)
+_PRESSURE_DOC = (
+    "What happens to a tiered topic whose segments cannot be copied while a disk runs full: keep everything, "
+    "refuse what producers send, or drop the oldest segments without a copy."
+)
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 THROTTLED_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 """Kafka describes these where they were set, and never their default."""
@@ -104,6 +119,30 @@ _OWN_BROKER = (
         read_only=True,
         synonyms=(),
         documentation=_SINGLE_REPLICA_DOC,
+    ),
+    Definition(
+        name="log.dir.min.free.bytes",
+        kind=ConfigType.LONG,
+        default=str(1 << 30),
+        read_only=False,
+        synonyms=(),
+        check=BROKER_CHECKS["log.dir.min.free.bytes"],
+        documentation=_MIN_FREE_DOC,
+    ),
+    *(
+        Definition(
+            name=name,
+            kind=ConfigType.LONG,
+            default=default,
+            read_only=False,
+            synonyms=(),
+            check=BROKER_CHECKS[name],
+            documentation=_COPY_LAG_DOC.format(what),
+        )
+        for name, default, what in (
+            ("log.remote.copy.lag.bytes", "-1", "far behind the end of its log"),
+            ("log.remote.copy.lag.ms", "0", "old"),
+        )
     ),
     Definition(
         name="record.validation",
@@ -137,6 +176,30 @@ _OWN_TOPIC = (
         check=TOPIC_CHECKS["record.validation"],
         documentation=_VALIDATION_DOC,
     ),
+    *(
+        Definition(
+            name=name,
+            kind=ConfigType.LONG,
+            default=default,
+            read_only=False,
+            synonyms=(f"log.{name}",),
+            check=TOPIC_CHECKS[name],
+            documentation=_COPY_LAG_DOC.format(what),
+        )
+        for name, default, what in (
+            ("remote.copy.lag.bytes", "-1", "far behind the end of its log"),
+            ("remote.copy.lag.ms", "0", "old"),
+        )
+    ),
+    Definition(
+        name="remote.log.pressure.policy",
+        kind=ConfigType.STRING,
+        default="keep",
+        read_only=False,
+        synonyms=(),
+        check=TOPIC_CHECKS["remote.log.pressure.policy"],
+        documentation=_PRESSURE_DOC,
+    ),
 )
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 HIDDEN_TOPIC = {
@@ -150,9 +213,41 @@ HIDDEN_TOPIC = {
         documentation=_INTERNAL_SEGMENT_DOC,
     )
 }
+METADATA_MANAGER = {
+    name: Definition(
+        name=name,
+        kind=kind,
+        default=default,
+        read_only=True,
+        synonyms=(),
+        check=None if least is None else at_least(least),
+    )
+    for name, kind, default, least in (
+        ("remote.log.metadata.consume.wait.ms", ConfigType.LONG, "120000", 0),
+        ("remote.log.metadata.initialization.retry.interval.ms", ConfigType.LONG, "100", 0),
+        ("remote.log.metadata.initialization.retry.max.timeout.ms", ConfigType.LONG, "120000", 0),
+        ("remote.log.metadata.topic.min.isr", ConfigType.SHORT, "2", 1),
+        ("remote.log.metadata.topic.num.partitions", ConfigType.INT, "50", 1),
+        ("remote.log.metadata.topic.replication.factor", ConfigType.SHORT, "3", 1),
+        ("remote.log.metadata.topic.retention.ms", ConfigType.LONG, "-1", None),
+    )
+}
+"""What the metadata manager that keeps its records in a topic is told, behind its prefix."""
+METADATA_CLIENTS = tuple(
+    f"remote.log.metadata.{whose}." for whose in ("common.client", "consumer", "producer")
+)
+"""Settings of the clients that Kafka's has; here brokers talk to each other without any."""
+ALIASES = {
+    f"remote.log.manager.{kip}.quota.{end}": f"remote.log.manager.{known}.{known_end}"
+    for kip, known in (("write", "copy"), ("read", "fetch"))
+    for end, known_end in (
+        ("default", "max.bytes.per.second"),
+        ("window.num", "quota.window.num"),
+        ("window.size.seconds", "quota.window.size.seconds"),
+    )
+}
+"""Broker settings by the names that KIP-956 proposed."""
 _PLUGIN_PREFIXES = (
-    "rsm.config.",
-    "rlmm.config.",
     "rwsm.config.",
     "config.providers.",
     "metrics.",
@@ -187,8 +282,13 @@ def _default(table: str, kind: str, value: str, synonyms: str) -> str | None:
 BROKER = _load("broker", BROKER_CHECKS, _OWN_BROKER)
 TOPIC = _load("topic", TOPIC_CHECKS, _OWN_TOPIC)
 GROUP = _load("group", GROUP_CHECKS, ())
-_OWN_DEFAULTS = {"broker.heartbeat.interval.ms": "1000", "broker.session.timeout.ms": "6000"}
-"""A metadata slot takes milliseconds, so a lost broker is noticed earlier than by Kafka's defaults."""
+_OWN_DEFAULTS = {
+    # a metadata slot takes milliseconds, so a lost broker is noticed earlier than by Kafka's defaults
+    "broker.heartbeat.interval.ms": "1000",
+    "broker.session.timeout.ms": "6000",
+    # every broker has a store, and it costs nothing before a topic is tiered
+    "remote.log.storage.system.enable": "true",
+}
 BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()} | _OWN_DEFAULTS
 
 
@@ -199,13 +299,18 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, known, n=1, cutoff=0.5)), None)
 
 
-def check_known(name: str) -> None:
-    """ConfigError unless it is a broker setting, one for a listener, or one of a plugin."""
-    if base_name(name) in BROKER or name.startswith(_PLUGIN_PREFIXES):
+def check_known(name: str, plugins: tuple[str, ...] = ()) -> None:
+    """ConfigError unless it is a broker setting, one for a listener, or one of a plugin; `plugins` are the
+    prefixes of those whose names are not known here."""
+    if base_name(name) in BROKER or name.startswith((*_PLUGIN_PREFIXES, *plugins)):
         return
-    guess = nearest(name, BROKER)
-    hint = f"; did you mean {guess}?" if guess else ""
-    raise ConfigError(f"Unknown configuration {name}{hint}")
+    raise unknown(name, BROKER)
+
+
+def unknown(name: str, known: Iterable[str], prefix: str = "") -> ConfigError:
+    guess = nearest(name, known)
+    hint = f"; did you mean {prefix}{guess}?" if guess else ""
+    return ConfigError(f"Unknown configuration {prefix}{name}{hint}")
 
 
 def base_name(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from broker.config.levels import ALIKE_MAX, Levels
 from broker.config.tables import BROKER, CHAIN_OF, HIDDEN_TOPIC, INTERNAL_SEGMENT_BYTES, TOPIC, Definition
+from broker.config.tiering import check_tiered_topic
 from broker.config.values import ConfigError, check_lengths
 from storage.policy import LogConfig
 
@@ -67,8 +68,10 @@ def log_config(config: Levels, overrides: Mapping[str, str]) -> LogConfig:
     return LogConfig(**values)
 
 
-def check_topic_configs(config: Levels, overrides: Mapping[str, str]) -> None:
-    """ConfigError unless a topic may have all these settings together."""
+def check_topic_configs(
+    config: Levels, overrides: Mapping[str, str], *, before: Mapping[str, str], is_internal: bool
+) -> None:
+    """ConfigError unless a topic may have all these settings together; `before` are those it has."""
     check_lengths(overrides)
     for name in overrides:
         if name not in TOPIC and name not in HIDDEN_TOPIC:
@@ -82,8 +85,9 @@ def check_topic_configs(config: Levels, overrides: Mapping[str, str]) -> None:
         raise ConfigError(
             f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})"
         )
-    if values["remote.storage.enable"] and not config.get("remote.log.storage.system.enable"):
-        raise ConfigError(
-            "Tiered Storage functionality is disabled in the broker. "
-            "Topic cannot be configured with remote log storage."
-        )
+    check_tiered_topic(
+        log_config(config, overrides),
+        is_system_enabled=config.get("remote.log.storage.system.enable"),
+        was_tiered=before.get("remote.storage.enable", "").lower() == "true",
+        is_internal=is_internal,
+    )

@@ -19,6 +19,7 @@ from broker.config.topics import check_topic_configs
 from broker.config.values import ConfigError, ConfigType, ResourceType
 from broker.control.commands import Rules
 from broker.control.image import Image
+from broker.control.internal_topics import is_of_the_brokers
 from broker.control.metadata_records import ConfigChanged, Record
 from broker.control.topics import check_topic_name
 from broker.decisions import Decision
@@ -135,7 +136,7 @@ def _alter(
         try:
             current = image.config(_resource_type(resource_type), name)
             wanted = target(resource, current, change)
-            _check_resource(image, rules, resource, wanted)
+            _check_resource(image, rules, resource, current, wanted)
         except KafkaError as error:
             results[resource] = error
             continue
@@ -161,7 +162,13 @@ def _config_records(
     ]
 
 
-def _check_resource(image: Image, rules: Rules, resource: Resource, wanted: Mapping[str, str]) -> None:
+def _check_resource(
+    image: Image,
+    rules: Rules,
+    resource: Resource,
+    current: Mapping[str, str],
+    wanted: Mapping[str, str],
+) -> None:
     resource_type, name = resource
     try:
         match resource_type:
@@ -169,7 +176,8 @@ def _check_resource(image: Image, rules: Rules, resource: Resource, wanted: Mapp
                 if not name:
                     raise KafkaError(ErrorCode.invalid_request, "Default topic resources are not allowed.")
                 check_topic_name(name)
-                check_topic_configs(rules.config, wanted)
+                is_internal = is_of_the_brokers(name)
+                check_topic_configs(rules.config, wanted, before=current, is_internal=is_internal)
                 if name not in image.topics:
                     raise KafkaError(
                         ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist."

@@ -79,5 +79,10 @@ def internal_defaults(config: BrokerConfig, name: str) -> TopicDefaults | None:
     return None if topic is None or topic.defaults is None else topic.defaults(config)
 
 
+def is_of_the_brokers(name: str) -> bool:
+    """Whether brokers alone write it, or would if it were there."""
+    return name in INTERNAL_TOPICS or name.startswith(REMOTE_PREFIX)
+
+
 def may_client_write(name: str) -> bool:
-    return name not in INTERNAL_TOPICS and not name.startswith(REMOTE_PREFIX)
+    return not is_of_the_brokers(name)

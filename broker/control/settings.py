@@ -12,6 +12,7 @@ import random
 from collections.abc import Mapping
 
 from broker.config.broker import BrokerConfig
+from broker.config.tiering import copy_lag_warning
 from broker.config.topics import log_config
 from broker.config.values import ConfigError, ResourceType
 from broker.control.commands import Rules
@@ -60,11 +61,20 @@ class Settings:
         for resource, name in delta.configs_changed:
             if resource is ResourceType.TOPIC:
                 self._log_configs.pop(name, None)
+                self._warn_of_lag(name)
         if any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
             self.load()
 
+    def _warn_of_lag(self, topic: str) -> None:
+        if any(name.startswith("remote.copy.lag.") for name in self._image.config(ResourceType.TOPIC, topic)):
+            config = self.log_config(topic)
+            warning = copy_lag_warning(config, "") if config.remote_storage_enable else None
+            if warning is not None:
+                logger.warning("topic %s: %s", topic, warning)
+
     def load(self) -> None:
         """Take the broker settings from the image as it is."""
+        before = self.broker_config.warnings
         try:
             self.broker_config = self._file.with_dynamic(
                 default=self._image.config(ResourceType.BROKER, ""),
@@ -74,4 +84,7 @@ class Settings:
             # Committed by a release that allowed it.
             logger.error("kept the last broker configuration, the committed one is not valid: %s", error)
             return
+        for warning in self.broker_config.warnings:
+            if warning not in before:
+                logger.warning("%s", warning)
         self._log_configs.clear()

@@ -20,7 +20,7 @@ from broker.config.topics import check_topic_configs
 from broker.config.values import ConfigError, ResourceType
 from broker.control.commands import Rules
 from broker.control.image import Image, TopicImage
-from broker.control.internal_topics import METADATA_TOPIC, internal_defaults
+from broker.control.internal_topics import METADATA_TOPIC, internal_defaults, is_of_the_brokers
 from broker.control.metadata_records import (
     ConfigChanged,
     PartitionImage,
@@ -183,7 +183,8 @@ def _first_configs(rules: Rules, topic: NewTopic) -> list[ConfigChanged]:
         )
     values = {name: value for name, value in topic.configs if value is not None}
     try:
-        check_topic_configs(rules.config, values)
+        is_internal = is_of_the_brokers(topic.name)
+        check_topic_configs(rules.config, values, before={}, is_internal=is_internal)
     except ConfigError as error:
         raise KafkaError(ErrorCode.invalid_config, str(error)) from None
     return [

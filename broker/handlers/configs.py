@@ -24,6 +24,7 @@ from broker.config.describe import (
     describe_topic,
 )
 from broker.config.dynamic import check_broker_configs
+from broker.config.tables import ALIASES
 from broker.config.values import ConfigError, ConfigType, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.commands import ControllerCommand
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
     AlterRequest: TypeAlias = AlterConfigsRequest | IncrementalAlterConfigsRequest
     AlteredResource: TypeAlias = AlterConfigsResource | IncrementalResource
+
+logger = logging.getLogger(__name__)
 
 Outcomes: TypeAlias = dict[Resource, KafkaError | None]
 
@@ -120,7 +123,9 @@ class ConfigHandlers:
         for resource in request.resources:
             key = (resource.resource_type, resource.resource_name)
             ops = tuple(
-                ConfigOp(name=config.name, operation=config.config_operation, value=config.value)
+                ConfigOp(
+                    name=_known_name(key, config.name), operation=config.config_operation, value=config.value
+                )
                 for config in resource.configs
             )
             try:
@@ -152,7 +157,7 @@ class ConfigHandlers:
         repeated = _repeated(request.resources)
         for resource in request.resources:
             key = (resource.resource_type, resource.resource_name)
-            asked = tuple((config.name, config.value) for config in resource.configs)
+            asked = tuple((_known_name(key, config.name), config.value) for config in resource.configs)
             values = tuple((name, value) for name, value in asked if value is not None)
             try:
                 _check_change(key, repeated, asked)
@@ -366,6 +371,15 @@ def _check_broker_id(cluster: Cluster, name: str) -> None:
                 ErrorCode.invalid_request,
                 f"Unexpected broker id, expected {cluster.node_id}, but received {name}",
             )
+
+
+def _known_name(key: Resource, name: str) -> str:
+    """Return the name under which a setting is kept, and tell who used another."""
+    known = ALIASES.get(name) if key[0] == ResourceType.BROKER else None
+    if known is None:
+        return name
+    logger.warning("%s is the name that KIP-956 proposed; use %s", name, known)
+    return known
 
 
 def _check_broker_change(cluster: Cluster, name: str, wanted: Mapping[str, str]) -> None:

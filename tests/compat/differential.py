@@ -66,7 +66,9 @@ UNORDERED = {
 }
 HELD_BY_A_TOPIC = ("partitions", "partition_responses")
 # Configurations that Apache Kafka does not have.
-OURS_ONLY = frozenset({"record.validation"})
+OURS_ONLY = frozenset(
+    {"record.validation", "remote.copy.lag.bytes", "remote.copy.lag.ms", "remote.log.pressure.policy"}
+)
 SETTINGS = {
     "offsets.topic.num.partitions": "5",
     "auto.create.topics.enable": "false",

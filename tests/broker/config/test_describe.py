@@ -22,6 +22,14 @@ SOURCES = {
 }
 
 
+OTHER_VALUES = {
+    "listeners",
+    "broker.heartbeat.interval.ms",
+    "broker.session.timeout.ms",
+    "remote.log.storage.system.enable",
+}
+
+
 @pytest.mark.parametrize("row", table("broker"), ids=lambda row: row[0])
 def test_a_broker_is_described_as_kafka_describes_itself(row: list[str]) -> None:
     name, kind, value, source, read_only, sensitive, synonyms = row
@@ -31,7 +39,7 @@ def test_a_broker_is_described_as_kafka_describes_itself(row: list[str]) -> None
     assert found.sensitive is (sensitive == "true")
     assert found.source is SOURCES[source]
     assert [synonym.name for synonym in found.synonyms] == synonyms.split()
-    if name not in ("listeners", "broker.heartbeat.interval.ms", "broker.session.timeout.ms"):
+    if name not in OTHER_VALUES:
         assert (found.value or "") == value
 
 
@@ -40,7 +48,13 @@ DESCRIBED = describe_broker(described_server())
 
 def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
     ours = {row.name for row in DESCRIBED} - {row[0] for row in table("broker")}
-    assert ours == {"log.flush.single.replica", "record.validation"}
+    assert ours == {
+        "log.dir.min.free.bytes",
+        "log.flush.single.replica",
+        "log.remote.copy.lag.bytes",
+        "log.remote.copy.lag.ms",
+        "record.validation",
+    }
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
@@ -67,7 +81,15 @@ def test_topics_and_groups_are_described_as_kafka_does(name: str, describe: obje
         assert [synonym.name for synonym in row.synonyms] == synonyms.split(), wanted
         assert not row.read_only
         assert not row.sensitive
-    assert set(rows) == ({"record.validation"} if name == "topic" else set())
+    assert set(rows) == (OUR_TOPIC_SETTINGS if name == "topic" else set())
+
+
+OUR_TOPIC_SETTINGS = {
+    "record.validation",
+    "remote.copy.lag.bytes",
+    "remote.copy.lag.ms",
+    "remote.log.pressure.policy",
+}
 
 
 def test_a_described_topic_names_every_level() -> None:

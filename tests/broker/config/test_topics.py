@@ -50,18 +50,17 @@ def test_topic_over_broker_over_default_over_static() -> None:
         ({"segment.bytes": "1000"}, "at least 1048576"),
         ({"cleanup.policy": "compact,"}, "must not be empty"),
         ({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"}, "conflict topic config setting"),
-        ({"remote.storage.enable": "true"}, "Tiered Storage functionality is disabled"),
         ({"leader.replication.throttled.replicas": "0:1,x"}, "must be the literal"),
         ({"compression.gzip.level": "0"}, "between 1 and 9"),
     ],
 )
 def test_topic_settings_are_checked(overrides: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        check_topic_configs(made(), overrides)
+        check_topic_configs(made(), overrides, before={}, is_internal=False)
 
 
 def test_small_segments_are_there_for_tests() -> None:
     overrides = {"internal.segment.bytes": "200"}
-    check_topic_configs(made(), overrides)
+    check_topic_configs(made(), overrides, before={}, is_internal=False)
     assert log_config(made(), overrides).segment_bytes == 200
     assert "internal.segment.bytes" not in {row.name for row in describe_topic(made(), overrides)}
