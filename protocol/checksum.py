@@ -7,14 +7,18 @@ Invariant: nothing in the broker imports the package `crc32c` itself; a test loo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.machinery import PathFinder
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-def _load() -> Callable[[Buffer], int]:
+class Crc(Protocol):
+    def __call__(self, data: Buffer, crc: int = 0, /) -> int:
+        """Return the checksum of what `crc` is that of, followed by `data`."""
+
+
+def _load() -> Crc:
     package = PathFinder.find_spec("crc32c")
     if package is not None and package.submodule_search_locations:
         spec = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
