@@ -74,7 +74,7 @@ class MetadataLog:
         self._unanswered = 0
 
     async def survey(self) -> Survey:
-        keys = await self.patiently(lambda: self._store.list(META))
+        keys = [found.key for found in await self.patiently(lambda: self._store.list(META))]
         snapshots = _numbers(keys, SNAPSHOTS)
         boundaries = _numbers(keys, BOUNDARIES)
         slots = _numbers(keys, META)
@@ -113,7 +113,7 @@ class MetadataLog:
     async def boundary(self) -> int:
         """The highest slot that may have been deleted."""
         newer = await self.patiently(lambda: self._store.list(BOUNDARIES, after=boundary_key(self._boundary)))
-        self._boundary = max((self._boundary, *_numbers(newer, BOUNDARIES)))
+        self._boundary = max((self._boundary, *_numbers((found.key for found in newer), BOUNDARIES)))
         return self._boundary
 
     async def win(

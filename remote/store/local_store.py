@@ -8,6 +8,10 @@ An object is written under a temporary name, synced, then given its name by link
 is taken. The temporary name is unlinked before it is opened, because after a crash between link and unlink it
 is still the same file as the object.
 
+An upload is one file among the temporary ones, into which each part is written at its place and synced alone
+(one sync of a gigabyte holds up every other file for seconds), and a file beside it that holds its key. The
+latter is made first and goes last, so that whatever a crash leaves of an upload is listed.
+
 The directory of temporary names tells a store from the place where one was: once it was seen, nothing counts
 as absent, and nothing is created, while it is missing. Under a file system that was unmounted there is an
 empty directory, which would pass for an empty store.
@@ -21,18 +25,24 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from remote.store.object_store import (
     Fault,
     NoSuchObject,
+    NoSuchUpload,
+    ObjectInfo,
     Operation,
     PutResult,
     StoreError,
+    Upload,
     check_key,
+    check_part,
     check_prefix,
     check_range,
+    is_key,
 )
 from storage.files import Files
 
@@ -42,6 +52,10 @@ logger = logging.getLogger(__name__)
 
 _NEEDS_OPERATOR: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
 """Errors an operator has to fix; retrying cannot help."""
+_PARTS: Final = ".parts"
+_KEY: Final = ".key"
+_UPLOAD: Final = re.compile(r"[A-Za-z0-9]+-[0-9]+")
+_TAG: Final = re.compile(r"([0-9]+)-([0-9]+)")
 
 
 class LocalStore:
@@ -125,11 +139,12 @@ class LocalStore:
 
         return await self._ask(Operation.PUT_IF_ABSENT, key, write)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         directory, _, start = check_prefix(prefix).rpartition("/")
 
-        def walk() -> list[str]:
-            found = sorted(key for key in self._keys_below(directory, start) if key > after)
+        def walk() -> list[ObjectInfo]:
+            keys = sorted(key for key in self._keys_below(directory, start) if key > after)
+            found = [info for info in map(self._info, keys) if info is not None]
             self._check_present()
             return found
 
@@ -146,6 +161,88 @@ class LocalStore:
                 self._check_present()
 
         await self._ask(Operation.DELETE, key, remove)
+
+    async def begin_upload(self, key: str) -> str:
+        check_key(key)
+        temporary = self._next_temporary()
+
+        def begin() -> None:
+            self._check_present()
+            self._make_directory(self._temporary)
+            self._was_seen = True
+            self._write_synced(temporary + _KEY, key.encode())
+            self._write_synced(temporary + _PARTS, b"")
+            self._files.fsync_dir(self._temporary)
+
+        await self._ask(Operation.BEGIN_UPLOAD, key, begin)
+        return temporary.removeprefix(f"{self._temporary}/")
+
+    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+        check_part(number, start)
+        check_key(key)
+        parts = self._upload(upload) + _PARTS
+
+        def write() -> None:
+            try:
+                file = self._files.open(parts)
+            except FileNotFoundError:
+                self._check_present()
+                raise NoSuchUpload(key) from None
+            try:
+                file.pwrite(data, start)
+                file.fsync()
+            finally:
+                file.close()
+
+        await self._ask(Operation.PUT_PART, key, write)
+        return f"{start}-{start + len(data)}"
+
+    async def complete_upload(
+        self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int
+    ) -> None:
+        path, temporary = self._path(key), self._upload(upload)
+        if _end_of(parts) != size:
+            raise self._damaged(key, f"the parts do not make {size} bytes")
+
+        def complete() -> None:
+            if self._size(temporary + _PARTS) is None:
+                self._check_present()
+                if self._size(path) != size:
+                    raise NoSuchUpload(key)
+            elif self._size(temporary + _PARTS) != size:
+                raise self._damaged(key, f"what was uploaded is not {size} bytes long")
+            else:
+                self._make_directory(_parent(path))
+                self._files.rename(temporary + _PARTS, path)
+            self._files.fsync_dir(_parent(path))
+            self._files.unlink(temporary + _KEY)
+
+        await self._ask(Operation.COMPLETE_UPLOAD, key, complete)
+
+    async def abort_upload(self, key: str, upload: str) -> None:
+        check_key(key)
+        temporary = self._upload(upload)
+
+        def abort() -> None:
+            self._check_present()
+            self._files.unlink(temporary + _PARTS)
+            self._files.unlink(temporary + _KEY)
+
+        await self._ask(Operation.ABORT_UPLOAD, key, abort)
+
+    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
+        check_prefix(prefix)
+
+        def find() -> Sequence[Upload]:
+            names = self._names(".tmp") or ()
+            self._check_present()
+            begun = (self._begun(name.removesuffix(_KEY)) for name in names if name.endswith(_KEY))
+            return sorted(upload for upload in begun if upload and upload.key.startswith(prefix))
+
+        return await self._ask(Operation.LIST_UPLOADS, prefix, find)
+
+    def local_path(self, key: str) -> str | None:
+        return self._path(key)
 
     async def close(self) -> None:
         pass
@@ -220,6 +317,9 @@ class LocalStore:
         self._make_directory(self._temporary)
         self._was_seen = True
         self._make_directory(_parent(path))
+        self._write_synced(temporary, data)
+
+    def _write_synced(self, temporary: str, data: bytes) -> None:
         self._files.unlink(temporary)
         file = self._files.open(temporary, create=True)
         try:
@@ -259,12 +359,55 @@ class LocalStore:
             else:
                 yield from self._keys_below(key)
 
+    def _info(self, key: str) -> ObjectInfo | None:
+        """Return what a list says of an object; None if it was deleted meanwhile."""
+        path = f"{self.root}/{key}"
+        try:
+            return ObjectInfo(key, self._files.size(path), self._files.mtime_ms(path))
+        except FileNotFoundError:
+            return None
+
+    def _upload(self, upload: str) -> str:
+        """Return what the names of the files of an upload begin with."""
+        if _UPLOAD.fullmatch(upload) is None:
+            raise ValueError(f"not an upload of this store: {upload!r}")
+        return f"{self._temporary}/{upload}"
+
+    def _begun(self, upload: str) -> Upload | None:
+        """Return an upload that was begun; None if it ended meanwhile, or its beginning was cut short."""
+        path = f"{self._temporary}/{upload}{_KEY}"
+        try:
+            key, begun_ms = self._files.read(path).decode(errors="replace"), self._files.mtime_ms(path)
+        except FileNotFoundError:
+            return None
+        return Upload(key, upload, begun_ms) if is_key(key) and _UPLOAD.fullmatch(upload) else None
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return self._files.size(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _damaged(self, key: str, why: str) -> StoreError:
+        return StoreError(f"{self.root}/{key}: {why}", permanent=True, fault=Fault.CORRUPT)
+
     def _names(self, directory: str) -> Sequence[str] | None:
         """Return the names in a directory; None if it is no directory, or is gone."""
         try:
             return self._files.listdir(f"{self.root}/{directory}" if directory else self.root)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+
+def _end_of(parts: Sequence[tuple[int, str]]) -> int | None:
+    """Return where the last part ends, if they lie one behind the other from the beginning."""
+    end = 0
+    for _, tag in parts:
+        found = _TAG.fullmatch(tag)
+        if found is None or int(found[1]) != end:
+            return None
+        end = int(found[2])
+    return end
 
 
 def _parent(path: str) -> str:

@@ -14,7 +14,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from remote.store.object_store import NoSuchObject, ObjectStore, Operation, PutResult, StoreError
+from remote.store.object_store import (
+    NoSuchObject,
+    NoSuchUpload,
+    ObjectStore,
+    Operation,
+    PutResult,
+    StoreError,
+)
 from remote.store.wrapper import Call, StoreWrapper
 
 T = TypeVar("T")
@@ -22,6 +29,7 @@ T = TypeVar("T")
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 UNKNOWN_OUTCOME: Final = "unknown"
 """The label of a conditional put whose reply was lost: it is neither an error nor an answer."""
+_WRITES: Final = frozenset({Operation.PUT, Operation.PUT_PART})
 
 
 class StoreStats:
@@ -58,7 +66,7 @@ class MeteredStore(StoreWrapper):
         begun_s = time()
         try:
             answer = await ask()
-        except NoSuchObject:
+        except (NoSuchObject, NoSuchUpload):
             stats.note_answer(operation, time() - begun_s)
             raise
         except StoreError as error:
@@ -70,6 +78,6 @@ class MeteredStore(StoreWrapper):
         stats.note_answer(operation, time() - begun_s)
         if isinstance(answer, bytes):
             stats.bytes_read += len(answer)
-        elif operation is Operation.PUT or answer is PutResult.WON:
+        elif operation in _WRITES or answer is PutResult.WON:
             stats.bytes_written += call.size_bytes
         return answer

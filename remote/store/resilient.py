@@ -5,7 +5,8 @@ and the bound on each. Does not own the order in which they are put together (re
 failure means to the caller.
 
 Invariants: every wait ends. A conditional put is sent once: after a failure only its caller, who can read
-the key, may send it again. Extra requests stay a bounded share of those that were asked for.
+the key, may send it again; so is the beginning of an upload, whose caller can look for one left over. Extra
+requests stay a bounded share of those that were asked for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from remote.store.wrapper import Call, StoreWrapper
 T = TypeVar("T")
 
 DEADLINE_S: Final = 10.0
-LIST_DEADLINE_S: Final = 120.0
-"""The time for all pages of a list; the store itself gives up on a page that does not come."""
+LONG_DEADLINE_S: Final = 120.0
+"""The time for all pages of a list, and for a store to put an object together from its parts; the store
+itself gives up on an answer that does not begin to come."""
 BYTES_PER_S_MIN: Final = 1 << 20
 """A store slower than this with a large object counts as hanging."""
 
@@ -43,13 +45,16 @@ HEDGE_SAMPLES: Final = 200
 HEDGE_SAMPLES_MIN: Final = 20
 HEDGE_QUANTILE: Final = 0.95
 
+_LONG: Final = frozenset({Operation.LIST, Operation.LIST_UPLOADS, Operation.COMPLETE_UPLOAD})
+_ONCE: Final = frozenset({Operation.PUT_IF_ABSENT, Operation.BEGIN_UPLOAD})
+
 
 class DeadlineStore(StoreWrapper):
     """Give up an attempt that takes too long; whether the store did it is then unknown."""
 
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
-        is_list = call.operation is Operation.LIST
-        limit_s = LIST_DEADLINE_S if is_list else DEADLINE_S + call.size_bytes / BYTES_PER_S_MIN
+        is_long = call.operation in _LONG
+        limit_s = LONG_DEADLINE_S if is_long else DEADLINE_S + call.size_bytes / BYTES_PER_S_MIN
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await ask()
@@ -70,7 +75,7 @@ class RetryStore(StoreWrapper):
         self._stats = stats
 
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
-        if call.operation is Operation.PUT_IF_ABSENT:
+        if call.operation in _ONCE:
             return await ask()
         time = asyncio.get_running_loop().time
         ends_s = time() + RETRIES_END_S

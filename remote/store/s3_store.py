@@ -1,6 +1,6 @@
 """Objects in a bucket of S3, or of anything that speaks its protocol.
 
-Owns: the six operations as signed HTTP requests over aiohttp, what each answer means, where keys come from.
+Owns: the operations as signed HTTP requests over aiohttp, what each answer means, where keys come from.
 Does not own the deadline of a whole call, retries and counting (remote.store.resilient,
 remote.store.metered), nor the signature's arithmetic (remote.store.sigv4). Sent by aiobotocore's own client
 the same requests cost four times the CPU (put 2.0 against 0.5 ms, ranged get 1.4 against 0.4 ms).
@@ -20,11 +20,13 @@ import random
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import aiohttp
 from yarl import URL
@@ -34,10 +36,14 @@ from remote.store.location import S3Location
 from remote.store.object_store import (
     Fault,
     NoSuchObject,
+    NoSuchUpload,
+    ObjectInfo,
     Operation,
     PutResult,
     StoreError,
+    Upload,
     check_key,
+    check_part,
     check_prefix,
     check_range,
     is_key,
@@ -48,6 +54,8 @@ CONNECTIONS_MAX: Final = 64
 CONNECT_S: Final = 3.0
 SILENCE_S: Final = 10.0
 """A request unanswered for so long is given up."""
+COMPLETE_SILENCE_S: Final = 60.0
+"""The same while a store puts an object together; it sends white space meanwhile, some only every 10 s."""
 IDLE_S: Final = 15.0
 """Servers close idle connections after 20 s or more; a put on one that is just being closed is UNKNOWN."""
 READ_BUFFER_BYTES: Final = 256 * 1024
@@ -61,11 +69,20 @@ ERROR_CHARS_MAX: Final = 200
 _ONCE_IF_ABSENT: Final = {"if-none-match": "*"}
 _WITH_CHECKSUM: Final = {"x-amz-checksum-mode": "ENABLED"}
 _CHECKSUM: Final = "x-amz-checksum-crc32c"
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
+_CHECKSUM_ALGORITHM: Final = {"x-amz-checksum-algorithm": "CRC32C"}
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _THROTTLES: Final = frozenset(
     {"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "RequestLimitExceeded"}
 )
+_BAD_PARTS: Final = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
 
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+_TIMEOUTS: Final = {
+    Operation.COMPLETE_UPLOAD: aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_S, sock_read=COMPLETE_SILENCE_S
+    )
+}
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +159,8 @@ class S3Store:
                 f"{answer.headers.get('Content-Range', 'an unknown range')!r}",
                 Fault.CORRUPT,
             )
-        if len(answer.body) != int(found[2]) - start + 1:
+        whole = last + 1 if found[3] == "*" else int(found[3])
+        if len(answer.body) != int(found[2]) - start + 1 or int(found[2]) < min(last, whole - 1):
             raise self._error(f"{key}: the body is not as long as its range", Fault.CORRUPT)
         return answer.body[: end - start]
 
@@ -170,7 +188,7 @@ class S3Store:
             await asyncio.sleep(self._random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
         return self._unknown(refusal)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         check_prefix(prefix)
         if after > prefix and not after.startswith(prefix):
             return []
@@ -184,21 +202,20 @@ class S3Store:
         # With a start before the prefix, older releases of MinIO answer with nothing.
         if after.startswith(prefix):
             query["start-after"] = root + after
-        found: list[str] = []
+        found: list[ObjectInfo] = []
         while True:
-            answer = await self._send(Operation.LIST, "GET", self._bucket_path, query=encode_query(query))
-            if not answer.is_good:
-                raise self._refusal(Operation.LIST, answer)
-            self._allowed.add(Operation.LIST)
+            page = await self._page(Operation.LIST, query)
             try:
-                keys, more = _read_page(answer.body)
+                for item in page.iterfind("{*}Contents"):
+                    key = self._own_key(item)
+                    if key is not None and key > after:
+                        size, modified = _text(item, "Size"), _text(item, "LastModified")
+                        found.append(ObjectInfo(key, int(size), _date_ms(modified)))
+                if page.findtext("{*}IsTruncated") != "true":
+                    return sorted(found)
+                query["continuation-token"] = _text(page, "NextContinuationToken")
             except ValueError as error:
-                raise self._error(str(error), Fault.CORRUPT) from error
-            found += (key.removeprefix(root) for key in keys if key.startswith(root))
-            if not more:
-                # A browser can create "folders", whose names end with a slash; what is no key is not ours.
-                return sorted(key for key in found if is_key(key) and key > after)
-            query["continuation-token"] = more
+                raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error
 
     async def delete(self, key: str) -> None:
         answer = await self._send(Operation.DELETE, "DELETE", self._path(key))
@@ -206,20 +223,130 @@ class S3Store:
             raise self._refusal(Operation.DELETE, answer)
         self._allowed.add(Operation.DELETE)
 
+    async def begin_upload(self, key: str) -> str:
+        operation = Operation.BEGIN_UPLOAD
+        answer = await self._send(
+            operation, "POST", self._path(key), query="uploads=", headers=_CHECKSUM_ALGORITHM
+        )
+        if not answer.is_good:
+            raise self._refusal(operation, answer)
+        self._allowed.add(operation)
+        try:
+            return _text(_parse(answer.body), "UploadId")
+        except ValueError as error:
+            raise self._error(f"{key}: unreadable answer: {error}", Fault.CORRUPT) from error
+
+    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+        check_part(number, start)
+        query = encode_query({"partNumber": str(number), "uploadId": upload})
+        answer = await self._put(Operation.PUT_PART, key, data, {}, query=query)
+        self._check_upload(Operation.PUT_PART, key, answer)
+        tag = answer.headers.get("ETag", "")
+        if not tag:
+            raise self._error(f"{key}: part {number} was answered without its tag", Fault.CORRUPT)
+        return f"{_checksum_of(data)} {tag}"
+
+    async def complete_upload(
+        self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int
+    ) -> None:
+        try:
+            await self._complete(key, upload, parts)
+        except NoSuchUpload:
+            if await self._size(key) != size:
+                raise
+
+    async def abort_upload(self, key: str, upload: str) -> None:
+        query = encode_query({"uploadId": upload})
+        answer = await self._send(Operation.ABORT_UPLOAD, "DELETE", self._path(key), query=query)
+        try:
+            self._check_upload(Operation.ABORT_UPLOAD, key, answer)
+        except NoSuchUpload:
+            return
+
+    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
+        query = {
+            "uploads": "",
+            "prefix": self.location.prefix + check_prefix(prefix),
+            "encoding-type": "url",
+            "max-uploads": str(LIST_PAGE_KEYS),
+        }
+        found: list[Upload] = []
+        while True:
+            page = await self._page(Operation.LIST_UPLOADS, query)
+            try:
+                for item in page.iterfind("{*}Upload"):
+                    key = self._own_key(item)
+                    if key is not None and key.startswith(prefix):
+                        begun_ms = _date_ms(_text(item, "Initiated"))
+                        found.append(Upload(key, _text(item, "UploadId"), begun_ms))
+                if page.findtext("{*}IsTruncated") != "true":
+                    return sorted(found)
+                query["key-marker"] = unquote(_text(page, "NextKeyMarker"))
+                query["upload-id-marker"] = _text(page, "NextUploadIdMarker")
+            except ValueError as error:
+                raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error
+
+    def local_path(self, key: str) -> str | None:
+        return None
+
     async def close(self) -> None:
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
+    async def _complete(self, key: str, upload: str, parts: Sequence[tuple[int, str]]) -> None:
+        operation = Operation.COMPLETE_UPLOAD
+        query = encode_query({"uploadId": upload})
+        body = _encode_parts(parts)
+        headers = {"content-length": str(len(body))}
+        answer = await self._send(operation, "POST", self._path(key), query=query, headers=headers, data=body)
+        self._check_upload(operation, key, answer)
+        # The store answers before it has begun: what became of it is in the body alone.
+        try:
+            result = _parse(answer.body.strip())
+        except ValueError as error:
+            raise self._error(f"{key}: unreadable answer: {error}", Fault.CORRUPT) from error
+        if not result.tag.endswith("CompleteMultipartUploadResult"):
+            raise self._refusal(operation, answer)
+
+    async def _size(self, key: str) -> int | None:
+        """Return the size of an object; None if there is none."""
+        answer = await self._send(Operation.COMPLETE_UPLOAD, "HEAD", self._path(key))
+        if answer.status == 404:
+            return None
+        if not answer.is_good:
+            raise self._refusal(Operation.COMPLETE_UPLOAD, answer)
+        return int(answer.headers.get("Content-Length", "-1"))
+
+    async def _page(self, operation: Operation, query: Mapping[str, str]) -> ElementTree.Element:
+        answer = await self._send(operation, "GET", self._bucket_path, query=encode_query(query))
+        if not answer.is_good:
+            raise self._refusal(operation, answer)
+        self._allowed.add(operation)
+        try:
+            return _parse(answer.body)
+        except ValueError as error:
+            raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error
+
+    def _own_key(self, item: ElementTree.Element) -> str | None:
+        """Return the key of one entry of a listing; None for what is no key: a browser can create "folders",
+        whose names end with a slash.
+        """
+        name, root = unquote(item.findtext("{*}Key") or ""), self.location.prefix
+        key = name.removeprefix(root)
+        return key if name.startswith(root) and is_key(key) else None
+
     # --- requests ---
 
     def _path(self, key: str) -> str:
         return encode_path(f"{self._bucket_path}{self.location.prefix}{check_key(key)}")
 
-    async def _put(self, operation: Operation, key: str, data: bytes, headers: Mapping[str, str]) -> _Answer:
+    async def _put(
+        self, operation: Operation, key: str, data: bytes, headers: Mapping[str, str], *, query: str = ""
+    ) -> _Answer:
         headers = {**headers, _CHECKSUM: _checksum_of(data), "content-length": str(len(data))}
-        return await self._send(operation, "PUT", self._path(key), headers=headers, data=data)
+        return await self._send(operation, "PUT", self._path(key), query=query, headers=headers, data=data)
 
     async def _send(
         self,
@@ -261,7 +388,12 @@ class S3Store:
         body = io.BytesIO(data) if data is not None and len(data) > PLAIN_BODY_BYTES_MAX else data
         try:
             async with session.request(
-                method, url, headers=signed, data=body, allow_redirects=False
+                method,
+                url,
+                headers=signed,
+                data=body,
+                allow_redirects=False,
+                timeout=_TIMEOUTS.get(operation, _TIMEOUT),
             ) as response:
                 if operation is Operation.GET_RANGE and response.status == 200:
                     # Left unread: the whole object may be of any size.
@@ -286,7 +418,6 @@ class S3Store:
             connector=aiohttp.TCPConnector(
                 limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S, ssl=self._trusted()
             ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             auto_decompress=False,
@@ -315,6 +446,14 @@ class S3Store:
             if answer.status == 404 and _problem(answer).code == "NoSuchKey":
                 self._allowed.add(operation)
                 raise NoSuchObject(key)
+            raise self._refusal(operation, answer)
+        self._allowed.add(operation)
+
+    def _check_upload(self, operation: Operation, key: str, answer: _Answer) -> None:
+        if not answer.is_good:
+            if answer.status == 404 and _problem(answer).code == "NoSuchUpload":
+                self._allowed.add(operation)
+                raise NoSuchUpload(key)
             raise self._refusal(operation, answer)
         self._allowed.add(operation)
 
@@ -347,22 +486,42 @@ class S3Store:
         return int(theirs.timestamp() * 1000) - self._now_ms()
 
 
-def _read_page(body: bytes) -> tuple[list[str], str | None]:
-    """Return the keys of one page of a list, and the token of the next page."""
+def _parse(body: bytes) -> ElementTree.Element:
+    """Return the root of an answer in XML; ValueError if it is none."""
     try:
-        page = ElementTree.fromstring(body)
+        return ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
-        raise ValueError(f"unreadable listing: {error}") from error
-    keys = [unquote(found.text or "") for found in page.iterfind("{*}Contents/{*}Key")]
-    more = page.findtext("{*}NextContinuationToken")
-    if page.findtext("{*}IsTruncated") != "true":
-        return keys, None
-    if not more:
-        raise ValueError("truncated listing without a continuation token")
-    return keys, more
+        raise ValueError(str(error)) from error
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    """Return the text of a child that must be there."""
+    found = element.findtext(f"{{*}}{name}")
+    if not found:
+        raise ValueError(f"no {name}")
+    return found
+
+
+def _date_ms(text: str) -> int:
+    """Return a date of S3, as 2026-01-31T12:00:00.000Z."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def _encode_parts(parts: Sequence[tuple[int, str]]) -> bytes:
+    """Return the body that completes an upload; the tags are those of `put_part`."""
+    rows = []
+    for number, given in parts:
+        checksum, _, tag = given.partition(" ")
+        rows.append(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag>"
+            f"<ChecksumCRC32C>{escape(checksum)}</ChecksumCRC32C></Part>"
+        )
+    return f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
 
 
 def _fault_of(status: int, code: str) -> Fault:
+    if status == 200:  # a refusal in the body of what began well
+        return Fault.REFUSED if code in _BAD_PARTS else Fault.SERVER
     if status == 429 or code in _THROTTLES:
         return Fault.THROTTLED
     if status == 408 or code == "RequestTimeout":

@@ -1,6 +1,6 @@
 """What all wrappers of a store have in common: one method through which every call goes.
 
-Owns: passing the six operations on, and the rule for a conditional put that failed on its way. Does not own
+Owns: passing the operations on, and the rule for a conditional put that failed on its way. Does not own
 any policy: retries, deadlines, hedging, counting and faults are the wrappers that override `_ask`.
 
 Invariant: a wrapper is an ObjectStore like the one inside it; whatever happens around a conditional put, its
@@ -9,11 +9,11 @@ caller gets UNKNOWN rather than a guess.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remote.store.object_store import ObjectStore, Operation, PutResult, StoreError
+from remote.store.object_store import ObjectInfo, ObjectStore, Operation, PutResult, StoreError, Upload
 
 T = TypeVar("T")
 
@@ -56,11 +56,34 @@ class StoreWrapper:
                 raise
             return PutResult.UNKNOWN
 
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await self._ask(Call(Operation.LIST, prefix), lambda: self.inner.list(prefix, after=after))
 
     async def delete(self, key: str) -> None:
         await self._ask(Call(Operation.DELETE, key), lambda: self.inner.delete(key))
+
+    async def begin_upload(self, key: str) -> str:
+        return await self._ask(Call(Operation.BEGIN_UPLOAD, key), lambda: self.inner.begin_upload(key))
+
+    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+        call = Call(Operation.PUT_PART, key, len(data))
+        return await self._ask(call, lambda: self.inner.put_part(key, upload, number, data, start=start))
+
+    async def complete_upload(
+        self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int
+    ) -> None:
+        call = Call(Operation.COMPLETE_UPLOAD, key)
+        await self._ask(call, lambda: self.inner.complete_upload(key, upload, parts, size))
+
+    async def abort_upload(self, key: str, upload: str) -> None:
+        call = Call(Operation.ABORT_UPLOAD, key)
+        await self._ask(call, lambda: self.inner.abort_upload(key, upload))
+
+    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
+        return await self._ask(Call(Operation.LIST_UPLOADS, prefix), lambda: self.inner.list_uploads(prefix))
+
+    def local_path(self, key: str) -> str | None:
+        return self.inner.local_path(key)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -20,8 +20,10 @@ from remote.store.metered import MeteredStore, StoreStats
 from remote.store.object_store import (
     KEY_MAX_CHARS,
     NoSuchObject,
+    NoSuchUpload,
     ObjectStore,
     PutResult,
+    StoreError,
     check_key,
     check_prefix,
 )
@@ -32,6 +34,7 @@ from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3, wall_ms
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
+from tests.remote.store.listing import listed
 
 T = TypeVar("T")
 
@@ -88,7 +91,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             else LocalStore(root, files=DiskFiles(), offload=in_a_thread)
         )
     else:
-        made = MemoryStore()
+        made = MemoryStore(now_ms=wall_ms)
     yield WRAPPERS.get(wrapper, WRAPPERS["bare"])(made)
     await made.close()
 
@@ -106,7 +109,7 @@ async def test_what_was_put_is_what_is_read(store: ObjectStore) -> None:
 async def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert await store.put_if_absent("empty", b"") is PutResult.WON
     assert await store.get("empty") == b""
-    assert await store.list("") == ["empty"]
+    assert await listed(store) == ["empty"]
 
 
 async def test_ranges_are_cut_at_the_end(store: ObjectStore) -> None:
@@ -163,24 +166,34 @@ async def test_lists_are_sorted_and_bounded_below(store: ObjectStore) -> None:
     keys = ["meta/00", "meta/01", "meta/10", "meta/boundary/01", "meta/snapshot/01", "metal", "other"]
     for key in reversed(keys):
         await store.put(key, b"")
-    assert await store.list("") == keys
-    assert await store.list("meta/") == keys[:5]
-    assert await store.list("meta") == keys[:6]
-    assert await store.list("meta/0") == keys[:2]
-    assert await store.list("meta/", after="meta/01") == keys[2:5]
-    assert await store.list("meta/boundary/", after="meta/boundary/01") == []
-    assert await store.list("nothing/") == []
+    assert await listed(store) == keys
+    assert await listed(store, "meta/") == keys[:5]
+    assert await listed(store, "meta") == keys[:6]
+    assert await listed(store, "meta/0") == keys[:2]
+    assert await listed(store, "meta/", after="meta/01") == keys[2:5]
+    assert await listed(store, "meta/boundary/", after="meta/boundary/01") == []
+    assert await listed(store, "nothing/") == []
+
+
+async def test_lists_tell_sizes_and_dates(store: ObjectStore) -> None:
+    begun_ms = wall_ms()
+    for size in range(3):
+        await store.put(f"s/{size}", bytes(size))
+    found = await store.list("s/")
+    assert [(info.key, info.size) for info in found] == [("s/0", 0), ("s/1", 1), ("s/2", 2)]
+    for info in found:  # of some stores in seconds, and of some disks a tick old
+        assert begun_ms - 2_000 <= info.modified_ms <= wall_ms() + 1_000
 
 
 async def test_lists_are_whole_and_start_anywhere(store: ObjectStore) -> None:
     keys = [f"p/{n:03d}" for n in range(1, 30)]
     await asyncio.gather(*(store.put(key, b"") for key in keys))
-    assert await store.list("p/", after="a") == keys
-    assert await store.list("p/", after="p") == keys
-    assert await store.list("p/", after="p/") == keys
-    assert await store.list("p/", after="p/014x") == keys[14:]
-    assert await store.list("p/", after="q") == []
-    assert await store.list("", after="p/028") == keys[28:]
+    assert await listed(store, "p/", after="a") == keys
+    assert await listed(store, "p/", after="p") == keys
+    assert await listed(store, "p/", after="p/") == keys
+    assert await listed(store, "p/", after="p/014x") == keys[14:]
+    assert await listed(store, "p/", after="q") == []
+    assert await listed(store, "", after="p/028") == keys[28:]
 
 
 async def test_a_large_object_is_whole(store: ObjectStore) -> None:
@@ -197,9 +210,9 @@ async def test_every_character_of_a_key_is_kept(store: ObjectStore) -> None:
     key = f"={letters}/-/_./{'long' * 50}"
     await store.put(key, b"x")
     assert await store.get(key) == b"x"
-    assert await store.list("=a") == [key]
+    assert await listed(store, "=a") == [key]
     await store.delete(key)
-    assert await store.list("") == []
+    assert await listed(store) == []
 
 
 async def test_reads_and_writes_do_not_wait_for_each_other(store: ObjectStore) -> None:
@@ -212,10 +225,133 @@ async def test_reads_and_writes_do_not_wait_for_each_other(store: ObjectStore) -
     ]
 
 
+# --- uploads in parts ---------------------------------------------------------------------------------------
+
+PART_BYTES_MIN = 5 << 20
+"""S3 refuses an object with a smaller part before its last."""
+
+
+def parts_of(*sizes: int) -> list[bytes]:
+    return [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+
+
+async def put_parts(store: ObjectStore, key: str, upload: str, parts: list[bytes]) -> list[tuple[int, str]]:
+    """The last part first, and two at once."""
+    starts = [sum(map(len, parts[:number])) for number in range(len(parts))]
+    tags: dict[int, str] = {}
+
+    async def put(number: int) -> None:
+        part, start = parts[number - 1], starts[number - 1]
+        tags[number] = await store.put_part(key, upload, number, part, start=start)
+
+    await put(len(parts))
+    await asyncio.gather(*(put(number) for number in range(1, len(parts))))
+    return sorted(tags.items())
+
+
+async def test_parts_are_an_object_once_the_upload_is_complete(store: ObjectStore) -> None:
+    key, parts = "tier/t/0/1.log", parts_of(PART_BYTES_MIN, PART_BYTES_MIN, 100)
+    whole = b"".join(parts)
+    upload = await store.begin_upload(key)
+    tags = await put_parts(store, key, upload, parts)
+    with pytest.raises(NoSuchObject):
+        await store.get(key)
+    assert await listed(store) == []
+    ((found_key, found_upload, begun_ms),) = await store.list_uploads(key)
+    assert (found_key, found_upload) == (key, upload)
+    assert abs(begun_ms - wall_ms()) < 60_000
+    await store.complete_upload(key, upload, tags, len(whole))
+    assert await store.list_uploads(key) == []
+    assert await store.get(key) == whole
+    border = PART_BYTES_MIN
+    assert await store.get_range(key, border - 5, border + 5) == whole[border - 5 : border + 5]
+    assert [info[:2] for info in await store.list("tier/")] == [(key, len(whole))]
+
+
+async def test_a_part_may_be_put_again(store: ObjectStore) -> None:
+    """What was sent before may have been cut on its way."""
+    (part,) = parts_of(1000)
+    upload = await store.begin_upload("k")
+    first = await store.put_part("k", upload, 1, part, start=0)
+    again = await store.put_part("k", upload, 1, part, start=0)
+    assert first == again
+    await store.complete_upload("k", upload, [(1, again)], len(part))
+    assert await store.get("k") == part
+
+
+async def test_an_upload_replaces_an_object(store: ObjectStore) -> None:
+    await store.put("k", b"old and longer")
+    upload = await store.begin_upload("k")
+    tags = await put_parts(store, "k", upload, [b"new"])
+    assert await store.get("k") == b"old and longer"
+    await store.complete_upload("k", upload, tags, 3)
+    assert await store.get("k") == b"new"
+
+
+async def test_completing_again_finds_that_it_was_done(store: ObjectStore) -> None:
+    upload = await store.begin_upload("k")
+    tags = await put_parts(store, "k", upload, [b"0123456789"])
+    for _ in range(2):
+        await store.complete_upload("k", upload, tags, 10)
+    assert await store.get("k") == b"0123456789"
+    await store.delete("k")
+    with pytest.raises(NoSuchUpload):
+        await store.complete_upload("k", upload, tags, 10)
+    await store.put("k", b"another")
+    with pytest.raises(NoSuchUpload):
+        await store.complete_upload("k", upload, tags, 10)
+    assert await store.get("k") == b"another"
+
+
+async def test_of_an_aborted_upload_nothing_is_left(store: ObjectStore) -> None:
+    upload = await store.begin_upload("k")
+    tags = await put_parts(store, "k", upload, [b"x"])
+    for _ in range(2):
+        await store.abort_upload("k", upload)
+    assert await store.list_uploads("k") == []
+    with pytest.raises(NoSuchUpload):
+        await store.put_part("k", upload, 1, b"x", start=0)
+    with pytest.raises(NoSuchUpload):
+        await store.complete_upload("k", upload, tags, 1)
+    assert await listed(store) == []
+
+
+async def test_uploads_of_one_key_are_apart(store: ObjectStore) -> None:
+    uploads = [await store.begin_upload("a/k") for _ in range(3)]
+    other = await store.begin_upload("a/other")
+    tags = [await put_parts(store, "a/k", upload, [upload.encode()]) for upload in uploads]
+    assert {found.upload for found in await store.list_uploads("a/k")} == set(uploads)
+    await store.complete_upload("a/k", uploads[1], tags[1], len(uploads[1]))
+    assert await store.get("a/k") == uploads[1].encode()
+    for found in await store.list_uploads("a/k"):
+        await store.abort_upload(found.key, found.upload)
+    assert await store.list_uploads("a/k") == []
+    assert [found.upload for found in await store.list_uploads("a/other")] == [other]
+
+
+async def test_parts_that_do_not_make_the_object_are_refused(store: ObjectStore) -> None:
+    upload = await store.begin_upload("k")
+    ((number, tag),) = await put_parts(store, "k", upload, [b"0123456789"])
+    with pytest.raises(StoreError):
+        await store.complete_upload("k", upload, [(number, f"{tag}0")], 10)
+    assert await listed(store) == []
+
+
+async def test_the_file_of_an_object_is_the_object(store: ObjectStore) -> None:
+    await store.put("a/b", b"hello")
+    path = store.local_path("a/b")
+    assert path is None or DiskFiles().read(path) == b"hello"
+    with pytest.raises(NoSuchObject):
+        await store.get("a/c")
+    assert (store.local_path("a/c") is None) is (path is None)
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["put", "put_if_absent", "delete", "list"]),
+            st.sampled_from(
+                ["put", "put_if_absent", "delete", "list", "begin", "part", "complete", "abort", "uploads"]
+            ),
             st.sampled_from(["a", "b/1", "b/2", "b/c/1", "d-e_f=g"]),
             st.binary(max_size=4),
         ),
@@ -234,6 +370,9 @@ def test_a_local_store_does_what_memory_does(
 
     async def run(store: ObjectStore) -> list[object]:
         seen: list[object] = []
+        begun: dict[str, str] = {}
+        parts: dict[str, list[tuple[int, str]]] = {}
+        sizes: dict[str, int] = {}
         for what, key, data in operations:
             match what:
                 case "put":
@@ -242,9 +381,31 @@ def test_a_local_store_does_what_memory_does(
                     seen.append(await store.put_if_absent(key, data))
                 case "delete":
                     await store.delete(key)
+                case "begin":
+                    begun[key], parts[key], sizes[key] = await store.begin_upload(key), [], 0
+                case "part" | "complete" | "abort" if key not in begun:
+                    pass
+                case "part":
+                    number, start = len(parts[key]) + 1, sizes[key]
+                    try:
+                        tag = await store.put_part(key, begun[key], number, data, start=start)
+                    except NoSuchUpload:
+                        seen.append("no such upload")
+                    else:
+                        parts[key].append((number, tag))
+                        sizes[key] += len(data)
+                case "complete":
+                    try:
+                        await store.complete_upload(key, begun[key], parts[key], sizes[key])
+                    except NoSuchUpload:
+                        seen.append("no such upload")
+                case "abort":
+                    await store.abort_upload(key, begun[key])
+                case "uploads":
+                    seen.append([found.key for found in await store.list_uploads(key)])
                 case _:
-                    seen.append(await store.list("", after=key))
-        found = await store.list("")
+                    seen.append([info[:2] for info in await store.list("", after=key)])
+        found = await listed(store)
         return [*seen, *found, *[await store.get(key) for key in found]]
 
     expected, actual = (asyncio.run(run(store)) for store in stores)
@@ -255,12 +416,23 @@ def test_a_local_store_does_what_memory_does(
     "key", ["", "/", "/a", "a/", "a//b", "..", "a/../b", "a/.b", ".tmp/x", "a b", "ü", "a\n", "x" * 600]
 )
 async def test_what_is_no_key_is_refused(store: ObjectStore, key: str) -> None:
-    for call in (store.get(key), store.put(key, b""), store.put_if_absent(key, b""), store.delete(key)):
+    for call in (
+        store.get(key),
+        store.put(key, b""),
+        store.put_if_absent(key, b""),
+        store.delete(key),
+        store.begin_upload(key),
+        store.put_part(key, "a-1", 1, b"", start=0),
+        store.complete_upload(key, "a-1", [], 0),
+        store.abort_upload(key, "a-1"),
+    ):
         with pytest.raises(ValueError, match="key"):
             await call
     if key:
         with pytest.raises(ValueError, match="prefix"):
             await store.list(f"{key}/../")
+        with pytest.raises(ValueError, match="prefix"):
+            await store.list_uploads(f"{key}/../")
 
 
 @given(st.text(max_size=40))

@@ -23,7 +23,7 @@ from tests.sim.history import Batch, FinalLog, History, MetaSlot, Remains, Repli
 from tests.sim.inspection import FoundLog
 from tests.sim.loop import SimFailure, SimLoop
 from tests.sim.net import Fabric, NetworkProfile
-from tests.sim.node import Node, host_of
+from tests.sim.node import WALL_CLOCK_AT_ZERO_MS, Node, host_of
 from tests.sim.plan import RACKS
 from tests.sim.store import Bucket, StoreProfile
 
@@ -86,7 +86,7 @@ class Stage:
         self.loop = SimLoop(keep_trace=keep_trace, max_steps=brokers * STEPS_PER_BROKER)
         self.history = History(single_replica_flush=properties.get("log.flush.single.replica") == "true")
         self.fabric = Fabric(self.loop, random.Random(f"{seed}/network"), network)
-        self.bucket = Bucket()
+        self.bucket = Bucket(lambda: WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000))
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.truth = Truth(self.bucket)
         self.stuck: list[str] = []

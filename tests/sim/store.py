@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from remote.store.memory_store import MemoryStore
-from remote.store.object_store import PutResult, StoreError
+from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload
 from tests.sim.history import StoreChange
 from tests.sim.loop import Process, SimLoop
 
@@ -32,8 +32,8 @@ JOURNAL_OF = "meta/"
 class Bucket(MemoryStore):
     """The objects, and every change that was ever made to those that coordinate."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(now_ms=now_ms)
         self.journal: list[StoreChange] = []
 
 
@@ -100,7 +100,7 @@ class SimStore:
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         return await self._ask(lambda: self._bucket.get_range(key, start, end))
 
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await self._ask(lambda: self._bucket.list(prefix, after=after))
 
     async def put(self, key: str, data: bytes) -> None:
@@ -117,6 +117,32 @@ class SimStore:
         except StoreError:
             return PutResult.UNKNOWN
         return result
+
+    async def begin_upload(self, key: str) -> str:
+        return await self._change("begin", key, b"", lambda: self._bucket.begin_upload(key))
+
+    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+        part = bytes(data)
+        return await self._change(
+            "part", key, part, lambda: self._bucket.put_part(key, upload, number, part, start=start)
+        )
+
+    async def complete_upload(
+        self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int
+    ) -> None:
+        made = list(parts)
+        await self._change(
+            "complete", key, b"", lambda: self._bucket.complete_upload(key, upload, made, size)
+        )
+
+    async def abort_upload(self, key: str, upload: str) -> None:
+        await self._change("abort", key, b"", lambda: self._bucket.abort_upload(key, upload))
+
+    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
+        return await self._ask(lambda: self._bucket.list_uploads(prefix))
+
+    def local_path(self, key: str) -> str | None:
+        return None
 
     async def close(self) -> None:
         return
@@ -157,7 +183,9 @@ class SimStore:
         result = await done
         await self._answer_travels()
         self._maybe_fail("error_after_chance", "the reply was lost")
-        return result
+        if isinstance(result, Exception):
+            raise result
+        return result  # type: ignore[no-any-return]
 
     def _note(self, kind: str, key: str, data: bytes) -> None:
         self._bucket.journal.append(
@@ -223,11 +251,13 @@ class SimStore:
         return line.latency_min_s + self._rng.random() * (line.latency_max_s - line.latency_min_s)
 
 
-def _run_now(call: Callable[[], Awaitable[T]]) -> T:
-    """A MemoryStore call never waits: run it to its end."""
+def _run_now(call: Callable[[], Awaitable[T]]) -> T | Exception:
+    """A MemoryStore call never waits: run it to its end; what it answers, or raises for an answer."""
     coroutine: Any = call()
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except (NoSuchUpload, StoreError) as refusal:
+        return refusal
     raise AssertionError("a MemoryStore call waited")

@@ -37,7 +37,7 @@ from protocol.ids import decode_id, encode_id
 from protocol.stored.slots import slot_hash
 from remote.keys import boundary_key, slot_key, snapshot_key
 from remote.store.memory_store import MemoryStore
-from remote.store.object_store import PutResult, StoreError
+from remote.store.object_store import ObjectInfo, PutResult, StoreError
 from storage.files import Files, write_whole
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.sim.store import Bucket
@@ -616,7 +616,7 @@ def test_a_member_waits_for_what_it_was_allowed_at_its_start() -> None:
             self._check("put")
             return await super().put_if_absent(key, data)
 
-        async def list(self, prefix: str, *, after: str = "") -> list[str]:
+        async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
             self._check("list")
             return await super().list(prefix, after=after)
 

@@ -11,6 +11,7 @@ from broker.control.metadata_records import ClusterBorn, ControllerElected, Reco
 from protocol.stored.slots import decode_slot
 from remote.keys import slot_key
 from remote.store.memory_store import MemoryStore
+from remote.store.object_store import ObjectInfo
 
 
 class TrimmedBetween(MemoryStore):
@@ -26,7 +27,7 @@ class TrimmedBetween(MemoryStore):
         await self._look("slots")
         return await super().get(key)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         await self._look("boundary")
         return await super().list(prefix, after=after)
 

@@ -11,6 +11,7 @@ import pytest
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import PutResult, StoreError
 from tests.remote.store.faulty_store import HANG_S_MAX, FaultProfile, FaultyStore
+from tests.remote.store.listing import listed
 from tests.remote.store.scripted import now_s, run
 
 
@@ -26,8 +27,8 @@ def test_an_error_before_leaves_things_as_they_were_and_one_after_does_not() -> 
                 await store.put("k", b"x")
             assert await store.put_if_absent("l", b"x") is PutResult.UNKNOWN
             store.profile.heal()
-        assert await before.list("") == []
-        assert await after.list("") == ["k", "l"]
+        assert await listed(before) == []
+        assert await listed(after) == ["k", "l"]
 
     run(main())
 
@@ -46,7 +47,7 @@ def test_a_store_that_is_down_or_hangs_does_so_until_healed() -> None:
         with pytest.raises(StoreError):
             await store.list("")
         assert now_s() - begun_s < 2
-        assert await store.list("") == []
+        assert await listed(store) == []
 
     run(main())
 
@@ -59,9 +60,9 @@ def test_short_bodies_and_lists_that_lag_behind() -> None:
         body = await store.get("a")
         assert len(body) < 10
         assert b"0123456789".startswith(body)
-        listed = await store.list("")
-        assert len(listed) < 3
-        assert ["a", "b", "c"][: len(listed)] == listed
+        names = await listed(store)
+        assert len(names) < 3
+        assert ["a", "b", "c"][: len(names)] == names
 
     run(main())
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from remote.store.memory_store import MemoryStore
 from remote.store.metered import StoreStats
-from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
+from remote.store.object_store import NoSuchObject, ObjectInfo, ObjectStore, PutResult, StoreError
 from remote.store.probe import RACE_KEYS, judge_race, probe, probe_conditions
 from remote.store.stores import harden
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
+from tests.remote.store.listing import listed
 from tests.sim.loop import SimLoop
 
 WON, LOST, UNKNOWN = PutResult
@@ -80,12 +81,12 @@ class ReadsOld(MemoryStore):
 
 
 class ListsLate(MemoryStore):
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return (await super().list(prefix, after=after))[:-1]
 
 
 class ListsFromAnywhere(MemoryStore):
-    async def list(self, prefix: str, *, after: str = "") -> list[str]:
+    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await super().list(prefix)
 
 
@@ -222,7 +223,7 @@ async def test_a_real_minio_is_fit(minio_server: MinioServer, bucket: str) -> No
         assert (await probe_conditions(store_a, store_b, rng())).is_sound
         report = await probe(store_a, store_b, rng())
         assert report.complaints == ()
-        assert await store_a.list("") == []
+        assert await listed(store_a) == []
     finally:
         await store_a.close()
         await store_b.close()

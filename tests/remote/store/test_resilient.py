@@ -20,7 +20,7 @@ from remote.store.resilient import (
     HEDGE_SAMPLES_MIN,
     HEDGE_SHARE,
     HEDGES_SAVED_MAX,
-    LIST_DEADLINE_S,
+    LONG_DEADLINE_S,
     RETRIES_END_S,
     RETRIES_MAX,
     RETRY_FIRST_S,
@@ -30,6 +30,7 @@ from remote.store.resilient import (
     RetryStore,
 )
 from remote.store.stores import harden
+from tests.remote.store.listing import listed
 from tests.remote.store.scripted import DONE, NEVER_S, NOT_DONE, Scripted, now_s, passing, run
 
 # --- deadlines ---
@@ -81,8 +82,8 @@ def test_a_list_has_the_time_for_many_pages() -> None:
     async def main() -> None:
         inner = Scripted()
         store = DeadlineStore(inner)
-        inner.will(LIST_DEADLINE_S - 1)
-        assert await store.list("wal/") == []
+        inner.will(LONG_DEADLINE_S - 1)
+        assert await listed(store, "wal/") == []
         inner.will(NEVER_S)
         with pytest.raises(StoreError):
             await store.list("wal/")
