@@ -1,0 +1,149 @@
+"""The storage manager over our object store: two objects for each segment.
+
+Owns: which object holds what, the order in which they are written and deleted, checking of what is read
+back. Does not own: their keys (remote.keys), the layout of the index object (index_object), retries and
+deadlines (the store's wrappers), checking of the segment's bytes (whoever serves them has the header's sums).
+
+Invariant: the index object is written before the first byte of the data and deleted after its last, so
+whatever lies in the bucket says what it is. A head that fails a check is asked for once more, because
+it may have been damaged on its way; then it is BadObject.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, TypeVar
+from uuid import UUID
+
+from remote.cold.index_object import (
+    HEAD_READ_BYTES,
+    Head,
+    check_header,
+    decode_head,
+    encode_index_object,
+    head_size,
+    section_of,
+)
+from remote.cold.segments import RemoteSegment
+from remote.cold.storage_manager import (
+    BadObject,
+    IndexKind,
+    Pace,
+    SegmentData,
+    SegmentHeader,
+    header_of,
+)
+from remote.keys import SegmentPart, tier_key
+from remote.store.object_store import ObjectStore
+from storage.epochs import EpochCache
+
+T = TypeVar("T")
+
+HEADS_KEPT_MAX: Final = 32
+"""Each with the first bytes of its object: 2 MiB in all."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Known(NamedTuple):
+    head: Head
+    data: bytes
+    """The object from its beginning to the end of the head or further."""
+
+
+class ObjectTier:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._heads: OrderedDict[UUID, _Known] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"ObjectTier({self._store!r})"
+
+    async def copy_segment(
+        self, segment: RemoteSegment, data: SegmentData, *, cluster_id: str, leader_epoch: int, pace: Pace
+    ) -> bytes | None:
+        assert data.size == segment.size_bytes, (data.size, segment)
+        header = header_of(segment, data, cluster_id=cluster_id, leader_epoch=leader_epoch)
+        about = encode_index_object(
+            header,
+            {
+                IndexKind.OFFSET: data.offset_index,
+                IndexKind.TIMESTAMP: data.time_index,
+                IndexKind.TRANSACTION: data.txn_index,
+                IndexKind.PRODUCER_SNAPSHOT: data.producers,
+                IndexKind.LEADER_EPOCH: EpochCache(data.epochs_until_end).encode(),
+            },
+        )
+        await pace(len(about))
+        await self._store.put(key_of(segment, SegmentPart.INDEX), about)
+        await pace(data.size)
+        await self._store.put(key_of(segment, SegmentPart.DATA), await data.read(0, data.size))
+        return None
+
+    async def fetch_segment(self, segment: RemoteSegment, start: int, end: int) -> bytes:
+        end = min(end, segment.size_bytes)
+        if start >= end:
+            return b""
+        key = key_of(segment, SegmentPart.DATA)
+        data = await self._store.get_range(key, start, end)
+        if len(data) != end - start:
+            raise BadObject(f"{key} ends at {start + len(data)}, it should have {segment.size_bytes} bytes")
+        return data
+
+    async def fetch_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
+        return await _twice(lambda: self._read_index(segment, kind))
+
+    async def fetch_header(self, segment: RemoteSegment) -> SegmentHeader:
+        return (await _twice(lambda: self._read_head(segment))).head.header
+
+    async def delete_segment(self, segment: RemoteSegment) -> None:
+        self._heads.pop(segment.id, None)
+        await self._store.delete(key_of(segment, SegmentPart.DATA))
+        await self._store.delete(key_of(segment, SegmentPart.INDEX))
+
+    def local_path(self, segment: RemoteSegment) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        """The store is whose opened it."""
+
+    async def _read_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
+        known = await self._read_head(segment)
+        section = known.head.sections[kind]
+        if section.end <= len(known.data):
+            return section_of(known.data, known.head, kind)
+        key = key_of(segment, SegmentPart.INDEX)
+        data = await self._store.get_range(key, section.start, section.end)
+        return section_of(data, known.head, kind, at=section.start)
+
+    async def _read_head(self, segment: RemoteSegment) -> _Known:
+        known = self._heads.get(segment.id)
+        if known is None:
+            key = key_of(segment, SegmentPart.INDEX)
+            data = await self._store.get_range(key, 0, HEAD_READ_BYTES)
+            size = head_size(data)
+            if size > len(data) == HEAD_READ_BYTES:
+                data += await self._store.get_range(key, len(data), size)
+            known = _Known(decode_head(data), data)
+        check_header(known.head.header, segment)
+        self._heads[segment.id] = known
+        self._heads.move_to_end(segment.id)
+        if len(self._heads) > HEADS_KEPT_MAX:
+            self._heads.popitem(last=False)
+        return known
+
+
+def key_of(segment: RemoteSegment, part: SegmentPart) -> str:
+    return tier_key(
+        segment.partition.topic_id, segment.partition.number, segment.base_offset, segment.id, part
+    )
+
+
+async def _twice(read: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await read()
+    except BadObject as error:
+        logger.warning("a tiered segment is read again: %s", error)
+        return await read()
