@@ -179,14 +179,14 @@ def _clean_log(owner: CompactedLogs, key: TopicPartition, plan: CleaningPlan, no
     """Map the keys, then rewrite group by group. Whenever retention, a truncation or a deletion changes
     the closed segments meanwhile, stop: the next round plans anew."""
     log = plan.log
-    generation = log.generation
+    shape = log.shape
     pace = Pace(owner.cleaner.io_max_bytes_per_second)
     keys = KeyMap(owner.cleaner.dedupe_bytes)
     segments = [segment for segment in log.segments[:-1] if segment.base_offset < plan.end]
     try:
         for wait_ms in _map_keys(owner, segments, plan, keys, pace):
             yield wait_ms
-            if log.generation != generation:
+            if log.shape != shape:
                 return
         if keys.end <= plan.first_dirty:
             return
@@ -196,10 +196,10 @@ def _clean_log(owner: CompactedLogs, key: TopicPartition, plan: CleaningPlan, no
             if cleaned is None:
                 return
             log.swap_in(cleaned, group, now_ms)
-            generation = log.generation
+            shape = log.shape
             yield 0
     except CorruptBatch:
-        if log.generation == generation:
+        if log.shape == shape:
             raise
         return
     owner.cleaned_upto[key] = keys.end
@@ -389,7 +389,7 @@ def _clean_group(
 ) -> Generator[int, None, Segment | None]:
     """One synced `.cleaned` segment with what remains of neighbouring ones; None if the log changed
     meanwhile."""
-    generation = log.generation
+    shape = log.shape
     cleaned = Segment.create(log.files, log.directory, group[0].base_offset, now_ms=now_ms, suffix=CLEANED)
     output = _Output(cleaned, log.config.index_interval_bytes)
     producers = dict(log.producer_table.entries)
@@ -399,7 +399,7 @@ def _clean_group(
             pace.add(found.header.size)
             yield from _clean_batch(owner, segment, found, output, keys, transactions, producers, log, now_ms)
             yield pace.wait_ms()
-            if log.generation != generation:
+            if log.shape != shape:
                 _discard(log, cleaned)
                 return None
     output.finish()
@@ -407,7 +407,7 @@ def _clean_group(
     owner.run_in_background(lambda: _sync(log, cleaned), synced.append)
     while not synced:
         yield 1
-    if log.generation != generation:
+    if log.shape != shape:
         _discard(log, cleaned)
         return None
     if synced[0] is not None:

@@ -7,7 +7,7 @@ exactly one epoch.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 UNDEFINED = (-1, -1)
@@ -33,6 +33,21 @@ class EpochCache:
 
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
+
+    @property
+    def known_from(self) -> int | None:
+        """The first offset whose epoch is known."""
+        return self._starts[0] if self._starts else None
+
+    def entries_until(self, end_offset: int) -> list[tuple[int, int]]:
+        """The entries of a log that ends at `end_offset`."""
+        return self.entries()[: bisect_left(self._starts, end_offset)]
+
+    def entries_within(self, start_offset: int, end_offset: int) -> list[tuple[int, int]]:
+        """The epochs of [start_offset, end_offset), each with its first offset there."""
+        within = EpochCache(self.entries_until(end_offset))
+        within.truncate_from_start(start_offset)
+        return within.entries()
 
     def assign(self, epoch: int, *, start_offset: int) -> bool:
         """`epoch` starts at `start_offset`; what contradicts it goes. True if anything changed."""

@@ -43,6 +43,8 @@ from storage.segment import (
 EPOCHS = "leader-epoch-checkpoint"
 METADATA = "partition.metadata"
 NAME_DIGITS = 20
+REPLAYED_PER_SLICE = 256
+"""Batch headers, about 1 ms."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Loaded:
     epochs: EpochCache
     producers: ProducerTable
     log_start_offset: int
+    local_log_start_offset: int
     log_end_offset: int
     recovery_point: int
     dropped_bytes: int = 0
@@ -86,7 +89,7 @@ def load(
     is_doubted: bool,
     recovery_point: int,
     gapless_from: int | None,
-    log_start_offset: int,
+    log_start_offset: int | None,
     now_ms: int,
     state: CleanState | None = None,
 ) -> Generator[None, None, Loaded]:
@@ -96,31 +99,38 @@ def load(
     `is_doubted`: a sync failed since the recovery point. What is read past it may stand in memory alone,
     where no later sync finds it to write unless it is written once more.
 
+    `log_start_offset` is what the checkpoint says, None if it does not name the log. Of a tiered log it tells
+    the start; any other one starts with its first segment at the latest.
+
     Past `gapless_from` no segment was ever compacted, so one that ends before the next begins lost its
     tail with the power. None: that cannot be said.
     """
+    is_tiered = config.remote_storage_enable
+    saved_start = log_start_offset or 0
     names = _finish_interrupted(files, path)
     if not names:
-        return _made_new(files, path, log_start_offset, now_ms)
+        return _made_new(files, path, saved_start, now_ms)
     _remove_stray_snapshots(files, path, names, recovery_point)
     bases = sorted(int(name[:NAME_DIGITS]) for name in names if _is_segment_file(name, LOG))
     if is_clean and state is not None:
         loaded = _load_noted(files, path, bases, state, now_ms=now_ms)
         if loaded is not None:
-            return _start_at(loaded, files, path, log_start_offset, now_ms)
+            _find_starts(loaded, log_start_offset, is_tiered)
+            return _start_at(loaded, files, path, saved_start, now_ms)
     _remove_orphans(files, path, names, set(bases))
     segments = [
         Segment(files, path, base, size=files.size(join(path, segment_name(base) + LOG)), created_ms=now_ms)
         for base in bases
     ]
     if not segments:
-        segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
+        segments = [Segment.create(files, path, saved_start, now_ms=now_ms)]
     loaded = Loaded(
         topic_id=read_topic_id(files, path),
         segments=segments,
         epochs=EpochCache(),
         producers=ProducerTable(),
-        log_start_offset=max(log_start_offset, segments[0].base_offset),
+        log_start_offset=0,
+        local_log_start_offset=0,
         log_end_offset=0,
         recovery_point=recovery_point,
     )
@@ -128,6 +138,7 @@ def load(
     noted = epochs.entries() if epochs is not None else []
     if epochs is not None:
         loaded.epochs = epochs
+    _find_starts(loaded, log_start_offset, is_tiered)
     if is_clean:
         yield from _load_clean(loaded, files, path, config, epochs_known=epochs is not None)
     else:
@@ -142,7 +153,7 @@ def load(
     for offset in snapshot_offsets(files, path):
         if offset > loaded.log_end_offset:
             files.unlink(snapshot_path(path, offset))
-    return _start_at(loaded, files, path, log_start_offset, now_ms)
+    return _start_at(loaded, files, path, saved_start, now_ms)
 
 
 def _made_new(files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
@@ -153,10 +164,27 @@ def _made_new(files: Files, path: str, log_start_offset: int, now_ms: int) -> Lo
         epochs=EpochCache(),
         producers=ProducerTable(),
         log_start_offset=log_start_offset,
+        local_log_start_offset=log_start_offset,
         log_end_offset=log_start_offset,
         recovery_point=0,
         rewritten=[segment.path(LOG)],
     )
+
+
+def _find_starts(loaded: Loaded, saved: int | None, is_tiered: bool) -> None:
+    """Set where the log starts, and where its local part does, by the checkpoint of log starts and the first
+    segment. A tiered log that the checkpoint does not name, whether it is lost or this one was not tiered
+    when it was written, starts where its epochs do: they are cut at the log start, never at the local
+    one. Too early a start costs readers an error until it is moved; too late a one, what is in the tier."""
+    base = loaded.segments[0].base_offset
+    if not is_tiered:
+        start = max(saved or 0, base)
+    elif saved is not None:
+        start = saved
+    else:
+        start = min(base, loaded.epochs.known_from or 0)
+    loaded.log_start_offset = start
+    loaded.local_log_start_offset = max(start, base)
 
 
 def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, now_ms: int) -> Loaded:
@@ -169,11 +197,10 @@ def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, no
             remove_segment_files(files, segment)
         loaded.segments = [Segment.create(files, path, log_start_offset, now_ms=now_ms)]
         loaded.rewritten = [loaded.segments[0].path(LOG)]
-        loaded.log_end_offset = loaded.log_start_offset = log_start_offset
+        loaded.log_end_offset = loaded.log_start_offset = loaded.local_log_start_offset = log_start_offset
         loaded.recovery_point = min(loaded.recovery_point, log_start_offset)
         loaded.epochs.clear()
         loaded.producers.clear()
-    loaded.log_start_offset = max(loaded.log_start_offset, log_start_offset)
     # From the start first: an epoch that is moved up to the end of the log has no records, and goes.
     loaded.epochs.truncate_from_start(loaded.log_start_offset)
     loaded.epochs.truncate_from_end(loaded.log_end_offset)
@@ -200,6 +227,7 @@ def _load_noted(
         epochs=EpochCache(state.epochs),
         producers=producers,
         log_start_offset=bases[0],
+        local_log_start_offset=bases[0],
         log_end_offset=state.log_end_offset,
         recovery_point=state.log_end_offset,
         has_snapshot=True,
@@ -371,26 +399,41 @@ def replay_producer(table: ProducerTable, batch: bytes, header: BatchHeader) -> 
 
 def producers_at(files: Files, path: str, segments: Sequence[Segment], offset: int) -> ProducerTable:
     """The producers as of `offset`: the newest snapshot at or below it, and the batches since."""
+    steps = replaying_producers(files, path, segments, offset)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            table: ProducerTable = end.value
+            return table
+
+
+def replaying_producers(
+    files: Files, path: str, segments: Sequence[Segment], offset: int
+) -> Generator[None, None, ProducerTable]:
+    """`producers_at` in slices. The segments must be the log's own at each of them."""
     table, since = _newest_snapshot(files, path, offset)
     ends = [segment.base_offset for segment in segments[1:]] + [offset]
-    for segment, end in zip(segments, ends, strict=False):
+    for segment, end in list(zip(segments, ends, strict=False)):
         if segment.size == 0 or segment.base_offset >= offset or end <= since:
             continue
         try:
-            _replay_producers(table, segment, since, offset)
+            yield from _replay_producers(table, segment, since, offset)
         except CorruptBatch:
             continue  # damage where nothing is cut: only a reader of it gets an error
     return table
 
 
-def _replay_producers(table: ProducerTable, segment: Segment, since: int, offset: int) -> None:
+def _replay_producers(table: ProducerTable, segment: Segment, since: int, offset: int) -> Iterator[None]:
     position = segment.locate(since)[0] if since > segment.base_offset else 0
-    for found in segment.scan(position, segment.size):
+    for count, found in enumerate(segment.scan(position, segment.size), 1):
         header = found.header
         if header.last_offset >= offset:
             break
         if header.producer_id >= 0 and header.base_offset >= since:
             replay_producer(table, segment.read_batch(found) if header.is_control else b"", header)
+        if count % REPLAYED_PER_SLICE == 0:
+            yield
 
 
 def _newest_snapshot(files: Files, path: str, offset: int) -> tuple[ProducerTable, int]:

@@ -4,13 +4,15 @@ Owns: what may be appended and at which offset, producer state, leader epochs, t
 order. Does not own: looking at records (prepare), bytes, files, retention (subclasses), replication,
 leadership (partition). Invariant: `log_start_offset <= last_stable_offset <= high_watermark <=
 log_end_offset`, offsets are contiguous as appended, and a batch is checked completely before its first byte
-is staged.
+is staged. The bytes of [log_start_offset, local_log_start_offset) are in the tier alone: for a log that is
+not tiered both are one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -65,6 +67,40 @@ class LogSlice(NamedTuple):
         return self.file.pread(self.size, self.position)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedSegment:
+    """What may be copied to the tier: a segment that nothing is appended to any more."""
+
+    base_offset: int
+    end_offset: int
+    """Where the next segment begins."""
+    size: int
+    max_timestamp: int
+    """-1 when no record has one."""
+    has_aborted: bool
+    """Whether a transaction was aborted in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSegment:
+    """A closed segment while it is copied. Its file stays readable whatever the log does to its name; a
+    truncation may shorten it, which the log's `generation` tells."""
+
+    segment: ClosedSegment
+    file: ReadableFile
+    offset_index: bytes
+    time_index: bytes
+    txn_index: bytes
+    epochs: list[tuple[int, int]]
+    """Those with records in it; the first starts at its base."""
+    epochs_until_end: list[tuple[int, int]]
+    """All since the log start, up to its end."""
+
+    @property
+    def size(self) -> int:
+        return self.segment.size
+
+
 class Appended(NamedTuple):
     first_offset: int
     last_offset: int
@@ -88,6 +124,13 @@ class LogStats:
     producers: int
     open_transactions: int
     is_offline: bool
+
+
+class TieredOffset(KafkaError):
+    """An offset of this log whose bytes are in the tier alone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.offset_moved_to_tiered_storage, message)
 
 
 class LogOffline(KafkaError):
@@ -120,18 +163,20 @@ class AbstractLog(ABC):
         "_topic_id",
         "config",
         "epochs",
+        "generation",
         "high_watermark",
-        "highest_tiered_offset",
         "last_stable_offset",
         "local_log_start_offset",
         "log_end_offset",
         "log_start_offset",
         "needs_walk",
         "offline",
+        "on_roll",
         "partition",
         "producer_expiration_ms",
         "producer_table",
         "recovery_point",
+        "tiered_end",
         "topic",
     )
 
@@ -153,7 +198,14 @@ class AbstractLog(ABC):
         self.last_stable_offset = 0
         self.log_end_offset = 0
         self.recovery_point = 0
-        self.highest_tiered_offset = -1
+        self.tiered_end = 0
+        """Where what is safely in the tier ends; 0 while nothing is known of it. The tier sets it, every cut
+        lowers it."""
+        self.generation = 0
+        """Rises with every cut and every change of closed segments but deletion from the front: what was
+        read of them before may be another log's."""
+        self.on_roll: Callable[[], None] | None = None
+        """Called when a segment was closed and the next one is in its place."""
         self.epochs = EpochCache()
         self.producer_table = ProducerTable()
         self.producer_expiration_ms = producer_expiration_ms
@@ -178,6 +230,18 @@ class AbstractLog(ABC):
     def known_topic_id(self) -> UUID | None:
         """The topic id; None when `partition.metadata` was lost: the owner adopts the log or strays it."""
         return self._topic_id
+
+    @property
+    def is_tiered(self) -> bool:
+        return self.config.remote_storage_enable
+
+    @property
+    def epochs_incomplete(self) -> bool:
+        """Whether the epochs of what is in the tier alone were lost with their file: see `restore_epochs`."""
+        if self.local_log_start_offset == self.log_start_offset:
+            return False
+        known_from = self.epochs.known_from
+        return known_from is None or known_from > self.log_start_offset
 
     def set_config(self, config: LogConfig) -> None:
         self.config = config
@@ -355,8 +419,8 @@ class AbstractLog(ABC):
     def set_high_watermark(self, high_watermark: int) -> None:
         """Set the high watermark, within the bounds of the log. It may go back only where the log was cut."""
         bounded = high_watermark if high_watermark < self.log_end_offset else self.log_end_offset
-        if bounded < self.log_start_offset:
-            bounded = self.log_start_offset
+        if bounded < self.local_log_start_offset:  # what is in the tier was committed
+            bounded = self.local_log_start_offset
         self.high_watermark = bounded
         table = self.producer_table
         if table.ongoing or table.unreplicated:
@@ -420,19 +484,22 @@ class AbstractLog(ABC):
     @abstractmethod
     def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
         """Whole batches of [offset, bound) from one segment, at most `max_bytes` unless `min_one` and the
-        first batch is larger; None when there is nothing. KafkaError 1 outside [local log start, log end]."""
+        first batch is larger; None when there is nothing. TieredOffset below the local start, KafkaError 1
+        outside [log start, log end]."""
 
     @abstractmethod
     def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record at or after `timestamp`, below `bound`."""
+        """(timestamp, offset, leader epoch) of the first local record at or after `timestamp`, below
+        `bound`."""
 
     @abstractmethod
     def offset_of_max_timestamp(self) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the record with the highest timestamp."""
+        """(timestamp, offset, leader epoch) of the local record with the highest timestamp."""
 
     @abstractmethod
     def aborted_in(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that overlap [start, end)."""
+        """(producer id, first offset) of the aborted transactions that overlap [start, end), as far as the
+        local part of the log tells."""
 
     @abstractmethod
     def advance_log_start(self, offset: int, done: StartDone = ignore_start) -> None:
@@ -442,7 +509,8 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def truncate_to(self, offset: int) -> None:
-        """Drop everything at and past `offset`."""
+        """Drop everything at and past `offset`. Where that is below the local start of a tiered log, its log
+        start stays, and the epochs of what is left."""
 
     @abstractmethod
     def truncate_fully(self, start_at: int) -> None:
@@ -450,11 +518,57 @@ class AbstractLog(ABC):
         durable before anything is dropped."""
 
     @abstractmethod
+    def begin_at(
+        self,
+        start: int,
+        *,
+        log_start: int,
+        epochs: Sequence[tuple[int, int]],
+        producers: bytes | None,
+        done: StartDone = ignore_start,
+    ) -> None:
+        """Drop everything and begin anew at `start`, as the replica of a log that starts at `log_start` and
+        whose records below `start` are in the tier: with their epochs, and the producer snapshot at `start`
+        (CorruptSnapshot before anything is dropped). `done` is called once all of it is durable. A crash
+        before that leaves the old log, or one that holds nothing and is to begin again."""
+
+    @abstractmethod
+    def restore_epochs(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Put back the epochs of what is in the tier alone, as the tier tells them. What this log knows of
+        its own counts."""
+
+    # --- for copies ---
+
+    @abstractmethod
+    def closed_segments(self, start: int, end: int) -> list[ClosedSegment]:
+        """The closed segments from the one that holds `start` on, as far as they end at or before `end`;
+        oldest first."""
+
+    @abstractmethod
+    def open_segment(self, base_offset: int) -> AbstractContextManager[HeldSegment]:
+        """Hold the closed segment with this base. KafkaError 1 when there is none (any more)."""
+
+    @abstractmethod
+    def producers_until(self, end: int) -> Generator[None, None, bytes]:
+        """The producer snapshot at the base of a segment, as Kafka reads it; in slices, because it is made
+        anew where its file is lost. KafkaError when the log changed meanwhile."""
+
+    @abstractmethod
+    def size_from(self, offset: int) -> int:
+        """Local bytes of the segments that end above `offset`."""
+
+    @abstractmethod
+    def free_tiered(self, now_ms: int) -> int:
+        """Delete closed segments that are in the tier, whatever local retention says, a few at a time; the
+        bytes that this frees at once."""
+
+    @abstractmethod
     def statistics(self) -> LogStats: ...
 
     @abstractmethod
     def expire(self, now_ms: int) -> int:
-        """Apply retention once; the number of segments deleted."""
+        """Apply retention once; the number of segments deleted. A log start that this moves counts for a
+        tiered log once it is durable: then the next call deletes."""
 
     @abstractmethod
     def fsync_target(self) -> FlushJob | None:

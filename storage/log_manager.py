@@ -172,7 +172,9 @@ class LogManager:
             path,
             collect={
                 RECOVERY_POINTS: lambda: {key: log.recovery_point for key, log in logs()},
-                LOG_STARTS: lambda: {key: log.start_to_save for key, log in logs() if log.start_to_save},
+                LOG_STARTS: lambda: {
+                    key: log.start_to_save for key, log in logs() if log.start_to_save or log.is_tiered
+                },
                 HIGH_WATERMARKS: lambda: {key: log.high_watermark for key, log in logs()},
                 CLEANER_POINTS: lambda: {
                     key: self.cleaned_upto[key] for key, _ in logs() if key in self.cleaned_upto
@@ -285,7 +287,7 @@ class LogManager:
             is_doubted=path in self._doubted,
             recovery_point=points(RECOVERY_POINTS).get(key, 0),
             gapless_from=points(RECOVERY_POINTS).get(key, 0) if path in self._vouched else None,
-            log_start_offset=points(LOG_STARTS).get(key, 0),
+            log_start_offset=points(LOG_STARTS).get(key),
             state=notes.get(name) if notes else None,
             producer_expiration_ms=self.producer_expiration_ms,
         )

@@ -98,6 +98,13 @@ class LogConfig:
             return min(self.segment_ms, max(self.max_compaction_lag_ms, 1))
         return self.segment_ms
 
+    @property
+    def effective_local_retention(self) -> tuple[int, int]:
+        """(ms, bytes) that a tiered log keeps on the disk, -1 without a limit; -2 stands for the whole
+        log's."""
+        ms, size = self.local_retention_ms, self.local_retention_bytes
+        return self.retention_ms if ms == -2 else ms, self.retention_bytes if size == -2 else size
+
     def compression_level(self, codec: str) -> int | None:
         match codec:
             case "gzip":
@@ -120,6 +127,16 @@ class SegmentFacts:
     """Its newest record's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPlan:
+    count: int
+    """How many of the oldest segments go."""
+    is_local: bool
+    """Whether that moves the local start alone: what goes is in the tier, or below the log start."""
+    roll_active: bool
+    """Whether the active segment is to be closed, so that it can be copied: local retention waits for it."""
+
+
 def plan_deletion(
     config: LogConfig,
     segments: Sequence[SegmentFacts],
@@ -127,29 +144,30 @@ def plan_deletion(
     now_ms: int,
     log_start_offset: int,
     high_watermark: int,
-    highest_tiered_offset: int = -1,
-) -> tuple[int, bool]:
-    """How many of the oldest segments go, and whether that moves only the local start (their copies are
-    tiered)."""
-    tiered = config.remote_storage_enable and highest_tiered_offset >= 0
+    tiered_end: int = 0,
+) -> DeletionPlan:
+    """Decide what of a log goes. What is below its start always does. Retention of the whole log counts for
+    one that is not tiered, or not copied any more (`remote.log.copy.disable`); local retention for one that
+    is, and takes nothing that is not in the tier."""
+    is_local = config.remote_storage_enable and not config.remote_log_copy_disable
     retention_ms, retention_bytes = config.retention_ms, config.retention_bytes
-    if config.remote_storage_enable:
-        retention_ms = config.local_retention_ms if config.local_retention_ms != -2 else retention_ms
-        retention_bytes = (
-            config.local_retention_bytes if config.local_retention_bytes != -2 else retention_bytes
-        )
-    limit = high_watermark
-    if config.remote_storage_enable and not config.remote_log_copy_disable:
-        limit = min(limit, highest_tiered_offset + 1)
-    candidates = _deletable(segments, limit)
+    if is_local:
+        retention_ms, retention_bytes = config.effective_local_retention
+    candidates = _deletable(segments, high_watermark)
     count = _leading(candidates, lambda facts: facts.end_offset <= log_start_offset)
     if count == len(segments):
         count -= 1  # only records deleted by request: the active segment stays
+    below_start = count
     if config.is_deleted and retention_bytes >= 0:
         count += _beyond(candidates[count:], sum(facts.size for facts in segments[count:]) - retention_bytes)
     if config.is_deleted and retention_ms >= 0:
         count += _leading(candidates[count:], lambda facts: now_ms - facts.timestamp > retention_ms)
-    return count, tiered
+    if not is_local:
+        return DeletionPlan(count=count, is_local=False, roll_active=False)
+    wanted, closed = count, len(segments) - 1
+    tiered = _leading(segments[below_start:closed], lambda facts: facts.end_offset <= tiered_end)
+    count = min(wanted, below_start + tiered)
+    return DeletionPlan(count=count, is_local=True, roll_active=wanted > closed == count)
 
 
 def _deletable(segments: Sequence[SegmentFacts], limit: int) -> Sequence[SegmentFacts]:

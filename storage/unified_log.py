@@ -19,7 +19,7 @@ from uuid import UUID
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import OVERHEAD, STAMP
 from storage.epochs import EpochCache
-from storage.files import Files, is_scarcity, write_replacing
+from storage.files import Files, is_scarcity, write_replacing, write_whole
 from storage.flush import SegmentFlush, Unsynced
 from storage.index import AbortedTxn
 from storage.loader import (
@@ -30,6 +30,7 @@ from storage.loader import (
     encode_metadata,
     load,
     producers_at,
+    replaying_producers,
     snapshot_offsets,
     snapshot_path,
     write_snapshot,
@@ -37,16 +38,19 @@ from storage.loader import (
 from storage.log import (
     PRODUCER_EXPIRATION_MS,
     AbstractLog,
+    ClosedSegment,
     FlushJob,
+    HeldSegment,
     LogOffline,
     LogSlice,
     LogStats,
     NoDescriptor,
     StartDone,
+    TieredOffset,
     ignore_start,
 )
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn, ProducerTable
+from storage.producers import CompletedTxn, ProducerTable, decode_producers
 from storage.segment import (
     DELETED,
     LOG,
@@ -102,11 +106,11 @@ class UnifiedLog(AbstractLog):
         "_start_asked",
         "_start_waits",
         "_unsynced",
+        "deletions",
         "directory",
         "dropped_bytes",
         "files",
         "flushed_at_ms",
-        "generation",
         "log_dir",
         "saved_start",
     )
@@ -153,8 +157,8 @@ class UnifiedLog(AbstractLog):
         self._active = loaded.segments[-1]
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
-        self.generation = 0
-        """Counts changes of closed segments, and the end, for callers that work in slices."""
+        self.deletions = 0
+        """How often closed segments were deleted from the front."""
         super().__init__(
             topic=topic,
             topic_id=loaded.topic_id,
@@ -164,7 +168,8 @@ class UnifiedLog(AbstractLog):
         )
         self.epochs = loaded.epochs
         self.producer_table = loaded.producers
-        self.log_start_offset = self.local_log_start_offset = loaded.log_start_offset
+        self.log_start_offset = loaded.log_start_offset
+        self.local_log_start_offset = loaded.local_log_start_offset
         self.high_watermark = self.last_stable_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
@@ -189,7 +194,7 @@ class UnifiedLog(AbstractLog):
         is_doubted: bool = False,
         recovery_point: int = 0,
         gapless_from: int | None = None,
-        log_start_offset: int = 0,
+        log_start_offset: int | None = None,
         state: CleanState | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> Generator[None, None, UnifiedLog]:
@@ -219,7 +224,7 @@ class UnifiedLog(AbstractLog):
             on_failure=on_failure,
             on_cut=on_cut,
             on_start=on_start,
-            saved_start=log_start_offset,
+            saved_start=log_start_offset or 0,
             producer_expiration_ms=producer_expiration_ms,
         )
 
@@ -369,6 +374,8 @@ class UnifiedLog(AbstractLog):
         self._segments.append(segment)
         self._bases.append(base)
         self._active = segment
+        if self.on_roll is not None:
+            self.on_roll()
 
     def _replace_empty_active(self, base: int, now_ms: int) -> None:
         with self._disk():
@@ -407,10 +414,7 @@ class UnifiedLog(AbstractLog):
         if self.offline is not None:
             raise LogOffline(self.offline)
         if not self.local_log_start_offset <= offset <= self.log_end_offset:
-            raise KafkaError(
-                ErrorCode.offset_out_of_range,
-                f"offset {offset} is outside [{self.local_log_start_offset}, {self.log_end_offset}]",
-            )
+            raise self._outside(offset)
         if self._staged:
             self.flush_staged()
         bases = self._bases
@@ -428,6 +432,14 @@ class UnifiedLog(AbstractLog):
             at += 1
             offset = max(offset, end)
         return None
+
+    def _outside(self, offset: int) -> KafkaError:
+        if self.log_start_offset <= offset < self.local_log_start_offset:
+            return TieredOffset(f"offset {offset} is below the local start {self.local_log_start_offset}")
+        return KafkaError(
+            ErrorCode.offset_out_of_range,
+            f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]",
+        )
 
     def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
         self.flush_staged()
@@ -468,6 +480,77 @@ class UnifiedLog(AbstractLog):
     def _local_segments(self) -> list[Segment]:
         return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Changes with every change of closed segments, and of the end other than by appends: for callers
+        that work in slices."""
+        return self.generation, self.deletions
+
+    # --- copies of closed segments ---
+
+    def closed_segments(self, start: int, end: int) -> list[ClosedSegment]:
+        first = max(0, bisect_right(self._bases, start) - 1)
+        last = min(bisect_right(self._bases, end), len(self._bases)) - 1
+        with self._reading():
+            return [self._described(at) for at in range(first, last)]
+
+    def _described(self, at: int) -> ClosedSegment:
+        segment = self._segments[at]
+        return ClosedSegment(
+            base_offset=segment.base_offset,
+            end_offset=self._bases[at + 1],
+            size=segment.size,
+            max_timestamp=segment.largest_timestamp,
+            has_aborted=bool(segment.aborted),
+        )
+
+    @contextmanager
+    def open_segment(self, base_offset: int) -> Iterator[HeldSegment]:
+        if self.offline is not None:
+            raise LogOffline(self.offline)
+        at = bisect_right(self._bases, base_offset) - 1
+        if at < 0 or at + 1 >= len(self._bases) or self._bases[at] != base_offset:
+            raise KafkaError(ErrorCode.offset_out_of_range, f"{self} has no closed segment at {base_offset}")
+        segment = self._segments[at]
+        with self._reading():
+            segment.seal()  # one whose indexes were rebuilt is not
+            described = self._described(at)
+            held = HeldSegment(
+                segment=described,
+                file=segment.file,
+                offset_index=segment.offsets.encode(),
+                time_index=segment.times.encode(),
+                txn_index=b"".join(txn.encode() for txn in segment.aborted),
+                epochs=self.epochs.entries_within(base_offset, described.end_offset),
+                epochs_until_end=self.epochs.entries_until(described.end_offset),
+            )
+        yield held
+
+    def producers_until(self, end: int) -> Generator[None, None, bytes]:
+        if self.offline is not None:
+            raise LogOffline(self.offline)
+        if end not in self._bases:
+            raise KafkaError(ErrorCode.offset_out_of_range, f"{self} has no segment at {end}")
+        shape = self.shape
+        with self._reading():
+            steps = replaying_producers(self.files, self.directory, self._segments, end)
+        while True:
+            with self._reading():
+                try:
+                    next(steps)
+                except StopIteration as found:
+                    table: ProducerTable = found.value
+                    return table.encode()
+            yield
+            if self.offline is not None:
+                raise LogOffline(self.offline)
+            if self.shape != shape:
+                raise KafkaError(ErrorCode.offset_out_of_range, f"{self} changed while it was read")
+
+    def size_from(self, offset: int) -> int:
+        first = max(0, bisect_right(self._bases, offset) - 1)
+        return sum(segment.size for segment in self._segments[first:])
+
     # --- shortening ---
 
     def advance_log_start(self, offset: int, done: StartDone = ignore_start) -> None:
@@ -485,6 +568,9 @@ class UnifiedLog(AbstractLog):
             self._start_waits = (*self._start_waits, (offset, done))
         if offset > self.start_to_save:
             self._start_asked = offset
+        self._ask_for_start()
+
+    def _ask_for_start(self) -> None:
         if self._on_start is None:
             self.start_saved(self.start_to_save)
             self.answer_starts()
@@ -535,25 +621,66 @@ class UnifiedLog(AbstractLog):
                 )
                 for at, segment in enumerate(self._segments)
             ]
-        count, is_local = plan_deletion(
+        plan = plan_deletion(
             self.config,
             facts,
             now_ms=now_ms,
             log_start_offset=self.log_start_offset,
             high_watermark=self.high_watermark,
-            highest_tiered_offset=self.highest_tiered_offset,
+            tiered_end=self.tiered_end,
         )
-        count = min(count, EXPIRED_AT_ONCE)
+        if plan.roll_active:
+            self.roll(self.log_end_offset, now_ms)
+        count = min(plan.count, EXPIRED_AT_ONCE)
+        if self.is_tiered:
+            count = self._durably(count, facts, is_local=plan.is_local)
         if count == 0:
             return 0
         if count == len(self._segments):
             self.roll(self.log_end_offset, now_ms)
-        self._delete_segments(self._segments[:count], now_ms)
-        if is_local:
-            self.local_log_start_offset = max(self.local_log_start_offset, self._bases[0])
-        elif self._bases[0] > self.log_start_offset:
-            self._started_at(self._bases[0])
+        self._delete_segments(self._segments[:count], now_ms + self.config.file_delete_delay_ms)
+        if self._bases[0] > self.local_log_start_offset:
+            self._local_starts_at(self._bases[0], is_local=plan.is_local)
         return count
+
+    def _durably(self, count: int, facts: Sequence[SegmentFacts], *, is_local: bool) -> int:
+        """How many of the oldest segments of a tiered log may go now. Its log start and the epochs of what is
+        in the tier are in no local segment, so both must be on the disk before those go."""
+        if count == 0:
+            return 0
+        if not is_local:
+            self.advance_log_start(facts[count - 1].end_offset)
+        elif self.saved_start < self.log_start_offset:
+            self._ask_for_start()
+        durable = min(self.saved_start, self.log_start_offset)
+        if not is_local or durable < self.log_start_offset:
+            count = sum(each.end_offset <= durable for each in facts[:count])
+        if count and is_local and self.recovery_point < facts[count - 1].end_offset:
+            with self._disk():
+                self._write_epochs(force=True, is_durable=True)
+        return count
+
+    def _local_starts_at(self, offset: int, *, is_local: bool) -> None:
+        if is_local:
+            self.local_log_start_offset = offset
+        else:
+            self._started_at(offset)
+
+    def free_tiered(self, now_ms: int) -> int:
+        if self.offline is not None or not self.is_tiered:
+            return 0
+        limit = min(self.tiered_end, self.high_watermark)
+        facts = [
+            SegmentFacts(size=segment.size, end_offset=end, timestamp=0)
+            for segment, end in zip(self._segments, self._bases[1 : EXPIRED_AT_ONCE + 1], strict=False)
+            if end <= limit
+        ]
+        count = self._durably(len(facts), facts, is_local=True)
+        if count == 0:
+            return 0
+        self._delete_segments(self._segments[:count], now_ms)
+        self.local_log_start_offset = max(self.local_log_start_offset, self._bases[0])
+        return sum(each.size for each in facts[:count])
 
     def _retention_timestamp(self, segment: Segment) -> int:
         """The clock of its file speaks for a segment without timestamps, or one that is damaged."""
@@ -587,7 +714,9 @@ class UnifiedLog(AbstractLog):
                     self._write_epochs(force=True)
             return
         if offset < self._bases[0]:
-            self.truncate_fully(offset)
+            kept = EpochCache(self.epochs.entries_until(offset)) if self.is_tiered else EpochCache()
+            start = min(self.log_start_offset, offset) if self.is_tiered else offset
+            self._begin(offset, log_start=start, epochs=kept)
             return
         keep = bisect_right(self._bases, offset)
         base = self._bases[keep - 1]
@@ -618,39 +747,94 @@ class UnifiedLog(AbstractLog):
             self._write_epochs(force=True)
         if self.log_end_offset < max(self.start_to_save, self.saved_start):
             # The log started inside the batch that went, or was about to. On the disk it must not do so.
+            self.local_log_start_offset = min(self.local_log_start_offset, self.log_end_offset)
             self._start_earlier(min(self.log_start_offset, self.log_end_offset))
         self.set_high_watermark(self.high_watermark)
 
     def truncate_fully(self, start_at: int) -> None:
+        self._begin(start_at, log_start=start_at, epochs=EpochCache())
+
+    def begin_at(
+        self,
+        start: int,
+        *,
+        log_start: int,
+        epochs: Sequence[tuple[int, int]],
+        producers: bytes | None,
+        done: StartDone = ignore_start,
+    ) -> None:
+        assert log_start <= start, f"{self}: begin at {start} below the log start {log_start}"
+        table = decode_producers(producers)[0] if producers is not None else ProducerTable()
+        cache = EpochCache(epochs)
+        cache.truncate_from_end(start)
+        cache.truncate_from_start(log_start)
+        self._begin(start, log_start=log_start, epochs=cache, producers=table)
+        done(None)
+
+    def _begin(
+        self, start: int, *, log_start: int, epochs: EpochCache, producers: ProducerTable | None = None
+    ) -> None:
+        """Put an empty segment at `start` in the place of all there is. It appears last: without one the next
+        start makes an empty log, which holds nothing of what the other files tell."""
         if self.offline is not None:
             raise LogOffline(self.offline)
         with self._disk():
             snapshots = snapshot_offsets(self.files, self.directory)
-            self._vouch_to(0, start_at=start_at)
+            self._vouch_to(0, start_at=log_start)
         self._staged = []
+        told = max(self.start_to_save, self.saved_start)
+        created_ms = self._segments[-1].created_ms
+        is_bare = producers is None and log_start == start
         with self._changing():
             for at in snapshots:  # first, or one that is left would bring its producers into the new log
                 self.files.unlink(snapshot_path(self.directory, at))
             for segment in reversed(self._segments):
                 self._remove_now(segment)
-            self._active = self._create_segment(start_at, self._segments[-1].created_ms)
+            self._cut_back_to(start)
+            self._refuse_starts_past(log_start, self._was_cut())
+            self.log_start_offset, self.local_log_start_offset = log_start, start
+            self.tiered_end = min(self.tiered_end, log_start) if is_bare else start
+            self.epochs = epochs
+            self.producer_table = ProducerTable() if producers is None else producers
+            if log_start < told or (log_start != self.saved_start and not is_bare):
+                self._on_cut(True)
+            if is_bare:
+                self._write_epochs(force=True)
+            else:
+                self._save_beginning(start)
+            self._active = self._create_segment(start, created_ms)
+            if not is_bare:
+                self.files.fsync_dir(self.directory)
             self._segments[:] = [self._active]
-            self._bases[:] = [start_at]
-            self.epochs.clear()
-            self._write_epochs(force=True)
-        self.producer_table.clear()
-        self._cut_back_to(start_at)
-        if start_at < max(self.start_to_save, self.saved_start):
-            self._start_earlier(start_at)
-        self._refuse_starts_past(start_at, self._was_cut())
-        self.log_start_offset = self.local_log_start_offset = start_at
-        self.set_high_watermark(start_at)
+            self._bases[:] = [start]
+        self.set_high_watermark(start)
         self.answer_starts()
+
+    def _save_beginning(self, start: int) -> None:
+        """Save what an empty segment at `start` does not tell of the log before it."""
+        self.files.fsync_dir(self.directory)  # or a power cut may bring the old log back beside it
+        if not self._unsynced.is_anchored:
+            self.files.fsync_dir(self.log_dir)
+        self._write_epochs(force=True, is_durable=True)
+        write_whole(self.files, snapshot_path(self.directory, start), self.producer_table.encode())
+
+    def restore_epochs(self, entries: Sequence[tuple[int, int]]) -> None:
+        if self.offline is not None:
+            raise LogOffline(self.offline)
+        own = self.epochs.entries()
+        known_from = own[0][1] if own else self.log_end_offset
+        restored = EpochCache(entry for entry in entries if entry[1] < known_from)
+        for epoch, start in own:
+            restored.assign(epoch, start_offset=start)
+        restored.truncate_from_start(self.log_start_offset)
+        self.epochs = restored
+        with self._disk():
+            self._write_epochs(force=True, is_durable=True)
 
     def _start_earlier(self, offset: int) -> None:
         """The later start must be off the disk before anything is appended: the broker's next start would
         drop all that is below it."""
-        self.log_start_offset = self.local_log_start_offset = offset
+        self.log_start_offset = offset
         self._refuse_starts_past(self.log_end_offset, self._was_cut())
         with self._changing():
             self._on_cut(True)
@@ -665,6 +849,7 @@ class UnifiedLog(AbstractLog):
         self._marked_upto = min(self._marked_upto, log_end_offset)
         self._vouch_to(log_end_offset)
         self._roll_at = UNKNOWN
+        self.tiered_end = min(self.tiered_end, log_end_offset)
         self.generation += 1
 
     def _vouch_to(self, offset: int, *, start_at: int = 0) -> None:
@@ -689,29 +874,28 @@ class UnifiedLog(AbstractLog):
         for kind in (LOG, *SEGMENT_SUFFIXES):
             self.files.unlink(segment.path(kind))
 
-    def _delete_segments(self, segments: Sequence[Segment], now_ms: int) -> None:
-        """Take segments out of the log, oldest first; their files follow after `file.delete.delay.ms`."""
+    def _delete_segments(self, segments: Sequence[Segment], due_ms: int) -> None:
+        """Take segments out of the log, oldest first; their files follow once they are due."""
         count = len(segments)
         gone = list(segments)
         with self._disk():
             snapshots = snapshot_offsets(self.files, self.directory)
         with self._disk():
             for segment in gone:
-                self._mark_deleted(segment, now_ms)
+                self._mark_deleted(segment, due_ms)
             first_kept = self._bases[count]
             for at in snapshots:
                 if at < first_kept:
                     self.files.unlink(snapshot_path(self.directory, at))
         del self._segments[:count], self._bases[:count]
-        self.generation += 1
+        self.deletions += 1
 
-    def _mark_deleted(self, segment: Segment, now_ms: int) -> None:
-        due = now_ms + self.config.file_delete_delay_ms
+    def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
         for kind in SEGMENT_SUFFIXES:
             path = segment.path(kind)
             if self.files.exists(path):
                 self.files.rename(path, path + DELETED)
-                self._doomed.append((due, path + DELETED))
+                self._doomed.append((due_ms, path + DELETED))
         self._doomed.sort()
 
     # --- compaction ---
@@ -725,7 +909,7 @@ class UnifiedLog(AbstractLog):
             cleaned.rename_to(SWAP)
             self.files.fsync_dir(self.directory)
             for segment in replaced[1:]:
-                self._mark_deleted(segment, now_ms)
+                self._mark_deleted(segment, now_ms + self.config.file_delete_delay_ms)
             cleaned.rename_to("")
             self.files.fsync_dir(self.directory)
             for segment in replaced[1:]:
@@ -806,12 +990,16 @@ class UnifiedLog(AbstractLog):
             with self._disk():
                 self._write_epochs()
 
-    def _write_epochs(self, *, force: bool = False) -> None:
+    def _write_epochs(self, *, force: bool = False, is_durable: bool = False) -> None:
         """An epoch without records is not kept: the next start drops it, and each start begins one."""
         if self._epochs_dirty or force:
             kept = [entry for entry in self.epochs.entries() if entry[1] < self.log_end_offset]
             if force or kept != self._epochs_written:
-                self._write_small(EPOCHS, EpochCache(kept).encode())
+                data = EpochCache(kept).encode()
+                if is_durable:
+                    write_whole(self.files, join(self.directory, EPOCHS), data)
+                else:
+                    self._write_small(EPOCHS, data)
                 self._epochs_written = kept
             self._epochs_dirty = len(kept) < len(self.epochs.entries())
 

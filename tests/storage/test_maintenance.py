@@ -172,7 +172,7 @@ def test_tiered_segments_move_only_the_local_start(tmp_path: Path) -> None:
     for _ in range(12):
         append(log, batch_of(1))
     assert log.expire(NOW + 1000) == 0
-    log.highest_tiered_offset = 5
+    log.tiered_end = 6
     log.expire(NOW + 1000)
     assert log.log_start_offset == 0
     assert 0 < log.local_log_start_offset <= 6

@@ -25,10 +25,9 @@ def test_retention_takes_only_a_prefix_it_may_take(
         for (size, count, time), end in zip(rows, ends, strict=True)
     ]
     config = LogConfig(retention_ms=retention_ms, retention_bytes=retention_bytes)
-    count, only_local = plan_deletion(
-        config, segments, now_ms=NOW + 120, log_start_offset=log_start, high_watermark=bound
-    )
-    assert not only_local
+    plan = plan_deletion(config, segments, now_ms=NOW + 120, log_start_offset=log_start, high_watermark=bound)
+    assert not plan.is_local and not plan.roll_active
+    count = plan.count
     gone, kept = segments[:count], segments[count:]
     assert all(facts.end_offset <= bound for facts in gone)
     assert not gone or not (segments[-1].size == 0 and not kept)
