@@ -28,6 +28,7 @@ from remote.store.object_store import (
     check_prefix,
 )
 from remote.store.stores import harden, open_store
+from remote.store.upload import put_from, remove
 from remote.store.wrapper import StoreWrapper
 from storage.files import DiskFiles
 from tests.compat.peers import unique
@@ -327,6 +328,21 @@ async def test_uploads_of_one_key_are_apart(store: ObjectStore) -> None:
         await store.abort_upload(found.key, found.upload)
     assert await store.list_uploads("a/k") == []
     assert [found.upload for found in await store.list_uploads("a/other")] == [other]
+
+
+async def test_an_object_that_is_read_piece_by_piece_is_whole(store: ObjectStore) -> None:
+    whole = random.Random(1).randbytes(2 * PART_BYTES_MIN + 100)
+
+    async def read(start: int, end: int) -> bytes:
+        return whole[start:end]
+
+    for size in (0, 1, PART_BYTES_MIN, len(whole)):
+        await put_from(store, f"k/{size}", size, read, part_bytes=PART_BYTES_MIN)
+        assert await store.get(f"k/{size}") == whole[:size]
+        assert await store.list_uploads(f"k/{size}") == []
+    for size in (0, 1, PART_BYTES_MIN, len(whole)):
+        await remove(store, f"k/{size}")
+    assert await listed(store) == []
 
 
 async def test_parts_that_do_not_make_the_object_are_refused(store: ObjectStore) -> None:
