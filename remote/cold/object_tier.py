@@ -1,8 +1,9 @@
 """The storage manager over our object store: two objects for each segment.
 
 Owns: which object holds what, the order in which they are written and deleted, checking of what is read
-back. Does not own: their keys (remote.keys), the layout of the index object (index_object), retries and
-deadlines (the store's wrappers), checking of the segment's bytes (whoever serves them has the header's sums).
+back. Does not own: their keys (remote.keys), the layout of the index object (index_object), how a large
+object gets into the store (upload), retries and deadlines (the store's wrappers), checking of the segment's
+bytes (whoever serves them has the header's sums).
 
 Invariant: the index object is written before the first byte of the data and deleted after its last, so
 whatever lies in the bucket says what it is. A head that fails a check is asked for once more, because
@@ -31,12 +32,14 @@ from remote.cold.storage_manager import (
     BadObject,
     IndexKind,
     Pace,
+    Read,
     SegmentData,
     SegmentHeader,
     header_of,
 )
 from remote.keys import SegmentPart, tier_key
 from remote.store.object_store import ObjectStore
+from remote.store.upload import PART_BYTES, ByteBudget, put_from, remove
 from storage.epochs import EpochCache
 
 T = TypeVar("T")
@@ -54,8 +57,14 @@ class _Known(NamedTuple):
 
 
 class ObjectTier:
-    def __init__(self, store: ObjectStore) -> None:
+    """`budget` is the memory that all uploads of a process share."""
+
+    def __init__(
+        self, store: ObjectStore, *, budget: ByteBudget | None = None, part_bytes: int = PART_BYTES
+    ) -> None:
         self._store = store
+        self._budget = budget or ByteBudget()
+        self._part_bytes = part_bytes
         self._heads: OrderedDict[UUID, _Known] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -76,10 +85,12 @@ class ObjectTier:
                 IndexKind.LEADER_EPOCH: EpochCache(data.epochs_until_end).encode(),
             },
         )
-        await pace(len(about))
-        await self._store.put(key_of(segment, SegmentPart.INDEX), about)
-        await pace(data.size)
-        await self._store.put(key_of(segment, SegmentPart.DATA), await data.read(0, data.size))
+
+        async def read_about(start: int, end: int) -> bytes:
+            return about[start:end]
+
+        await self._put(segment, SegmentPart.INDEX, len(about), read_about, pace)
+        await self._put(segment, SegmentPart.DATA, data.size, data.read, pace)
         return None
 
     async def fetch_segment(self, segment: RemoteSegment, start: int, end: int) -> bytes:
@@ -100,14 +111,22 @@ class ObjectTier:
 
     async def delete_segment(self, segment: RemoteSegment) -> None:
         self._heads.pop(segment.id, None)
-        await self._store.delete(key_of(segment, SegmentPart.DATA))
-        await self._store.delete(key_of(segment, SegmentPart.INDEX))
+        await remove(self._store, key_of(segment, SegmentPart.DATA))
+        await remove(self._store, key_of(segment, SegmentPart.INDEX))
 
     def local_path(self, segment: RemoteSegment) -> str | None:
-        return None
+        return self._store.local_path(key_of(segment, SegmentPart.DATA))
 
     async def close(self) -> None:
         """The store is whose opened it."""
+
+    async def _put(
+        self, segment: RemoteSegment, part: SegmentPart, size: int, read: Read, pace: Pace
+    ) -> None:
+        key = key_of(segment, part)
+        await put_from(
+            self._store, key, size, read, pace=pace, budget=self._budget, part_bytes=self._part_bytes
+        )
 
     async def _read_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         known = await self._read_head(segment)

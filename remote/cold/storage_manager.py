@@ -119,7 +119,8 @@ class StorageManager(Protocol):
         self, segment: RemoteSegment, data: SegmentData, *, cluster_id: str, leader_epoch: int, pace: Pace
     ) -> bytes | None:
         """Store the segment and its indexes, durable when this returns. `pace` is awaited before each piece.
-        Return what the manager wants to find in `segment.custom` from now on, None for nothing.
+        Return what the manager wants to find in `segment.custom` from now on, None for nothing. Raise
+        SourceChanged (remote.store.upload) when `data.read` gives fewer bytes than it was asked for.
 
         After a failure or a cancellation some of it may be there, or get there later, until the segment is
         deleted.

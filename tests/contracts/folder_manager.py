@@ -11,6 +11,7 @@ from remote.cold.index_object import check_header, decode_head, encode_header
 from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import IndexKind, Pace, SegmentData, SegmentHeader, header_of
 from remote.store.object_store import NoSuchObject
+from remote.store.upload import SourceChanged
 from storage.epochs import EpochCache
 
 PIECE_BYTES = 1 << 20
@@ -46,7 +47,8 @@ class FolderManager:
             for start in range(0, data.size, PIECE_BYTES):
                 end = min(start + PIECE_BYTES, data.size)
                 await pace(end - start)
-                file.write(await data.read(start, end))
+                if file.write(await data.read(start, end)) != end - start:
+                    raise SourceChanged(f"{segment.id} is cut")
         (folder / "partial").rename(folder / "data")
         return b"folder"
 

@@ -16,8 +16,9 @@ from remote.cold.storage_manager import BadObject, IndexKind, StorageManager, he
 from remote.store.local_store import LocalStore
 from remote.store.memory_store import MemoryStore
 from remote.store.metered import StoreStats
-from remote.store.object_store import NoSuchObject, ObjectStore, StoreError
+from remote.store.object_store import NoSuchObject, ObjectStore
 from remote.store.stores import harden
+from remote.store.upload import SourceChanged
 from storage.files import DiskFiles
 from tests.compat.peers import unique
 from tests.contracts.test_object_store import in_a_thread
@@ -140,43 +141,46 @@ async def test_all_bytes_of_the_segment_are_paced(manager: StorageManager) -> No
     assert sum(paced) >= LARGE
 
 
-async def test_a_copy_that_is_ended_at_any_piece_can_be_deleted(manager: StorageManager) -> None:
+async def test_a_copy_that_is_cancelled_at_any_piece_can_be_deleted(manager: StorageManager) -> None:
     """Nothing of it passes for the segment, and after the deletion nothing is there."""
-    pieces = 0
-    while True:
+    for pieces in range(100):
         what = Copy(LARGE, seed=pieces)
-        left = pieces
-
-        async def pace(size: int) -> None:
-            nonlocal left
-            if not left:
-                raise asyncio.CancelledError
-            left -= 1
-
-        try:
-            await manager.copy_segment(what.segment, what.data, cluster_id="c", leader_epoch=3, pace=pace)
-        except asyncio.CancelledError:
-            with pytest.raises((NoSuchObject, BadObject)):
-                await manager.fetch_segment(what.segment, 0, LARGE)
-        else:
+        if not await is_cancelled_after(pieces, manager, what):
             break
+        with pytest.raises((NoSuchObject, BadObject)):
+            await manager.fetch_segment(what.segment, 0, LARGE)
         await manager.delete_segment(what.segment)
         with pytest.raises(NoSuchObject):
             await manager.fetch_header(what.segment)
-        pieces += 1
-    assert pieces > 0
+    assert 2 < pieces < 99
 
 
-async def test_a_segment_that_cannot_be_read_to_its_end_is_not_copied(manager: StorageManager) -> None:
+async def is_cancelled_after(pieces: int, manager: StorageManager, what: Copy) -> bool:
+    """Copy, but be cancelled where the piece after so many would be sent; False if there is none."""
+
+    async def pace(size: int) -> None:
+        nonlocal pieces
+        pieces -= 1
+        if pieces < 0:
+            task.cancel()
+            await asyncio.get_running_loop().create_future()
+
+    task = asyncio.create_task(
+        manager.copy_segment(what.segment, what.data, cluster_id="c", leader_epoch=3, pace=pace)
+    )
+    await asyncio.wait({task})
+    return task.cancelled()
+
+
+async def test_a_segment_that_is_cut_meanwhile_is_not_copied(manager: StorageManager) -> None:
     what = Copy(LARGE)
 
     async def read(start: int, end: int) -> bytes:
-        raise StoreError("the disk failed")
+        return what.bytes[start : min(end, LARGE - 1)]
 
-    with pytest.raises(StoreError):
-        await manager.copy_segment(
-            what.segment, replace(what.data, read=read), cluster_id="c", leader_epoch=3, pace=at_once
-        )
+    cut = replace(what.data, read=read)
+    with pytest.raises(SourceChanged):
+        await manager.copy_segment(what.segment, cut, cluster_id="c", leader_epoch=3, pace=at_once)
     with pytest.raises((NoSuchObject, BadObject)):
         await manager.fetch_segment(what.segment, 0, LARGE)
 

@@ -33,7 +33,7 @@ class Watched(StoreWrapper):
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
         self.calls.append((call.operation, call.key.rpartition(".")[2]))
         if self.refuse is not None and call.key.endswith(self.refuse):
-            raise StoreError("refused")
+            raise StoreError("refused", permanent=True)
         answer = await ask()
         if call.operation is Operation.GET_RANGE and self.damage and isinstance(answer, bytes):
             return self.damage.pop(0)(answer)  # type: ignore[return-value]
