@@ -8,9 +8,11 @@ exactly one epoch.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 UNDEFINED = (-1, -1)
+OPEN_END = (1 << 63) - 1
+"""Where the newest epoch ends: nowhere yet."""
 
 
 class EpochCache:
@@ -75,6 +77,20 @@ class EpochCache:
     def epoch_for(self, offset: int) -> int | None:
         at = bisect_right(self._starts, offset)
         return self._epochs[at - 1] if at else None
+
+    def span(self, offset: int) -> tuple[int, int, int] | None:
+        """The epoch of `offset`, its start and its end."""
+        at = bisect_right(self._starts, offset)
+        return self._span(at - 1) if at else None
+
+    def spans(self, start: int = 0) -> Iterator[tuple[int, int, int]]:
+        """(epoch, start, end) of all that end above `start`, oldest first."""
+        for at in range(max(bisect_right(self._starts, start) - 1, 0), len(self._starts)):
+            yield self._span(at)
+
+    def _span(self, at: int) -> tuple[int, int, int]:
+        end = self._starts[at + 1] if at + 1 < len(self._starts) else OPEN_END
+        return self._epochs[at], self._starts[at], end
 
     def truncate_from_end(self, end_offset: int) -> bool:
         """Forget epochs that start at or past the new end of the log."""

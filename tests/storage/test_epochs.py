@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.epochs import UNDEFINED, EpochCache, decode_epochs
+from storage.epochs import OPEN_END, UNDEFINED, EpochCache, decode_epochs
 
 HISTORY = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=12).map(
     lambda steps: [
@@ -72,3 +72,17 @@ def test_the_epoch_checkpoint_round_trips(history: list[tuple[int, int]]) -> Non
 def test_a_bad_epoch_checkpoint_is_refused(bad: bytes) -> None:
     with pytest.raises(ValueError):
         decode_epochs(bad)
+
+
+@given(HISTORY, st.integers(0, 60))
+def test_spans_are_where_each_epoch_begins_and_ends(history: list[tuple[int, int]], offset: int) -> None:
+    cache = cache_of(history)
+    spans = list(cache.spans(offset))
+    assert spans == [span for span in cache.spans() if span[2] > offset]
+    assert [(epoch, start) for epoch, start, _ in cache.spans()] == cache.entries()
+    assert [end for _, _, end in cache.spans()] == [start for _, start in cache.entries()[1:]] + (
+        [OPEN_END] if cache.entries() else []
+    )
+    here = [span for span in cache.spans() if span[1] <= offset < span[2]]
+    assert cache.span(offset) == (here[0] if here else None)
+    assert cache.epoch_for(offset) == (here[0][0] if here else None)

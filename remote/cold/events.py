@@ -1,0 +1,181 @@
+"""Events in the lives of copies as records of `__remote_log_metadata`: keys and values.
+
+Owns: which record tells which event, and what ends the records of a copy. Does not own: their bytes
+(protocol.stored.remote_log), what they mean together (fold). Invariant: an event decodes to itself, and the
+records of one copy, or of one partition's deletion, have keys that nothing else has.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from protocol.primitives import Buffer
+from protocol.stored.remote_log import (
+    DeletionRow,
+    RowKey,
+    SegmentRow,
+    SnapshotRow,
+    UpdateRow,
+    decode_key,
+    decode_row,
+    encode_key,
+    encode_row,
+    key_of,
+)
+from protocol.stored.schema import BadRecord
+from remote.cold.segments import (
+    PartitionDeletion,
+    PartitionState,
+    RemoteSegment,
+    SegmentStarted,
+    SegmentState,
+    SegmentUpdated,
+    TieredPartition,
+    TierEvent,
+)
+
+_OFFSET_MAX = (1 << 63) - 1
+
+
+class Tombstone(NamedTuple):
+    """A key with a null value: what its records said is over. `segment_id` None ends the partition's
+    deletion."""
+
+    partition: TieredPartition
+    segment_id: UUID | None
+    is_update: bool = False
+
+
+def encode_event(event: TierEvent) -> tuple[bytes, bytes]:
+    """(key, value)"""
+    row = _row(event)
+    return encode_key(key_of(row)), encode_row(row)
+
+
+def decode_event(key: Buffer | None, value: Buffer | None) -> TierEvent | Tombstone:
+    """What a record says; BadRecord for one that says nothing. Kafka's records have no key."""
+    if value is None:
+        if key is None:
+            raise BadRecord("a record of the cold tier without key and value")
+        named = decode_key(key)
+        partition = TieredPartition(named.topic_id, named.partition)
+        return Tombstone(partition, named.segment_id, named.is_update)
+    row = decode_row(value)
+    if isinstance(row, SnapshotRow):
+        raise BadRecord("a record of Kafka's snapshot files in a topic")
+    if key is not None and bytes(key) != encode_key(key_of(row)):
+        raise BadRecord("a record of the cold tier under the key of another")
+    return _event(row)
+
+
+def tombstones(partition: TieredPartition, segment_id: UUID | None) -> list[bytes]:
+    """The keys to write with null values, in this order, once a copy's deletion is finished; `segment_id`
+    None: the partition's."""
+    if segment_id is None:
+        return [encode_key(RowKey(partition.topic_id, partition.number, None))]
+    return [
+        encode_key(RowKey(partition.topic_id, partition.number, segment_id, is_update))
+        for is_update in (False, True)
+    ]
+
+
+def updated(
+    segment: RemoteSegment,
+    state: SegmentState,
+    *,
+    broker_id: int,
+    now_ms: int,
+    custom: bytes | None = None,
+) -> SegmentUpdated:
+    """The event that brings a copy to `state`. `custom` is what the storage manager gave when the copy was
+    finished; later events carry it on, as compaction leaves the last one only."""
+    return SegmentUpdated(
+        partition=segment.partition,
+        topic=segment.topic,
+        id=segment.id,
+        state=state,
+        broker_id=broker_id,
+        event_timestamp_ms=now_ms,
+        custom=segment.custom if custom is None else custom,
+    )
+
+
+def _row(event: TierEvent) -> SegmentRow | UpdateRow | DeletionRow:
+    match event:
+        case SegmentStarted(segment=segment):
+            return SegmentRow(
+                segment.topic,
+                *segment.partition,
+                segment.id,
+                segment.base_offset,
+                segment.end_offset - 1,
+                segment.broker_id,
+                segment.max_timestamp_ms,
+                segment.event_timestamp_ms,
+                segment.epochs,
+                segment.size_bytes,
+                segment.custom,
+                segment.state,
+                not segment.has_aborted,
+            )
+        case SegmentUpdated():
+            return UpdateRow(
+                event.topic,
+                *event.partition,
+                event.id,
+                event.broker_id,
+                event.event_timestamp_ms,
+                event.custom,
+                event.state,
+            )
+        case PartitionDeletion():
+            return DeletionRow(
+                event.topic, *event.partition, event.broker_id, event.event_timestamp_ms, event.state
+            )
+
+
+def _event(row: SegmentRow | UpdateRow | DeletionRow) -> TierEvent:
+    partition = TieredPartition(row.topic_id, row.partition)
+    if isinstance(row, SegmentRow) and not 0 <= row.base_offset <= row.last_offset < _OFFSET_MAX:
+        raise BadRecord(f"a copy of offsets {row.base_offset} to {row.last_offset}")
+    try:
+        match row:
+            case SegmentRow():
+                return SegmentStarted(
+                    segment=RemoteSegment(
+                        partition=partition,
+                        topic=row.topic,
+                        id=row.segment_id,
+                        base_offset=row.base_offset,
+                        end_offset=row.last_offset + 1,
+                        broker_id=row.broker_id,
+                        max_timestamp_ms=row.max_timestamp_ms,
+                        event_timestamp_ms=row.event_timestamp_ms,
+                        size_bytes=row.size_bytes,
+                        epochs=row.epochs,
+                        has_aborted=not row.is_txn_index_empty,
+                        state=SegmentState(row.state),
+                        custom=row.custom,
+                    )
+                )
+            case UpdateRow():
+                return SegmentUpdated(
+                    partition=partition,
+                    topic=row.topic,
+                    id=row.segment_id,
+                    state=SegmentState(row.state),
+                    broker_id=row.broker_id,
+                    event_timestamp_ms=row.event_timestamp_ms,
+                    custom=row.custom,
+                )
+            case DeletionRow():
+                return PartitionDeletion(
+                    partition=partition,
+                    topic=row.topic,
+                    state=PartitionState(row.state),
+                    broker_id=row.broker_id,
+                    event_timestamp_ms=row.event_timestamp_ms,
+                )
+    except ValueError as error:
+        raise BadRecord(f"a record of the cold tier: {error}") from error
