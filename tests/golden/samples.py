@@ -1,0 +1,266 @@
+"""One example of every layout of FORMAT.md, as the broker's own code writes it.
+
+`python -m tests.golden.samples` writes the files of those that have none yet. Existing ones are never
+written again: a layout that changes is a new version with new files beside the old.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+from broker.control.metadata_records import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerStopping,
+    BrokerUnregistered,
+    ClusterBorn,
+    ConfigChanged,
+    ControllerElected,
+    PartitionChanged,
+    PartitionImage,
+    PartitionsAdded,
+    ProducerIdsAllocated,
+    Record,
+    SnapshotTaken,
+    TopicCreated,
+    TopicDeleted,
+    encode_record,
+    new_partition,
+)
+from broker.endpoint import Endpoint
+from protocol.checksum import crc32c
+from protocol.records import build_batch
+from protocol.stored.slots import Slot, encode_slot, slot_hash
+from remote.cold.events import encode_event, tombstones
+from remote.cold.index_object import encode_index_object
+from remote.cold.segments import (
+    PartitionDeletion,
+    PartitionState,
+    RemoteSegment,
+    SegmentStarted,
+    SegmentState,
+    SegmentUpdated,
+    TieredPartition,
+)
+from remote.cold.storage_manager import IndexKind, SegmentHeader
+from remote.keys import SegmentPart, boundary_key, slot_key, snapshot_key, tier_key
+from storage.epochs import EpochCache
+from storage.index import AbortedTxn, OffsetIndex, TimeIndex
+from storage.producers import ProducerEntry, ProducerTable
+from tests.format_page import PAGE, FormatPage
+
+FOLDER = Path(__file__).parent
+NOW_MS = 1_700_000_000_000
+CLUSTER = "J8aAPcfLQt2bqs1JT_rMgQ"
+TOPIC_ID = UUID("f18ca836-cad6-49d3-9e1f-81fc75fc22aa")
+PARTITION = TieredPartition(TOPIC_ID, 7)
+SEGMENT_ID = UUID("03a5ea5a-f5c6-46ca-a91f-d3ad3bb3a9c9")
+
+
+class Sample(NamedTuple):
+    name: str
+    layout: str
+    data: bytes
+    key: str | None = None
+    """For an object of the store."""
+
+
+def samples() -> list[Sample]:
+    return [*metadata_log(), *segment(), *records()]
+
+
+# --- the metadata log ---
+
+
+def metadata_log() -> list[Sample]:
+    birth: list[Record] = [
+        ClusterBorn(cluster_id=CLUSTER),
+        ControllerElected(controller_id=1, controller_epoch=1),
+        BrokerRegistered(
+            broker_id=1,
+            incarnation=UUID(int=11),
+            directories=(UUID(int=12), UUID(int=13)),
+            endpoints=(Endpoint(listener="PLAINTEXT", host="b1.example", port=9092),),
+            rack="east",
+        ),
+    ]
+    moved = PartitionImage(
+        index=1,
+        leader=2,
+        leader_epoch=3,
+        partition_epoch=9,
+        replicas=(1, 2, 3),
+        isr=(1, 2),
+        adding=(3,),
+        removing=(1,),
+    )
+    changes: list[Record] = [
+        BrokerFenced(broker_id=1, broker_epoch=1, fenced=False),
+        BrokerStopping(broker_id=1, broker_epoch=1),
+        BrokerUnregistered(broker_id=2, broker_epoch=1),
+        TopicCreated(
+            name="päyments", topic_id=TOPIC_ID, partitions=(new_partition(0, (1, 2), (1, 2)), moved)
+        ),
+        PartitionsAdded(topic_id=TOPIC_ID, first=2, partitions=(new_partition(2, (1,), ()),)),
+        PartitionChanged(topic_id=TOPIC_ID, partition=0, leader=-1, isr=(1,), unclean=True),
+        PartitionChanged(topic_id=TOPIC_ID, partition=1, replicas=(2, 3), adding=(), removing=()),
+        ConfigChanged(resource_type=2, resource_name="päyments", name="retention.ms", value="1000"),
+        ConfigChanged(resource_type=4, resource_name="1", name="remote.log.manager.thread.pool.size"),
+        ProducerIdsAllocated(broker_id=1, broker_epoch=1, next_producer_id=1000),
+        TopicDeleted(topic_id=TOPIC_ID),
+    ]
+    first = slot(1, bytes(32), birth)
+    second = slot(2, slot_hash(first), changes)
+    snapshot = slot(2, slot_hash(second), [SnapshotTaken(at_ms=NOW_MS), *birth[:2]])
+    return [
+        Sample("slot-birth", "slot", first, slot_key(1)),
+        Sample("slot", "slot", second, slot_key(2)),
+        Sample("snapshot", "slot", snapshot, snapshot_key(2)),
+        Sample("boundary", "nothing", b"", boundary_key(2)),
+    ]
+
+
+def slot(seq: int, previous_hash: bytes, contents: list[Record]) -> bytes:
+    return encode_slot(
+        Slot(
+            seq=seq,
+            controller_epoch=1,
+            put_id=bytes(range(seq, seq + 16)),
+            previous_hash=previous_hash,
+            records=tuple(map(encode_record, contents)),
+        )
+    )
+
+
+# --- a tiered segment ---
+
+
+def segment() -> list[Sample]:
+    rows = [(b"key", b"value", (), NOW_MS), (None, b"other", (), NOW_MS + 5)]
+    first = build_batch(
+        rows, base_offset=100, leader_epoch=2, producer_id=5, producer_epoch=0, base_sequence=0
+    )
+    second = build_batch(
+        rows, base_offset=102, leader_epoch=3, producer_id=5, producer_epoch=0, base_sequence=2
+    )
+    data = bytes(first + second)
+    offsets, times = OffsetIndex(), TimeIndex()
+    offsets.append(3, len(first))
+    times.maybe_append(NOW_MS + 5, 1)
+    aborted = AbortedTxn(producer_id=6, first_offset=90, last_offset=103, last_stable_offset=104)
+    sections = {
+        IndexKind.OFFSET: offsets.encode(),
+        IndexKind.TIMESTAMP: times.encode(),
+        IndexKind.PRODUCER_SNAPSHOT: producers().encode(),
+        IndexKind.TRANSACTION: aborted.encode(),
+        IndexKind.LEADER_EPOCH: EpochCache([(0, 0), (2, 60), (3, 102)]).encode(),
+    }
+    block_bytes = 100
+    header = SegmentHeader(
+        cluster_id=CLUSTER,
+        partition=PARTITION,
+        topic="päyments",
+        segment_id=SEGMENT_ID,
+        base_offset=100,
+        end_offset=104,
+        broker_id=1,
+        leader_epoch=4,
+        started_ms=NOW_MS + 60_000,
+        max_timestamp_ms=NOW_MS + 5,
+        epochs=((2, 100), (3, 102)),
+        size_bytes=len(data),
+        batch_count=2,
+        crc32c=crc32c(data),
+        block_bytes=block_bytes,
+        block_crcs=tuple(crc32c(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)),
+    )
+    return [
+        Sample("segment-data", "batches", data, key(SegmentPart.DATA)),
+        Sample(
+            "segment-index", "index object", encode_index_object(header, sections), key(SegmentPart.INDEX)
+        ),
+        Sample("offset-index", "offset index", sections[IndexKind.OFFSET]),
+        Sample("time-index", "time index", sections[IndexKind.TIMESTAMP]),
+        Sample("producer-snapshot", "producer snapshot", sections[IndexKind.PRODUCER_SNAPSHOT]),
+        Sample("transaction-index", "transaction index", sections[IndexKind.TRANSACTION]),
+    ]
+
+
+def key(part: SegmentPart) -> str:
+    return tier_key(*PARTITION, 100, SEGMENT_ID, part)
+
+
+def producers() -> ProducerTable:
+    table = ProducerTable()
+    table.entries[5] = several = ProducerEntry(5, 0)
+    several.sent(0, 100, 101, NOW_MS + 5)
+    several.sent(2, 102, 103, NOW_MS + 5)
+    table.entries[6] = in_transaction = ProducerEntry(6, 1)
+    in_transaction.coordinator_epoch = 2
+    in_transaction.txn_first_offset = 101
+    return table
+
+
+# --- what the brokers say ---
+
+
+def records() -> list[Sample]:
+    copy = RemoteSegment(
+        partition=PARTITION,
+        topic="päyments",
+        id=SEGMENT_ID,
+        base_offset=100,
+        end_offset=104,
+        broker_id=1,
+        max_timestamp_ms=NOW_MS + 5,
+        event_timestamp_ms=NOW_MS + 60_000,
+        size_bytes=176,
+        epochs=((2, 100), (3, 102)),
+        has_aborted=False,
+    )
+    finished = SegmentUpdated(
+        partition=PARTITION,
+        topic="päyments",
+        id=SEGMENT_ID,
+        state=SegmentState.COPY_FINISHED,
+        broker_id=1,
+        event_timestamp_ms=NOW_MS + 61_000,
+        custom=b"mine",
+    )
+    deleted = PartitionDeletion(
+        partition=PARTITION,
+        topic="päyments",
+        state=PartitionState.DELETE_MARKED,
+        broker_id=-1,
+        event_timestamp_ms=NOW_MS + 62_000,
+    )
+    found = []
+    for name, key_layout, layout, event in (
+        ("copy-started", "copy key", "copy started", SegmentStarted(segment=copy)),
+        ("copy-updated", "copy key", "copy updated", finished),
+        ("partition-deleted", "partition key", "partition deleted", deleted),
+    ):
+        told = encode_event(event)
+        found += [Sample(f"{name}-key", key_layout, told[0]), Sample(name, layout, told[1])]
+    assert [sample.data for sample in found if sample.layout == "copy key"] == tombstones(
+        PARTITION, SEGMENT_ID
+    )
+    return found
+
+
+def main() -> None:
+    page = FormatPage(PAGE.read_text())
+    for sample in samples():
+        file = FOLDER / f"{sample.name}.bin"
+        if not file.exists():
+            file.write_bytes(sample.data)
+            reading = {"key": sample.key, "layout": sample.layout, **page.read(sample.layout, sample.data)}
+            text = json.dumps(reading, indent=2, ensure_ascii=False)
+            file.with_suffix(".json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
