@@ -3,7 +3,10 @@
 Owns: the operations as signed HTTP requests over aiohttp, what each answer means, where keys come from.
 Does not own the deadline of a whole call, retries and counting (remote.store.resilient,
 remote.store.metered), nor the signature's arithmetic (remote.store.sigv4). Sent by aiobotocore's own client
-the same requests cost four times the CPU (put 2.0 against 0.5 ms, ranged get 1.4 against 0.4 ms).
+the same requests cost up to four times the CPU: put 2.0 against 0.5 ms, ranged get 1.4 against 0.4 ms, delete
+0.6 against 0.2 ms, a list of 1,000 keys 52 against 10 ms. For parts of 8 MiB, where the kernel does the work,
+it is 0.92 against 0.83 s a GB (both at 370 MB/s to MinIO beside it); but to load that client takes 37 MB and
+holds the loop for 0.16 s, in the middle of everything else.
 
 Invariant: WON and LOST are said only when the store answered this very request; what may have been done is
 never sent again from here, nor from below. A body is returned only if it is whole and, where the store tells,
@@ -20,7 +23,7 @@ import random
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -77,13 +80,6 @@ _THROTTLES: Final = frozenset(
 _BAD_PARTS: Final = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
 
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-_TIMEOUTS: Final = {
-    Operation.COMPLETE_UPLOAD: aiohttp.ClientTimeout(
-        total=None, sock_connect=CONNECT_S, sock_read=COMPLETE_SILENCE_S
-    )
-}
-
 logger = logging.getLogger(__name__)
 
 
@@ -95,6 +91,13 @@ class _Answer(NamedTuple):
     @property
     def is_good(self) -> bool:
         return 200 <= self.status < 300
+
+
+class _Row(dict[str, str]):
+    """One entry of a listing: texts by name."""
+
+    def __missing__(self, name: str) -> str:
+        raise ValueError(f"no {name}")
 
 
 class _Problem(NamedTuple):
@@ -206,11 +209,10 @@ class S3Store:
         while True:
             page = await self._page(Operation.LIST, query)
             try:
-                for item in page.iterfind("{*}Contents"):
-                    key = self._own_key(item)
+                for row in _rows(page, "Contents"):
+                    key = self._own_key(row["Key"])
                     if key is not None and key > after:
-                        size, modified = _text(item, "Size"), _text(item, "LastModified")
-                        found.append(ObjectInfo(key, int(size), _date_ms(modified)))
+                        found.append(ObjectInfo(key, int(row["Size"]), _date_ms(row["LastModified"])))
                 if page.findtext("{*}IsTruncated") != "true":
                     return sorted(found)
                 query["continuation-token"] = _text(page, "NextContinuationToken")
@@ -274,14 +276,16 @@ class S3Store:
         while True:
             page = await self._page(Operation.LIST_UPLOADS, query)
             try:
-                for item in page.iterfind("{*}Upload"):
-                    key = self._own_key(item)
+                last = ""
+                for row in _rows(page, "Upload"):
+                    last = row["Key"]
+                    key = self._own_key(row["Key"])
                     if key is not None and key.startswith(prefix):
-                        begun_ms = _date_ms(_text(item, "Initiated"))
-                        found.append(Upload(key, _text(item, "UploadId"), begun_ms))
+                        found.append(Upload(key, row["UploadId"], _date_ms(row["Initiated"])))
                 if page.findtext("{*}IsTruncated") != "true":
                     return sorted(found)
-                query["key-marker"] = unquote(_text(page, "NextKeyMarker"))
+                # MinIO leaves out the key where the next page begins, which is the last one of this page.
+                query["key-marker"] = unquote(page.findtext("{*}NextKeyMarker") or last)
                 query["upload-id-marker"] = _text(page, "NextUploadIdMarker")
             except ValueError as error:
                 raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error
@@ -301,14 +305,11 @@ class S3Store:
         body = _encode_parts(parts)
         headers = {"content-length": str(len(body))}
         answer = await self._send(operation, "POST", self._path(key), query=query, headers=headers, data=body)
-        self._check_upload(operation, key, answer)
-        # The store answers before it has begun: what became of it is in the body alone.
-        try:
-            result = _parse(answer.body.strip())
-        except ValueError as error:
-            raise self._error(f"{key}: unreadable answer: {error}", Fault.CORRUPT) from error
-        if not result.tag.endswith("CompleteMultipartUploadResult"):
-            raise self._refusal(operation, answer)
+        code, message = _problem(answer)
+        if code in _BAD_PARTS:
+            raise self._error(f"{key}: {message} ({code})", Fault.REFUSED, permanent=True)
+        # The store answers 200 before it has begun: what became of it is in the body alone.
+        self._check_upload(operation, key, answer, says=b"CompleteMultipartUploadResult")
 
     async def _size(self, key: str) -> int | None:
         """Return the size of an object; None if there is none."""
@@ -329,11 +330,11 @@ class S3Store:
         except ValueError as error:
             raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error
 
-    def _own_key(self, item: ElementTree.Element) -> str | None:
-        """Return the key of one entry of a listing; None for what is no key: a browser can create "folders",
-        whose names end with a slash.
+    def _own_key(self, encoded: str) -> str | None:
+        """Return the key that a listing names; None for what is no key: a browser can create "folders", whose
+        names end with a slash.
         """
-        name, root = unquote(item.findtext("{*}Key") or ""), self.location.prefix
+        name, root = unquote(encoded), self.location.prefix
         key = name.removeprefix(root)
         return key if name.startswith(root) and is_key(key) else None
 
@@ -393,7 +394,7 @@ class S3Store:
                 headers=signed,
                 data=body,
                 allow_redirects=False,
-                timeout=_TIMEOUTS.get(operation, _TIMEOUT),
+                timeout=_timeout(operation),
             ) as response:
                 if operation is Operation.GET_RANGE and response.status == 200:
                     # Left unread: the whole object may be of any size.
@@ -449,13 +450,15 @@ class S3Store:
             raise self._refusal(operation, answer)
         self._allowed.add(operation)
 
-    def _check_upload(self, operation: Operation, key: str, answer: _Answer) -> None:
-        if not answer.is_good:
-            if answer.status == 404 and _problem(answer).code == "NoSuchUpload":
-                self._allowed.add(operation)
-                raise NoSuchUpload(key)
+    def _check_upload(self, operation: Operation, key: str, answer: _Answer, *, says: bytes = b"") -> None:
+        """Raise what an answer is that is not good, or does not say this."""
+        is_done = answer.is_good and says in answer.body
+        is_gone = answer.status in (200, 404) and _problem(answer).code == "NoSuchUpload"
+        if not is_done and not is_gone:
             raise self._refusal(operation, answer)
         self._allowed.add(operation)
+        if not is_done:
+            raise NoSuchUpload(key)
 
     def _refusal(self, operation: Operation, answer: _Answer) -> StoreError:
         code, message = _problem(answer)
@@ -486,6 +489,11 @@ class S3Store:
         return int(theirs.timestamp() * 1000) - self._now_ms()
 
 
+def _timeout(operation: Operation) -> aiohttp.ClientTimeout:
+    silence_s = COMPLETE_SILENCE_S if operation is Operation.COMPLETE_UPLOAD else SILENCE_S
+    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
+
+
 def _parse(body: bytes) -> ElementTree.Element:
     """Return the root of an answer in XML; ValueError if it is none."""
     try:
@@ -500,6 +508,11 @@ def _text(element: ElementTree.Element, name: str) -> str:
     if not found:
         raise ValueError(f"no {name}")
     return found
+
+
+def _rows(page: ElementTree.Element, kind: str) -> Iterator[_Row]:
+    for entry in page.iterfind(f"{{*}}{kind}"):
+        yield _Row((child.tag.rpartition("}")[2], child.text or "") for child in entry)
 
 
 def _date_ms(text: str) -> int:
@@ -520,8 +533,8 @@ def _encode_parts(parts: Sequence[tuple[int, str]]) -> bytes:
 
 
 def _fault_of(status: int, code: str) -> Fault:
-    if status == 200:  # a refusal in the body of what began well
-        return Fault.REFUSED if code in _BAD_PARTS else Fault.SERVER
+    if status == 200:  # a failure in the body of what began well
+        return Fault.SERVER
     if status == 429 or code in _THROTTLES:
         return Fault.THROTTLED
     if status == 408 or code == "RequestTimeout":
@@ -537,7 +550,7 @@ def _fault_of(status: int, code: str) -> Fault:
 
 def _problem(answer: _Answer) -> _Problem:
     try:
-        root = ElementTree.fromstring(answer.body)
+        root = ElementTree.fromstring(answer.body.strip())
         code, message = root.findtext("{*}Code"), root.findtext("{*}Message")
     except ElementTree.ParseError:
         code = message = None

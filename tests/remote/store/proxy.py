@@ -7,6 +7,7 @@ not own which faults a test wants. Invariant: a request is forwarded whole or no
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ class Line(Enum):
     BYTE_FLIPPED = auto()
     RANGE_IGNORED = auto()
     RANGE_WRONG = auto()
+    RANGE_SHORT = auto()
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,23 @@ def shift_range(answer: bytes) -> bytes:
     return answer.replace(b"Content-Range: bytes 2-", b"Content-Range: bytes 3-", 1)
 
 
+def shorten_range(answer: bytes) -> bytes:
+    """Half of what was asked for, in an answer that fits together."""
+    head, body = answer.split(HEAD_END, 1)
+    half = len(body) // 2
+    head = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % half, head)
+    head = re.sub(
+        rb"bytes (\d+)-\d+", lambda range_: b"bytes %s-%d" % (range_[1], int(range_[1]) + half - 1), head
+    )
+    return head + HEAD_END + body[:half]
+
+
 SPOIL: dict[Line, Callable[[bytes], bytes]] = {
     Line.BODY_CUT: cut,
     Line.BYTE_FLIPPED: flip,
     Line.RANGE_IGNORED: ignore_range,
     Line.RANGE_WRONG: shift_range,
+    Line.RANGE_SHORT: shorten_range,
 }
 
 

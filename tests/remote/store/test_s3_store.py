@@ -17,10 +17,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from remote.store.metered import StoreStats
-from remote.store.object_store import Fault, NoSuchObject, PutResult, StoreError
+from remote.store.object_store import Fault, NoSuchObject, NoSuchUpload, ObjectStore, PutResult, StoreError
 from remote.store.s3_store import CONFLICT_TRIES, KeySource, S3Store
 from remote.store.sigv4 import Keys
 from remote.store.stores import harden
+from remote.store.upload import put_from, remove
 from tests.compat.peers import unique
 from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3, wall_ms
@@ -185,7 +186,7 @@ async def test_a_body_that_is_not_whole_or_not_right_is_not_returned(bench: Benc
     assert await bench.store.get("k") == b"0123456789"
 
 
-@pytest.mark.parametrize("line", [Line.BODY_CUT, Line.RANGE_IGNORED, Line.RANGE_WRONG])
+@pytest.mark.parametrize("line", [Line.BODY_CUT, Line.RANGE_IGNORED, Line.RANGE_WRONG, Line.RANGE_SHORT])
 async def test_a_range_that_is_not_the_one_asked_for_is_not_returned(bench: Bench, line: Line) -> None:
     await bench.store.put("k", b"0123456789")
     bench.proxy.will(line)
@@ -507,6 +508,179 @@ async def test_keys_that_cannot_be_renewed_now_are_an_answer_that_is_missing(
     assert not caught.value.permanent
     role.renews = True
     assert await source.current(denied) == keys
+
+
+# --- uploads in parts ---
+
+PART_BYTES = 5 << 20
+"""S3 refuses an object with a smaller part before its last."""
+WHOLE = random.Random(1).randbytes(2 * PART_BYTES + 100)
+REQUESTS = 5
+"""An upload of WHOLE is one to begin, three parts, one to complete."""
+
+
+async def read(start: int, end: int) -> bytes:
+    return WHOLE[start:end]
+
+
+async def put_whole(store: ObjectStore) -> None:
+    await put_from(store, "k", len(WHOLE), read, part_bytes=PART_BYTES)
+
+
+async def begun(store: S3Store) -> tuple[str, list[tuple[int, str]]]:
+    """An upload of one part, to be completed or not."""
+    upload = await store.begin_upload("k")
+    return upload, [(1, await store.put_part("k", upload, 1, b"0123456789", start=0))]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remote.store.upload.PAUSE_FIRST_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Line.REQUEST_LOST,
+        Line.REPLY_LOST,
+        Line.BODY_CUT,
+        Say(503, "SlowDown"),
+        Say(500, "InternalError", after=True),
+        Say(502, after=True),
+        Say(200, "InternalError"),
+        Say(200, "InternalError", after=True),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("at", range(REQUESTS))
+async def test_an_upload_gets_over_what_happens_to_each_of_its_requests(
+    bench: Bench, at: int, line: Line | Say
+) -> None:
+    bench.proxy.will(*[Line.GOOD] * at, line)
+    await put_whole(harden(bench.store, stats=StoreStats(), rng=random.Random(1)))
+    assert await bench.direct.get("k") == WHOLE
+    assert await bench.direct.list_uploads("k") == []
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("seed", range(5))
+async def test_uploads_on_a_bad_line_are_whole_and_leave_nothing(bench: Bench, seed: int) -> None:
+    rng = random.Random(seed)
+    faults = [Line.REQUEST_LOST, Line.REPLY_LOST, Line.BODY_CUT, Say(503, "SlowDown"), Say(500, after=True)]
+    bench.proxy.will(*(rng.choice(faults) if rng.random() < 0.3 else Line.GOOD for _ in range(30)))
+    await put_whole(harden(bench.store, stats=StoreStats(), rng=rng))
+    assert await bench.direct.get("k") == WHOLE
+    for left in await bench.direct.list_uploads("k"):  # what said that nothing was left may have been lost
+        await bench.direct.abort_upload(left.key, left.upload)
+
+
+@pytest.mark.parametrize("line", [Say(404, "NoSuchUpload", after=True), Say(200, "NoSuchUpload", after=True)])
+async def test_an_upload_that_is_gone_because_it_was_completed_is_complete(bench: Bench, line: Say) -> None:
+    upload, parts = await begun(bench.store)
+    bench.proxy.will(line)
+    await bench.store.complete_upload("k", upload, parts, 10)
+    assert await bench.direct.get("k") == b"0123456789"
+
+
+@pytest.mark.parametrize("there", [b"", b"012345678"])
+async def test_an_upload_that_is_gone_and_no_object_is_not_complete(bench: Bench, there: bytes) -> None:
+    upload, parts = await begun(bench.store)
+    if there:
+        await bench.direct.put("k", there)
+    bench.proxy.will(Say(404, "NoSuchUpload"))
+    with pytest.raises(NoSuchUpload):
+        await bench.store.complete_upload("k", upload, parts, 10)
+
+
+async def test_a_completion_that_fails_after_it_began_well_is_no_completion(bench: Bench) -> None:
+    """The store answers 200 before it has put the parts together."""
+    upload, parts = await begun(bench.store)
+    bench.proxy.will(Say(200, "InternalError"))
+    with pytest.raises(StoreError, match="InternalError") as caught:
+        await bench.store.complete_upload("k", upload, parts, 10)
+    assert not caught.value.permanent
+    assert await listed(bench.direct) == []
+    await bench.store.complete_upload("k", upload, parts, 10)
+    assert await bench.direct.get("k") == b"0123456789"
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("code", ["InvalidPart", "EntityTooSmall"])
+async def test_parts_that_the_store_does_not_take_are_not_offered_again(
+    bench: Bench, status: int, code: str
+) -> None:
+    bench.proxy.will(*[Line.GOOD] * (REQUESTS - 1), Say(status, code))
+    with pytest.raises(StoreError, match=code) as caught:
+        await put_whole(harden(bench.store, stats=StoreStats(), rng=random.Random(1)))
+    assert caught.value.permanent
+    assert await bench.direct.list_uploads("k") == []
+    assert await listed(bench.direct) == []
+
+
+async def test_a_part_that_was_changed_on_its_way_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = await bench.store.begin_upload("k")
+    monkeypatch.setattr("remote.store.s3_store._checksum_of", lambda data: "AAAAAA==")
+    with pytest.raises(StoreError):
+        await bench.store.put_part("k", upload, 1, b"0123456789", start=0)
+
+
+@pytest.mark.parametrize("at", range(REQUESTS))
+async def test_a_cancelled_upload_leaves_nothing_in_the_bucket(bench: Bench, at: int) -> None:
+    bench.proxy.will(*[Line.GOOD] * at, *[Line.REPLY_NEVER] * (2 if 0 < at < REQUESTS - 1 else 1))
+    job = asyncio.create_task(put_whole(harden(bench.store, stats=StoreStats(), rng=random.Random(1))))
+    await bench.proxy.holding.wait()
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert await bench.direct.list_uploads("k") == []
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_is_left_of_an_upload_is_listed_under_its_key_and_removed_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.store.upload.PATIENCE_S", 0.1)
+    bench.proxy.will(Line.GOOD, *[Say(503, "SlowDown")] * 200)
+    with pytest.raises(StoreError, match="SlowDown"):
+        await put_whole(bench.store)
+    (left,) = await bench.direct.list_uploads("k")
+    assert left.key == "k"
+    assert abs(left.begun_ms - wall_ms()) < 60_000
+    await remove(bench.direct, "k")
+    assert await bench.direct.list_uploads("k") == []
+
+
+async def test_a_list_of_uploads_of_several_pages_is_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.store.s3_store.LIST_PAGE_KEYS", 2)
+    uploads = [await bench.store.begin_upload("k") for _ in range(5)]
+    assert sorted(left.upload for left in await bench.store.list_uploads("k")) == sorted(uploads)
+    await remove(bench.store, "k")
+    assert await bench.store.list_uploads("k") == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"<not xml", b"<L><Upload><Key>k</Key></Upload></L>", b"<InitiateMultipart/>"]
+)
+async def test_what_a_store_says_unreadably_is_no_answer(
+    bench: Bench, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixed = body.replace(b"<Key>", b"<Key>" + bench.store.location.prefix.encode())
+    monkeypatch.setattr(
+        Say, "encode", lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(prefixed) + prefixed
+    )
+    if b"Initiate" not in body:
+        bench.proxy.will(Say(200))
+        with pytest.raises(StoreError, match="unreadable") as caught:
+            await bench.store.list_uploads("k")
+        assert caught.value.fault is Fault.CORRUPT
+    bench.proxy.will(Say(200))
+    with pytest.raises(StoreError, match="unreadable"):
+        await bench.store.begin_upload("k")
 
 
 async def test_a_closed_store_is_not_opened_again(bench: Bench) -> None:
