@@ -19,6 +19,7 @@ from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.image import Delta
 from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.coordinators.tier.metadata import TierMetadata
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
@@ -115,6 +116,11 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         max_bytes=config.fetch_max_bytes,
     )
+    # the cluster's listeners hear of a change in the order in which they subscribe
+    cluster.subscribe(replicas.apply)
+    tier_metadata = None
+    if config.remote_log_storage_system_enable:
+        tier_metadata = TierMetadata(config=config, world=world, cluster=cluster, replicas=replicas)
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -122,11 +128,10 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         offload=world.offload,
         spawn=spawn,
+        commands=tier_metadata,
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)
     counters = Counters()
-    # the cluster's listeners hear of a change in the order in which they subscribe
-    cluster.subscribe(replicas.apply)
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
     groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
     cluster.subscribe(counters.follow)
@@ -178,6 +183,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         fetch_sessions=sessions,
         follower_fetch=follower_fetch,
         groups=groups,
+        tier_metadata=tier_metadata,
         counters=counters,
         network=network,
     )

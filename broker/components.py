@@ -15,6 +15,7 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.coordinators.tier.metadata import TierMetadata
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
@@ -43,6 +44,8 @@ class Components:
     fetch_sessions: FetchSessions
     follower_fetch: FollowerFetch
     groups: GroupCoordinator
+    tier_metadata: TierMetadata | None
+    """None where the tiers are switched off."""
     counters: Counters
     network: NetworkServer
 

@@ -160,6 +160,8 @@ class Broker:
         components.background.adopt(components.isr.start(self._tasks))
         components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
+        if components.tier_metadata is not None:
+            components.tier_metadata.start(self._tasks)
         components.network.open()
 
     def _after_ready(self) -> None:
@@ -172,6 +174,8 @@ class Broker:
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
+        if components.tier_metadata is not None:
+            await components.tier_metadata.stop()
         components.fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()

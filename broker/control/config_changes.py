@@ -21,7 +21,7 @@ from broker.control.commands import Rules
 from broker.control.image import Image
 from broker.control.internal_topics import is_of_the_brokers
 from broker.control.metadata_records import ConfigChanged, Record
-from broker.control.topics import check_topic_name
+from broker.control.topics import check_cleanup, check_topic_name
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 
@@ -178,6 +178,7 @@ def _check_resource(
                 check_topic_name(name)
                 is_internal = is_of_the_brokers(name)
                 check_topic_configs(rules.config, wanted, before=current, is_internal=is_internal)
+                check_cleanup(rules.config, name, wanted)
                 if name not in image.topics:
                     raise KafkaError(
                         ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist."

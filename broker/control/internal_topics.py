@@ -14,8 +14,11 @@ from broker.config.broker import BrokerConfig
 
 METADATA_TOPIC = "__cluster_metadata"
 """Kafka's name for the metadata log. There is no such topic, and none may be created."""
+REMOTE_LOG_METADATA = "__remote_log_metadata"
 REMOTE_PREFIX = "__remote_"
-"""Topics of the tiers: clients see and delete them like any other, but do not produce to them."""
+"""What topics of the tiers begin with. Clients see and read them like any other, as with Kafka. Unlike there
+they may not write or delete them, give them partitions, or have them cleaned up otherwise: any of it would
+lose track of what is in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +32,13 @@ class TopicDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternalTopic:
-    """Clients are told that it is internal; they may not write it or delete records from it, and may ask for
-    it to be created or deleted as any other."""
+    """Clients may not write it or delete records from it, and may ask for it to be created as any other."""
 
     name: str
     defaults: Callable[[BrokerConfig], TopicDefaults] | None = None
     """None: no broker creates it by itself."""
+    is_listed: bool = True
+    """Whether clients are told that it is internal."""
 
 
 def _consumer_offsets(config: BrokerConfig) -> TopicDefaults:
@@ -63,25 +67,53 @@ def _transaction_state(config: BrokerConfig) -> TopicDefaults:
     )
 
 
-INTERNAL_TOPICS: Mapping[str, InternalTopic] = {
+def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
+    topic = config.remote_metadata_topic
+    return TopicDefaults(
+        partitions=topic.partitions,
+        replication_factor=topic.replication_factor,
+        configs=(
+            ("cleanup.policy", "compact"),
+            ("compression.type", "producer"),
+            ("min.insync.replicas", str(topic.min_isr)),
+            ("retention.ms", str(topic.retention_ms)),
+            ("segment.bytes", str(_METADATA_SEGMENT_BYTES)),
+            ("unclean.leader.election.enable", "false"),
+        ),
+    )
+
+
+_METADATA_SEGMENT_BYTES = 16 << 20
+"""A segment that is still written is not compacted, and a new leader reads all of it."""
+BROKER_TOPICS: Mapping[str, InternalTopic] = {
     topic.name: topic
     for topic in (
         InternalTopic(name="__consumer_offsets", defaults=_consumer_offsets),
         InternalTopic(name="__transaction_state", defaults=_transaction_state),
         InternalTopic(name="__share_group_state"),
+        InternalTopic(name=REMOTE_LOG_METADATA, defaults=_remote_log_metadata, is_listed=False),
     )
 }
+INTERNAL_TOPICS: Mapping[str, InternalTopic] = {
+    name: topic for name, topic in BROKER_TOPICS.items() if topic.is_listed
+}
+"""Those of which clients are told that they are internal."""
 
 
 def internal_defaults(config: BrokerConfig, name: str) -> TopicDefaults | None:
     """How the broker creates this topic; None if it never does so by itself."""
-    topic = INTERNAL_TOPICS.get(name)
+    topic = BROKER_TOPICS.get(name)
     return None if topic is None or topic.defaults is None else topic.defaults(config)
 
 
 def is_of_the_brokers(name: str) -> bool:
     """Whether brokers alone write it, or would if it were there."""
-    return name in INTERNAL_TOPICS or name.startswith(REMOTE_PREFIX)
+    return name in BROKER_TOPICS or is_of_the_tiers(name)
+
+
+def is_of_the_tiers(name: str) -> bool:
+    """Whether clients must leave it as the brokers made it."""
+    return name.startswith(REMOTE_PREFIX)
 
 
 def may_client_write(name: str) -> bool:

@@ -17,10 +17,17 @@ from uuid import UUID
 
 from broker.config.broker import BrokerConfig
 from broker.config.topics import check_topic_configs
-from broker.config.values import ConfigError, ResourceType
+from broker.config.values import ConfigError, ResourceType, invalid
 from broker.control.commands import Rules
 from broker.control.image import Image, TopicImage
-from broker.control.internal_topics import METADATA_TOPIC, internal_defaults, is_of_the_brokers
+from broker.control.internal_topics import (
+    BROKER_TOPICS,
+    METADATA_TOPIC,
+    REMOTE_PREFIX,
+    internal_defaults,
+    is_of_the_brokers,
+    is_of_the_tiers,
+)
 from broker.control.metadata_records import (
     ConfigChanged,
     PartitionImage,
@@ -167,6 +174,11 @@ def _create(
             ErrorCode.invalid_topic_exception,
             f"Topic '{topic.name}' collides with existing topic: {collides}",
         )
+    if is_of_the_tiers(topic.name) and topic.name not in BROKER_TOPICS:
+        raise KafkaError(
+            ErrorCode.invalid_topic_exception,
+            f"Topic '{topic.name}' cannot be created: {REMOTE_PREFIX}* is for topics of the brokers.",
+        )
     changes = _first_configs(rules, topic)
     if topic.assignments:
         partitions = _assigned(image, topic)
@@ -185,6 +197,7 @@ def _first_configs(rules: Rules, topic: NewTopic) -> list[ConfigChanged]:
     try:
         is_internal = is_of_the_brokers(topic.name)
         check_topic_configs(rules.config, values, before={}, is_internal=is_internal)
+        check_cleanup(rules.config, topic.name, values)
     except ConfigError as error:
         raise KafkaError(ErrorCode.invalid_config, str(error)) from None
     return [
@@ -246,6 +259,16 @@ def _placed(image: Image, rules: Rules, topic: NewTopic) -> tuple[PartitionImage
         ) from None
 
 
+def check_cleanup(config: BrokerConfig, name: str, values: Mapping[str, str]) -> None:
+    """ConfigError unless a topic of the tiers is cleaned up as the broker that reads it must rely on."""
+    defaults = internal_defaults(config, name) if is_of_the_tiers(name) else None
+    if defaults is None:
+        return
+    needed, given = dict(defaults.configs)["cleanup.policy"], values.get("cleanup.policy")
+    if given != needed:
+        raise invalid("cleanup.policy", given, f"{name} belongs to the brokers, which need {needed}")
+
+
 # --- deleting ---
 
 
@@ -275,6 +298,11 @@ class DeleteTopics:
         for ref, count in Counter(self.topics).items():
             try:
                 topic = _referred(image, ref, count)
+                if is_of_the_tiers(topic.name):
+                    raise KafkaError(
+                        ErrorCode.topic_deletion_disabled,
+                        f"Topic '{topic.name}' belongs to the brokers and is not deleted.",
+                    )
                 if topic.id in gone:
                     raise KafkaError(
                         ErrorCode.invalid_request,
@@ -359,6 +387,11 @@ def _add_partitions(image: Image, rules: Rules, more: MorePartitions) -> Partiti
     topic = image.topics.get(more.name)
     if topic is None:
         raise KafkaError(ErrorCode.unknown_topic_or_partition)
+    if is_of_the_tiers(topic.name):
+        raise KafkaError(
+            ErrorCode.invalid_partitions,
+            f"Topic '{topic.name}' belongs to the brokers; more partitions would hide what it says.",
+        )
     first = len(topic.partitions)
     if more.count == first:
         raise KafkaError(ErrorCode.invalid_partitions, f"Topic already has {first} partition(s).")

@@ -122,7 +122,7 @@ class _Round(Generic[RecordT]):
     soft: bool = False
 
 
-class _Pace:
+class Pace:
     """Let other tasks run between slices of long work."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -492,7 +492,7 @@ class ReplicatedState(Generic[MachineT]):
         """
         machine = self._make_machine()
         latest: dict[bytes, batches.Record] = {}
-        pace = _Pace(self._loop)
+        pace = Pace(self._loop)
         for chunk in self._partitions.read_all(self.topic, self.index):
             for at, header in batches.iter_batches(chunk):
                 rows = batches.iter_records(chunk, at, header)
@@ -508,9 +508,7 @@ class ReplicatedState(Generic[MachineT]):
         await self._apply_latest(machine, latest, pace)
         return machine
 
-    async def _apply_latest(
-        self, machine: MachineT, latest: dict[bytes, batches.Record], pace: _Pace
-    ) -> None:
+    async def _apply_latest(self, machine: MachineT, latest: dict[bytes, batches.Record], pace: Pace) -> None:
         for row in latest.values():
             self._apply(machine, row, producer_id=-1)
             await pace.yield_if_due()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from broker.control.cluster import Cluster
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 ACKS: Final = (-1, 0, 1)
 Topics: TypeAlias = list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
 Answered: TypeAlias = list[tuple[TopicKey, list[ProduceResult]]]
+Command: TypeAlias = Callable[[], Coroutine[Any, Any, int]]
 _HINT_FROM: Final = 10
 _TRANSACTION_ABORTABLE_FROM: Final = 11
 _NONE: Final = ErrorCode.none.value
@@ -60,6 +61,14 @@ _START_UNTOLD: Final = frozenset(
 """Kafka gives the log start offset with every refusal but these."""
 
 
+class Commands(Protocol):
+    def accept(
+        self, listener: str, topic: str, index: int, records: memoryview | None, *, version: int
+    ) -> Command | None:
+        """Return what carries out the commands in these records and gives the offset of the last; None for
+        records of a client. Raise KafkaError for what cannot be read."""
+
+
 class Produce:
     def __init__(
         self,
@@ -70,7 +79,10 @@ class Produce:
         now_ms: Callable[[], int],
         offload: Offload,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        commands: Commands | None = None,
     ) -> None:
+        """`commands` takes what brokers send each other as records of topics that clients may not write."""
+        self._commands = commands
         self._offload = offload
         self._spawn = spawn
         self._replicas = replicas
@@ -91,10 +103,10 @@ class Produce:
             # the read buffer is used again before the walk ends
             request = parse_produce(memoryview(bytearray(frame)), body_at, version)
             slot = connection.slot()
-            job = ProduceJob(version, correlation_id, acks=request.acks, timeout_ms=request.timeout_ms)
+            job = _job(connection, version, correlation_id, request)
             self._spawn(self._walk(connection, slot, job, self._once_each(job, request)))
             return slot
-        job = ProduceJob(version, correlation_id, acks=request.acks, timeout_ms=request.timeout_ms)
+        job = _job(connection, version, correlation_id, request)
         job.failed = fatal is not None
         for topic, partitions in self._once_each(job, request):
             name = self._name(topic)
@@ -241,6 +253,8 @@ class Produce:
             if isinstance(prepared, KafkaError):
                 raise prepared
             return self._append_to(job, partition, records, prepared)
+        except _NotForClients as refused:
+            return self._command(job, refused, index, records)
         except KafkaError as error:
             job.failed = True
             result = _error_result(index, error)
@@ -261,7 +275,7 @@ class Produce:
             check_one_batch(records, job.version)
             raise KafkaError(ErrorCode.invalid_required_acks)
         if not may_client_write(topic):
-            raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
+            raise _NotForClients(topic)
         return self._replicas.partition(topic, index)
 
     def _append_to(
@@ -294,6 +308,27 @@ class Produce:
         job.appended.append((partition, partition.leader_epoch, result, appended.last_offset + 1))
         return result
 
+    def _command(
+        self, job: ProduceJob, refused: _NotForClients, index: int, records: memoryview | None
+    ) -> ProduceResult:
+        """Take what another broker tells; refuse what a client sends."""
+        try:
+            command = None
+            if self._commands is not None:
+                command = self._commands.accept(
+                    job.listener, refused.topic, index, records, version=job.version
+                )
+            if command is None:
+                raise refused
+            if job.acks >= 0:
+                raise KafkaError(ErrorCode.invalid_required_acks, "a command is acknowledged by all replicas")
+        except KafkaError as error:
+            job.failed = True
+            return _error_result(index, error)
+        result = ProduceResult(index, _NONE)
+        job.commands.append((result, command))
+        return result
+
     def _check_transaction(self, job: ProduceJob) -> None:
         """Refuse: no transaction was ever begun here, so none includes this partition."""
         code = ErrorCode.invalid_txn_state
@@ -321,8 +356,36 @@ class Produce:
         job.appended.append((partition, partition.leader_epoch, result, needed))
         return self._complete(connection, job)
 
+    async def _carry_out(self, connection: Connection, job: ProduceJob, slot: AnswerSlot) -> None:
+        """Carry out the commands of a request, then answer it."""
+        commands, job.commands = job.commands, []
+        try:
+            for result, command in commands:
+                try:
+                    async with asyncio.timeout(max(job.timeout_ms, 0) / 1000):
+                        result.base_offset = await command()
+                except TimeoutError:
+                    result.error = ErrorCode.request_timed_out.value
+                except KafkaError as error:
+                    result.error, result.message = error.code.value, error.message
+            answer = self._complete(connection, job, slot)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except Exception as error:
+            logger.error("a broker's Produce failed", exc_info=error)
+            connection.close("its Produce failed")
+            return
+        if not isinstance(answer, AnswerSlot):
+            assert isinstance(answer, bytes)
+            connection.answer(slot, answer)
+
     def _complete(self, connection: Connection, job: ProduceJob, slot: AnswerSlot | None = None) -> Answer:
         """Answer a request after its write, or wait for the in-sync replicas."""
+        if job.commands:
+            slot = AnswerSlot() if slot is None else slot
+            self._spawn(self._carry_out(connection, job, slot))
+            return slot
         acks = job.acks
         waiting = []
         for partition, leader_epoch, result, needed in job.appended:
@@ -367,15 +430,22 @@ class ProduceJob:
     __slots__ = (
         "acks",
         "appended",
+        "commands",
         "correlation_id",
         "failed",
+        "listener",
         "refused",
         "timeout_ms",
         "topics",
         "version",
     )
 
-    def __init__(self, version: int, correlation_id: int, *, acks: int, timeout_ms: int) -> None:
+    def __init__(
+        self, version: int, correlation_id: int, *, acks: int, timeout_ms: int, listener: str = ""
+    ) -> None:
+        self.listener = listener
+        self.commands: list[tuple[ProduceResult, Command]] = []
+        """What is done after the appends, and where its offset goes."""
         self.version = version
         self.correlation_id = correlation_id
         self.acks = acks
@@ -464,6 +534,22 @@ class _PartitionCommit:
             return
         self.result.error = code.value
         self._owner.ended(self)
+
+
+class _NotForClients(KafkaError):
+    def __init__(self, topic: str) -> None:
+        super().__init__(ErrorCode.invalid_topic_exception, f"{topic} is an internal topic")
+        self.topic = topic
+
+
+def _job(connection: Connection, version: int, correlation_id: int, request: ProduceRequest) -> ProduceJob:
+    return ProduceJob(
+        version,
+        correlation_id,
+        acks=request.acks,
+        timeout_ms=request.timeout_ms,
+        listener=connection.listener,
+    )
 
 
 def _error_result(index: int, error: KafkaError) -> ProduceResult:

@@ -166,6 +166,8 @@ class Node:
             for _ in self.replicas.load(self.member.image):
                 await asyncio.sleep(0)
             await self.groups.start(tasks)
+            if self.components.tier_metadata is not None:
+                self.components.tier_metadata.start(tasks)
             self.isr.start(tasks)
             self.fetchers.start(tasks)
             await self.server.listen(LISTENER, "0.0.0.0", PORT)

@@ -1,0 +1,241 @@
+"""What may be said about copies in the cold tier: the machine behind one partition of the metadata topic.
+
+Owns: which event is taken and which is refused, and the rows a taken one becomes. Does not own: what the
+events mean together (remote.cold.fold), their bytes (remote.cold.events), the log they are written to
+(broker.coordinators.replicated_state).
+
+Invariants: an event is in the log only if it was legal after all before it, and if the leader that told it
+was, as far as this broker's image goes, the leader of its partition; a refused event leaves nothing. An event
+told again leaves nothing either, and is not refused: whoever lost an answer asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeAlias
+
+from broker.control.image import Image
+from broker.control.internal_topics import REMOTE_LOG_METADATA
+from broker.coordinators.machine import Instant
+from broker.decisions import Decision
+from protocol.errors import ErrorCode, KafkaError
+from remote.cold.events import Tombstone, decode_event, encode_event, tombstones
+from remote.cold.fold import PartitionFold, TierFold
+from remote.cold.segments import (
+    PartitionDeletion,
+    PartitionState,
+    SegmentStarted,
+    SegmentState,
+    SegmentUpdated,
+    TieredPartition,
+    TierEvent,
+    partition_of,
+)
+
+TOPIC: Final = REMOTE_LOG_METADATA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCommand:
+    """One event, and in which leader epoch of the partition it speaks of it is told.
+
+    Without an epoch it is told about a topic that is no more, by the leader of the metadata partition itself.
+    """
+
+    event: TierEvent
+    leader_epoch: int | None
+
+    def decide(self, state: TierMachine, means: Instant, /) -> TierDecision:
+        return state.decide(self, -1, means)
+
+
+class TierRow(NamedTuple):
+    """One row of the metadata topic, with what it means."""
+
+    key: bytes
+    value: bytes | None
+    change: TierEvent | Tombstone
+
+
+TierDecision: TypeAlias = Decision[TierRow, bool]
+"""Answers whether the event was new."""
+
+
+class TierMachine:
+    def __init__(
+        self,
+        *,
+        image: Callable[[], Image],
+        leads: Callable[[], bool],
+        on_loaded: Callable[[TierMachine], None],
+        on_applied: Callable[[TierMachine, TieredPartition], None],
+    ) -> None:
+        """`leads` tells whether the image still names this broker the leader: what it decides after that
+        might be about topics that the next leader has not heard of."""
+        self.fold = TierFold()
+        self.end = 0
+        """Past the last row that was applied."""
+        self._image = image
+        self._leads = leads
+        self._on_loaded = on_loaded
+        self._on_applied = on_applied
+        self._is_loaded = False
+
+    # --- deciding ---
+
+    def decide(self, command: TierCommand, token: int, now: Instant) -> TierDecision:
+        event = command.event
+        self._check_teller(command)
+        partition = self.fold.get(partition_of(event))
+        if _is_forgotten(partition, event):
+            return Decision(records=_left_over(partition, event), response=False)
+        if isinstance(event, SegmentUpdated):
+            event = _with_custom(partition, event)
+        refusal = self.fold.refusal(event) or _refusal_to_forget(partition, event)
+        if refusal is not None:
+            raise KafkaError(ErrorCode.invalid_record, refusal)
+        if _is_told(partition, event):
+            return Decision(response=False)
+        return Decision(records=_rows(event), response=True)
+
+    def _check_teller(self, command: TierCommand) -> None:
+        """Refuse what another than the partition's leader tells, as far as this broker's image goes."""
+        if not self._leads():
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"another broker leads this part of {TOPIC}")
+        partition = partition_of(command.event)
+        topic = self._image().topic_by_id(partition.topic_id)
+        if command.leader_epoch is None:
+            if topic is not None:
+                raise KafkaError(ErrorCode.invalid_request, f"topic {topic.name} is there")
+            return
+        if topic is None:
+            raise KafkaError(ErrorCode.unknown_topic_id, f"no topic has the id {partition.topic_id}")
+        if not 0 <= partition.number < len(topic.partitions):
+            raise KafkaError(
+                ErrorCode.unknown_topic_or_partition, f"{topic.name} has no partition {partition.number}"
+            )
+        current = topic.partitions[partition.number].leader_epoch
+        if command.leader_epoch != current:
+            is_old = command.leader_epoch < current
+            raise KafkaError(
+                ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch,
+                f"{topic.name}-{partition.number} is in leader epoch {current}, "
+                f"the event comes from {command.leader_epoch}",
+            )
+
+    def tick(self, now: Instant) -> TierDecision:
+        raise AssertionError("this machine has no deadlines")
+
+    def next_deadline_ms(self) -> int | None:
+        return None
+
+    def resume(self, now: Instant) -> None:
+        """Do nothing: no peer has a deadline here."""
+
+    def scope(self, command: TierCommand) -> Hashable | None:
+        """Return the segment. All segments of a partition at once count for the deletion of it."""
+        event = command.event
+        if isinstance(event, PartitionDeletion):
+            return None
+        if isinstance(event, SegmentStarted):
+            return event.segment.partition, event.segment.id
+        return event.partition, event.id
+
+    def is_stackable(self, command: TierCommand) -> bool:
+        return False
+
+    # --- applying ---
+
+    def loaded(self, now: Instant) -> None:
+        self._is_loaded = True
+        self._on_loaded(self)
+
+    def apply(self, record: TierRow, *, offset: int, producer_id: int) -> None:
+        self.fold.apply(record.change)
+        self.end = max(self.end, offset + 1)
+        if self._is_loaded:
+            self._on_applied(self, changed_partition(record.change))
+
+    def apply_marker(self, *, producer_id: int, committed: bool) -> None:
+        """Do nothing: nobody writes here in a transaction."""
+
+    def encode(self, record: TierRow) -> tuple[bytes, bytes | None]:
+        return record.key, record.value
+
+    def decode(self, key: bytes, value: bytes | None) -> TierRow | None:
+        return TierRow(key, value, decode_event(key, value))
+
+
+def changed_partition(change: TierEvent | Tombstone) -> TieredPartition:
+    return change.partition if isinstance(change, Tombstone) else partition_of(change)
+
+
+def _is_forgotten(partition: PartitionFold | None, event: TierEvent) -> bool:
+    """Whether the event ends what nobody knows of: nothing tells a deletion that is finished from one that
+    never began."""
+    match event:
+        case SegmentUpdated(state=SegmentState.DELETE_FINISHED):
+            return partition is None or partition.segment(event.id) is None
+        case PartitionDeletion(state=PartitionState.DELETE_FINISHED):
+            return partition is None or (partition.deletion is None and not _has_segments(partition))
+        case _:
+            return False
+
+
+def _left_over(partition: PartitionFold | None, event: TierEvent) -> tuple[TierRow, ...]:
+    """Return the tombstones that an append cut short has left out."""
+    if partition is None or not isinstance(event, SegmentUpdated) or event.id not in partition.deleted():
+        return ()
+    return _tombstones(tombstones(event.partition, event.id))
+
+
+def _is_told(partition: PartitionFold | None, event: TierEvent) -> bool:
+    """Whether an event that is legal changes nothing."""
+    if partition is None:
+        return False
+    match event:
+        case SegmentStarted(segment=segment):
+            return partition.segment(segment.id) is not None
+        case SegmentUpdated():
+            known = partition.segment(event.id)
+            return known is not None and known.state is event.state
+        case PartitionDeletion():
+            return partition.deletion is event.state
+
+
+def _refusal_to_forget(partition: PartitionFold | None, event: TierEvent) -> str | None:
+    """Refuse to call a deletion finished that has left segments."""
+    is_end = isinstance(event, PartitionDeletion) and event.state is PartitionState.DELETE_FINISHED
+    if is_end and partition is not None and _has_segments(partition):
+        return "the partition still has segments in the tier"
+    return None
+
+
+def _has_segments(partition: PartitionFold) -> bool:
+    return partition.finished_count > 0 or any((partition.unfinished(), partition.deleting()))
+
+
+def _with_custom(partition: PartitionFold | None, event: SegmentUpdated) -> SegmentUpdated:
+    """Carry on what the storage manager left with the copy: compaction keeps the last update alone."""
+    known = None if partition is None else partition.segment(event.id)
+    if event.custom is not None or known is None or known.custom is None:
+        return event
+    return replace(event, custom=known.custom)
+
+
+def _rows(event: TierEvent) -> tuple[TierRow, ...]:
+    """Return the row of an event; the last one in a life takes all rows of that life with it."""
+    key, value = encode_event(event)
+    row = TierRow(key, value, event)
+    match event:
+        case SegmentUpdated(state=SegmentState.DELETE_FINISHED):
+            return (row, *_tombstones(tombstones(event.partition, event.id)))
+        case PartitionDeletion(state=PartitionState.DELETE_FINISHED):
+            return (row, *_tombstones(tombstones(event.partition, None)))
+        case _:
+            return (row,)
+
+
+def _tombstones(keys: list[bytes]) -> tuple[TierRow, ...]:
+    return tuple(TierRow(key, None, decode_event(key, None)) for key in keys)
