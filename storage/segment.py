@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from os.path import join
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from protocol.checksum import crc32c
 from protocol.errors import CorruptBatch
@@ -25,7 +25,7 @@ from protocol.records import (
     iter_records,
     parse_header,
 )
-from storage.files import File, Files, write_replacing
+from storage.files import DiskFiles, File, Files, write_replacing
 from storage.index import (
     ABORTED_SIZE,
     OFFSET_ENTRY_SIZE,
@@ -36,7 +36,7 @@ from storage.index import (
     TimeIndex,
     decode_aborted,
 )
-from storage.log import LogSlice
+from storage.log import LogSlice, ReadableFile
 from storage.policy import INT32_MAX
 
 LOG = ".log"
@@ -159,6 +159,23 @@ class Segment:
         file = files.open(path, create=True)
         segment = Segment(files, directory, base_offset, size=0, created_ms=now_ms, file=file, suffix=suffix)
         segment.reset_indexes()
+        return segment
+
+    @staticmethod
+    def over(
+        file: ReadableFile,
+        base_offset: int,
+        *,
+        size: int,
+        offsets: OffsetIndex,
+        times: TimeIndex | None = None,
+        max_timestamp: int = -1,
+    ) -> Segment:
+        """A segment whose bytes and indexes are at hand elsewhere, for looking up and reading alone: no file
+        of it is opened here. What `file` raises comes through."""
+        segment = Segment(DiskFiles(), "", base_offset, size=size, created_ms=0, file=cast(File, file))
+        segment._offsets, segment._times, segment._aborted = offsets, times, []
+        segment.max_timestamp = max_timestamp
         return segment
 
     def __repr__(self) -> str:
@@ -481,7 +498,8 @@ class Segment:
         `timestamp`."""
         if not self.size or self.largest_timestamp < timestamp:
             return None
-        for found in self.scan(self.offsets.lookup(self.times.lookup(timestamp)), self.size):
+        behind = max(self.times.lookup(timestamp), start_offset - self.base_offset)
+        for found in self.scan(self.offsets.lookup(behind), self.size):
             header = found.header
             if header.max_timestamp < timestamp or header.last_offset < start_offset or not header.count:
                 continue

@@ -1,0 +1,392 @@
+"""Reading what is in the tier alone: records by offset, aborted transactions, offsets by time.
+
+Owns: from an offset to the copy that holds it and the batches in it, reading again after damage, what the
+caller is told when nothing can be read, the broker's read quota (KIP-956). Does not own: which copies count
+(fold), their bytes and indexes (copies), who waits how long (the broker). Invariant: what is given was copied
+from this log's own lineage and proven; an offset that cannot be read now is OFFSET_NOT_AVAILABLE (the fold is
+behind, the store is away) or KAFKA_STORAGE_ERROR (damaged, twice), never OFFSET_OUT_OF_RANGE, which would
+send a consumer elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from remote.cold.chunks import Missing
+from remote.cold.copies import OpenCopies, Source, reading
+from remote.cold.flights import Spawn
+from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
+from remote.cold.storage_manager import BadObject
+from remote.store.object_store import NoSuchObject, StoreError
+from storage.epochs import EpochCache
+from storage.index import AbortedTxn, BadIndex
+from storage.log import LogSlice
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES_MAX: Final = 8 << 20
+"""What one read gives at most, but for a batch that is larger."""
+COPIES_TRIED: Final = 4
+"""How many copies of one offset are tried: of two leaders' copies one may be deleted while it is read."""
+_USED_MAX: Final = 10_000
+_TOLD_MAX: Final = 1000
+_TURN: Final = 64
+"""Segments looked at in one turn of the loop."""
+
+T = TypeVar("T")
+
+
+class Fold(Protocol):
+    """What is known of one partition's copies."""
+
+    def segment(self, segment_id: UUID) -> RemoteSegment | None: ...
+    def aborting(self, start: int) -> Sequence[RemoteSegment]:
+        """Return the finished copies with aborted transactions that end above `start`, by base offset."""
+
+    def find(self, offset: int, epochs: EpochCache) -> RemoteSegment | None:
+        """Return the finished copy that has `offset` of this lineage; its `end_offset` is where the lineage
+        parts from it, if it does."""
+
+
+class Metadata(Protocol):
+    on_change: list[Callable[[TieredPartition], None]]
+
+    def fold(self, partition: TieredPartition) -> Fold | None: ...
+    def is_caught_up(self, partition: TieredPartition) -> bool: ...
+    async def wait_caught_up(self, partition: TieredPartition) -> None: ...
+
+
+class ReadQuota(Protocol):
+    """What the broker may read from the tier in a window of time."""
+
+    def is_spent(self) -> bool: ...
+    def note(self, size_bytes: int) -> None: ...
+    def opens_in(self) -> float:
+        """Return the seconds until it is not spent any more."""
+
+
+class RemoteSlice(LogSlice):
+    """Whole batches of a copied segment."""
+
+    __slots__ = ()
+
+
+class RemoteRead(NamedTuple):
+    part: RemoteSlice | None
+    """None when not even one batch may be given, or none is left in the tier from the offset on."""
+    next_offset: int
+    """Where to read on."""
+
+
+class RemoteReader:
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        copies: OpenCopies,
+        quota: ReadQuota,
+        spawn: Spawn,
+        barrier_wait_s: Callable[[], float],
+    ) -> None:
+        """`barrier_wait_s` is how long a read waits for the fold to catch up."""
+        self._metadata = metadata
+        self._copies = copies
+        self.quota = quota
+        self._spawn = spawn
+        self._barrier_wait_s = barrier_wait_s
+        self._used: OrderedDict[UUID, TieredPartition] = OrderedDict()
+        """The copies that were read, so that those that are deleted are forgotten. Least recently first."""
+        self._used_of: dict[TieredPartition, set[UUID]] = {}
+        self._told: OrderedDict[UUID, None] = OrderedDict()
+        """The damaged copies that the log tells of already."""
+        self.reads = 0
+        self.read_bytes = 0
+        self.damaged = 0
+        """How often bytes or indexes were missing or not what was copied."""
+        self.refused = 0
+        """How often that was so again after they were fetched anew."""
+        self.unavailable = 0
+        """How often the store did not answer, or the fold was behind."""
+        metadata.on_change.append(self._changed)
+
+    def __repr__(self) -> str:
+        return f"<RemoteReader {self.reads} reads, {self.damaged} damaged, {self._copies!r}>"
+
+    # --- records ---
+
+    async def read(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        offset: int,
+        max_bytes: int,
+        *,
+        bound: int,
+        min_one: bool,
+    ) -> RemoteRead:
+        """Return whole batches of [offset, bound) from one copy, at most `max_bytes` unless `min_one` and the
+        first is larger. KafkaError 78 or 56."""
+        limit = min(max_bytes, READ_BYTES_MAX)
+
+        async def use(found: RemoteSegment, segment: RemoteSegment) -> RemoteRead:
+            end = min(bound, found.end_offset)
+            part = await self._read(segment, offset, limit, end, min_one=min_one)
+            if part is None:
+                return RemoteRead(None, offset)
+            return RemoteRead(part, part.next_offset) if part.size else RemoteRead(None, end)
+
+        result = await self._with_copy(partition, epochs, offset, use)
+        while result.part is None and offset < result.next_offset < bound:
+            # a log that was compacted once has gaps: what comes next may be in the copy behind this one
+            offset = result.next_offset
+            if self._find(partition, epochs, offset) is None:
+                break
+            result = await self._with_copy(partition, epochs, offset, use)
+        if result.part is not None:
+            self.reads += 1
+            self.read_bytes += result.part.size
+            self._read_on(partition, epochs, result)
+        return result
+
+    async def _read(
+        self, segment: RemoteSegment, offset: int, limit: int, bound: int, *, min_one: bool
+    ) -> RemoteSlice | None:
+        copy = await self._copies.open(segment)
+        source = self._copies.source(copy)
+        view = reading(copy, source.file)
+        hint = copy.hints.get(offset)
+        is_sequential = hint is not None or offset == segment.base_offset
+        if hint is not None:
+            view.remember(offset, hint)
+        part = await _loading(
+            source,
+            lambda: view.read(offset, limit, bound=bound, end_offset=segment.end_offset, min_one=min_one),
+        )
+        if part is None or not part.size:
+            return None if part is None else RemoteSlice(*part)
+        if not segment.base_offset <= part.first_offset < segment.end_offset:
+            raise BadObject(f"a batch of offset {part.first_offset} at {part.position}")
+        end = part.position + part.size
+        size = self._copies.chunk_bytes
+        await source.load(part.position // size, -(-end // size), is_sequential=is_sequential)
+        copy.remember(part.next_offset, end)
+        return RemoteSlice(
+            source.held(part.position, end), part.position, part.size, part.first_offset, part.next_offset
+        )
+
+    def _read_on(self, partition: TieredPartition, epochs: EpochCache, read: RemoteRead) -> None:
+        """Open the next copy while the reader still has the last bytes of this one before it."""
+        fold = self._metadata.fold(partition)
+        segment = None if fold is None else fold.find(read.next_offset, epochs)
+        if segment is not None and segment.base_offset == read.next_offset and segment.id not in self._copies:
+            self._spawn(self._open_ahead(self._whole(segment)))
+
+    async def _open_ahead(self, segment: RemoteSegment) -> None:
+        try:
+            copy = await self._copies.open(segment)
+            await self._copies.source(copy).load(0, 1)
+        except (*_DAMAGE, StoreError, OSError) as error:
+            logger.debug("%s could not be opened ahead of its reader: %s", segment.id, error)
+
+    # --- aborted transactions ---
+
+    async def aborted(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        start: int,
+        end: int,
+        *,
+        local_start: int,
+        local: Callable[[int, int], list[tuple[int, int]]],
+    ) -> list[tuple[int, int]]:
+        """Return (producer id, first offset) of the aborted transactions that overlap [start, end), from the
+        copies below `local_start` and then what `local` adds. KafkaError 78 or 56."""
+        await self._catch_up(partition)
+        found: dict[tuple[int, int], None] = {}
+        at = start
+        for known in self._aborting(partition, start):
+            at = max(at, known.base_offset)
+            # this lineage may have some of it from other copies
+            while at < min(known.end_offset, local_start):
+                segment = self._find(partition, epochs, at)
+                if segment is None:
+                    raise self._not_available(f"no copy of offset {at} of {partition} is known")
+                if segment.has_aborted:
+                    for txn in await self._with_copy(partition, epochs, at, self._aborted_of):
+                        if not start <= txn.last_offset < segment.end_offset:
+                            continue
+                        if txn.first_offset < end:
+                            found[txn.producer_id, txn.first_offset] = None
+                        if txn.last_stable_offset >= end:
+                            return list(found)
+                at = segment.end_offset
+        found.update(dict.fromkeys(local(start, end)))
+        return list(found)
+
+    def _aborting(self, partition: TieredPartition, start: int) -> Sequence[RemoteSegment]:
+        fold = self._metadata.fold(partition)
+        return () if fold is None else fold.aborting(start)
+
+    async def _aborted_of(self, _: RemoteSegment, segment: RemoteSegment) -> list[AbortedTxn]:
+        return await self._copies.aborted(await self._copies.open(segment))
+
+    # --- times ---
+
+    async def find_timestamp(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        timestamp: int,
+        *,
+        log_start: int,
+        local_start: int,
+    ) -> tuple[int, int, int] | None:
+        """Return (timestamp, offset, leader epoch) of the first record from `log_start` on at or after
+        `timestamp`, None if none is in copies that begin below `local_start`. KafkaError 78 or 56."""
+        await self._catch_up(partition)
+        offset, looked_at = log_start, 0
+        while offset < local_start:
+            segment = self._find(partition, epochs, offset)
+            if segment is None:
+                raise self._not_available(f"nothing is known of offset {offset} of {partition}")
+            looked_at += 1
+            if looked_at % _TURN == 0:
+                await asyncio.sleep(0)
+            if segment.max_timestamp_ms >= timestamp:
+                result = await self._find_timestamp(partition, epochs, timestamp, offset)
+                if result is not None and result[1] < segment.end_offset:
+                    return result
+            offset = segment.end_offset
+        return None
+
+    async def _find_timestamp(
+        self, partition: TieredPartition, epochs: EpochCache, timestamp: int, start: int
+    ) -> tuple[int, int, int] | None:
+        async def use(_: RemoteSegment, segment: RemoteSegment) -> tuple[int, int, int] | None:
+            copy = await self._copies.open(segment)
+            times = await self._copies.times(copy)
+            source = self._copies.source(copy)
+            view = reading(copy, source.file, times=times)
+            return await _loading(source, lambda: view.find_timestamp(timestamp, start))
+
+        return await self._with_copy(partition, epochs, start, use)
+
+    # --- the way to a copy ---
+
+    async def _with_copy(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        offset: int,
+        use: Callable[[RemoteSegment, RemoteSegment], Awaitable[T]],
+    ) -> T:
+        """Use the copy that holds `offset`, which `use` is given as this lineage has it and as a whole: again
+        once it was fetched anew, if its bytes are not what was copied, and another one if there is one."""
+        failed: set[UUID] = set()
+        for _ in range(COPIES_TRIED):
+            segment = self._find(partition, epochs, offset)
+            if segment is None:
+                await self._catch_up(partition)
+                segment = self._find(partition, epochs, offset)
+            if segment is None:
+                raise self._not_available(f"no copy of offset {offset} of {partition} is known")
+            self._note_use(segment)
+            try:
+                return await use(segment, self._whole(segment))
+            except (StoreError, OSError) as error:
+                raise self._not_available(f"copy {segment.id} could not be read: {error}") from error
+            except _DAMAGE as error:
+                self.damaged += 1
+                await self._copies.forget(segment.id)
+                if segment.id in failed:
+                    self.refused += 1
+                    self._tell(segment, error)
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"copy {segment.id}: {error}") from error
+                failed.add(segment.id)
+        raise self._not_available(f"the copies of offset {offset} of {partition} change while they are read")
+
+    def _find(self, partition: TieredPartition, epochs: EpochCache, offset: int) -> RemoteSegment | None:
+        """A copy that is known is read although the fold may be behind: its bytes are this lineage's, and
+        they never change."""
+        fold = self._metadata.fold(partition)
+        return None if fold is None else fold.find(offset, epochs)
+
+    def _whole(self, found: RemoteSegment) -> RemoteSegment:
+        fold = self._metadata.fold(found.partition)
+        return (None if fold is None else fold.segment(found.id)) or found
+
+    async def _catch_up(self, partition: TieredPartition) -> None:
+        """Wait until the fold holds what there was when this broker's role began."""
+        if self._metadata.is_caught_up(partition):
+            return
+        try:
+            async with asyncio.timeout(self._barrier_wait_s()):
+                await self._metadata.wait_caught_up(partition)
+        except TimeoutError:
+            raise self._not_available(f"the metadata of {partition} is not read up to its end yet") from None
+
+    def _not_available(self, message: str) -> KafkaError:
+        self.unavailable += 1
+        return KafkaError(ErrorCode.offset_not_available, message)
+
+    def _tell(self, segment: RemoteSegment, error: Exception) -> None:
+        """Log it once for each copy: consumers ask again and again."""
+        if segment.id in self._told:
+            return
+        self._told[segment.id] = None
+        if len(self._told) > _TOLD_MAX:
+            self._told.popitem(last=False)
+        logger.error(
+            "the copy %s of %s-%d [%d, %d) in the tier cannot be read, its partition answers "
+            "KAFKA_STORAGE_ERROR there: %s; look at it with `tidewal tier check %s`",
+            segment.id,
+            segment.topic,
+            segment.partition.number,
+            segment.base_offset,
+            segment.end_offset,
+            error,
+            segment.topic,
+        )
+
+    # --- copies that go ---
+
+    def _note_use(self, segment: RemoteSegment) -> None:
+        self._used[segment.id] = segment.partition
+        self._used.move_to_end(segment.id)
+        self._used_of.setdefault(segment.partition, set()).add(segment.id)
+        if len(self._used) > _USED_MAX:
+            self._unused(next(iter(self._used)))
+
+    def _unused(self, segment_id: UUID) -> None:
+        partition = self._used.pop(segment_id)
+        others = self._used_of[partition]
+        others.discard(segment_id)
+        if not others:
+            del self._used_of[partition]
+
+    def _changed(self, partition: TieredPartition) -> None:
+        fold = self._metadata.fold(partition)
+        for segment_id in list(self._used_of.get(partition, ())):
+            segment = None if fold is None else fold.segment(segment_id)
+            if segment is None or segment.state is not SegmentState.COPY_FINISHED:
+                self._unused(segment_id)
+                self._spawn(self._copies.forget(segment_id))
+
+
+async def _loading(source: Source, look: Callable[[], T]) -> T:
+    """Do what reads in the source, as often as it takes until all that it reads is there."""
+    while True:
+        try:
+            return look()
+        except Missing as missing:
+            await source.load(missing.first, missing.stop)
+
+
+_DAMAGE: Final = (BadObject, NoSuchObject, CorruptBatch, BadIndex)
