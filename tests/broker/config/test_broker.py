@@ -70,7 +70,7 @@ def test_a_setting_that_something_reads_is_not_listed(name: str) -> None:
 
 CODE = [
     path.read_text()
-    for package in ("broker", "storage")
+    for package in ("broker", "remote", "storage")
     for path in sorted((ROOT / package).rglob("*.py"))
     if path.parent != DATA.parent
 ]
@@ -83,8 +83,6 @@ def is_read(field: str) -> bool:
 AWAITED = {
     "follower_fetch_last_tiered_offset_enable",
     "log_dir_min_free_bytes",
-    "remote_copy_lag_bytes",
-    "remote_copy_lag_ms",
     "remote_fetch_max_wait_ms",
     "remote_list_offsets_request_timeout_ms",
     "remote_log_delete_on_disable",
