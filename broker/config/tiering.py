@@ -53,13 +53,13 @@ def check_tiered_topic(
             "Tiered Storage functionality is disabled in the broker. "
             "Topic cannot be configured with remote log storage."
         )
-    if is_internal:
-        raise ConfigError("Remote log storage does not support internal topics: remote.storage.enable")
     if log.cleanup_policy not in ((), ("delete",)):
         raise ConfigError(
             "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy being "
             "an empty list."
         )
+    if is_internal:
+        raise ConfigError("Remote log storage does not support internal topics: remote.storage.enable")
     check_retention(log, "")
     if log.remote_log_copy_disable:
         for what, local, total in _retentions(log):

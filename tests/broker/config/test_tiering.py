@@ -49,7 +49,7 @@ def check(
         ),
         (
             {"local.retention.bytes": "-1", "retention.bytes": "0"},
-            "Value must not be -1 as retention.bytes value is set as 0",
+            "Value must not be -1 as retention.bytes value is set as 0.",
         ),
         (
             {"remote.log.copy.disable": "true", "local.retention.ms": "1"},
@@ -200,7 +200,7 @@ def test_a_lag_within_local_retention_is_taken(overrides: dict[str, str]) -> Non
         ),
         (
             {"log.local.retention.bytes": "-1", "log.retention.bytes": "10"},
-            "log.local.retention.bytes: Value must not be -1 as log.retention.bytes value is set as 10",
+            "log.local.retention.bytes: Value must not be -1 as log.retention.bytes value is set as 10.",
         ),
     ],
 )
