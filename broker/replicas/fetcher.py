@@ -23,6 +23,7 @@ from broker.config.broker import BrokerConfig
 from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel, PeerLost
 from broker.replicas.partition import UNKNOWN, Partition
+from broker.replicas.restore import OffsetAndEpoch, Restores, may_begin_at_tier
 from broker.replicas.throttle import Throttle
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -37,7 +38,10 @@ PURPOSE: Final = "fetch"
 LOOK_AT_ALL_S: Final = 5.0
 ADOPT_WAIT_S: Final = 0.05
 """How long a request waits for log starts on their way to the disk, where nothing else is fetched."""
-LIST_OFFSETS_VERSION: Final = 9
+RESTORE_PURPOSE: Final = "restore"
+"""Questions about what is in the tier have a connection of their own: an answer to a Fetch may take long."""
+LIST_OFFSETS_VERSION: Final = 11
+EPOCH_VERSION: Final = 4
 _LATEST, _EARLIEST = -1, -2
 _CORRELATION_MASK: Final = 0x7FFFFFFF
 _SESSION_EPOCH_MAX: Final = 2**31 - 1
@@ -90,6 +94,8 @@ class ReplicaFetchers:
         self.broker_epoch = broker_epoch
         self.config = config
         self.throttle = throttle
+        self.restores: Restores | None = None
+        """None where nothing is tiered."""
         self._fetchers: dict[int, Fetcher] = {}
         self._positions: dict[Partition, _Position] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -109,6 +115,9 @@ class ReplicaFetchers:
         self._tasks = None
         for fetcher in self._fetchers.values():
             fetcher.stop()
+        for position in self._positions.values():
+            if position.restore is not None:
+                position.restore.cancel()
         self._fetchers.clear()
         self._positions.clear()
 
@@ -137,9 +146,43 @@ class ReplicaFetchers:
                 fetcher.start(self._tasks)
         fetcher.add(position)
 
+    def restore(self, position: _Position) -> None:
+        """Begin to bring a log up from the tier; it is fetched again once that is done."""
+        if self.restores is None or self._tasks is None or position.restore is not None:
+            return
+        name = f"restore {position.partition.topic}-{position.partition.index}"
+        position.restore = self._tasks.create_task(self._restore(self.restores, position), name=name)
+
+    async def _restore(self, restores: Restores, position: _Position) -> None:
+        leader = _AskedLeader(self, position)
+        try:
+            await restores.follow(
+                position.partition, leader, lambda: self._positions.get(position.partition) is position
+            )
+        except KafkaError as error:
+            if self._positions.get(position.partition) is position:
+                self._not_restored(position, error)
+            return
+        finally:
+            position.restore = None
+        position.needs_reset = False
+        position.is_verified = True
+        fetcher = self._fetchers.get(position.leader_id)
+        if fetcher is not None:
+            fetcher.look_again(position)
+
+    def _not_restored(self, position: _Position, error: KafkaError) -> None:
+        if error.code is ErrorCode.fenced_leader_epoch:
+            position.is_stuck = True
+        else:
+            self._fetchers[position.leader_id].remove(position)
+            self.replicas.partition_failed(position.partition, error)
+
     def _forget(self, position: _Position) -> None:
         fetcher = self._fetchers[position.leader_id]
         fetcher.remove(position)
+        if position.restore is not None:
+            position.restore.cancel()
         if not fetcher.positions:
             fetcher.stop()
             del self._fetchers[position.leader_id]
@@ -158,6 +201,7 @@ class _Position:
         "leader_id",
         "needs_reset",
         "partition",
+        "restore",
         "wait_until",
     )
 
@@ -175,6 +219,8 @@ class _Position:
         """The leader has answered without seeing a divergence, or this log was begun anew for it."""
         self.needs_reset = False
         """Set when this log ends outside the leader's, whose start and end are to be asked."""
+        self.restore: asyncio.Task[None] | None = None
+        """Brings the log up from the tier; nothing is fetched meanwhile."""
         self.lag: int | None = None
         held = partition.log
         if held.epochs.latest < 0:
@@ -189,7 +235,7 @@ class _Position:
         return f"{self.partition.topic}-{self.partition.index}, following {followed}"
 
     def is_ready(self, now: float) -> bool:
-        return not self.is_stuck and now >= self.wait_until
+        return not self.is_stuck and self.restore is None and now >= self.wait_until
 
     def item(self, max_bytes: int) -> FetchItem:
         held = self.partition.log
@@ -273,6 +319,12 @@ class Fetcher:
         self.positions[position.key] = position
         self._stale[position.key] = None
         self._has_news.set()
+
+    def look_again(self, position: _Position) -> None:
+        """Fetch a partition from where its log ends now."""
+        if self.positions.get(position.key) is position:
+            self._stale[position.key] = None
+            self._has_news.set()
 
     def remove(self, position: _Position) -> None:
         if self.positions.get(position.key) is position:
@@ -497,6 +549,9 @@ class Fetcher:
         if code is ErrorCode.offset_out_of_range:
             position.needs_reset = True
             return
+        if code is ErrorCode.offset_moved_to_tiered_storage and self._owner.restores is not None:
+            self._owner.restore(position)
+            return
         if code is ErrorCode.fenced_leader_epoch:
             # the leader is ahead of our image, which will name the next epoch
             position.is_stuck = True
@@ -547,6 +602,10 @@ class Fetcher:
 
     def _start_within(self, position: _Position, leader_start: int, leader_end: int) -> None:
         held = position.partition.log
+        owner = self._owner
+        if owner.restores is not None and may_begin_at_tier(held, owner.config(), leader_end=leader_end):
+            owner.restore(position)
+            return
         position.is_verified = False
         if leader_end < held.log_end_offset:
             logger.warning("%s: truncated to %d, where the leader's log ends", position, leader_end)
@@ -574,6 +633,7 @@ class Fetcher:
         fields: Fields = {
             "replica_id": self._replicas.node_id,
             "isolation_level": 0,
+            "timeout": 0,
             "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
         }
         channel = self._owner.channels.to(self.leader_id, PURPOSE)
@@ -585,6 +645,45 @@ class Fetcher:
                 key = names.get((topic.name, each.partition_index))
                 if key is not None:
                     found[key] = each.error_code or each.offset
+        return found
+
+
+class _AskedLeader:
+    """The leader of one position, asked about its log."""
+
+    def __init__(self, owner: ReplicaFetchers, position: _Position) -> None:
+        self._owner = owner
+        self._position = position
+
+    async def offset(self, timestamp: int) -> OffsetAndEpoch:
+        row = {"timestamp": timestamp, "partition_index": self._position.partition.index}
+        fields = {"isolation_level": 0, "timeout": 0}
+        found = await self._ask(Api.LIST_OFFSETS, LIST_OFFSETS_VERSION, "name", row, fields)
+        return OffsetAndEpoch(found.offset, found.leader_epoch)
+
+    async def epoch_end(self, epoch: int) -> tuple[int, int]:
+        row = {"leader_epoch": epoch, "partition": self._position.partition.index}
+        found = await self._ask(Api.OFFSET_FOR_LEADER_EPOCH, EPOCH_VERSION, "topic", row, {})
+        return found.leader_epoch, found.end_offset
+
+    async def _ask(self, api: Api, version: int, topic_key: str, row: Fields, fields: Fields) -> Any:
+        """Ask about the one partition; KafkaError with the leader's code."""
+        owner, position = self._owner, self._position
+        row = {**row, "current_leader_epoch": position.leader_epoch}
+        topics = [{topic_key: position.partition.topic, "partitions": [row]}]
+        channel = owner.channels.to(position.leader_id, RESTORE_PURPOSE)
+        timeout_s = owner.config().replica_socket_timeout_ms / 1000
+        answer = await channel.ask(
+            api,
+            version,
+            {**fields, "replica_id": owner.replicas.node_id, "topics": topics},
+            timeout_s=timeout_s,
+        )
+        found = next((each for topic in answer.topics for each in topic.partitions), None)
+        if found is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, "the leader left the partition out")
+        if found.error_code:
+            raise KafkaError(error_code(found.error_code), f"the leader answered {found.error_code}")
         return found
 
 

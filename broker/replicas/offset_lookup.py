@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.replicas.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
+from storage.log import AbstractLog
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -30,12 +31,16 @@ def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tu
         return _at_offset(partition, held.log_start_offset)
     if timestamp == EARLIEST_LOCAL:
         return _at_offset(partition, held.local_log_start_offset)
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        # nothing of this log is tiered: Kafka's answer is -1 without an error
-        return _UNKNOWN
+    if timestamp == LATEST_TIERED:
+        return _at_offset(partition, held.tiered_end - 1) if held.is_tiered and held.tiered_end else _UNKNOWN
     bound = held.log_end_offset
     if isolation is not None:
         bound = held.last_stable_offset if isolation == _READ_COMMITTED else held.high_watermark
+    if timestamp == EARLIEST_PENDING_UPLOAD:
+        pending = _pending_upload(held)
+        # Kafka tells followers as little as clients, so that one waits for somebody to produce
+        is_told = pending >= 0 and (isolation is None or pending < bound)
+        return _at_offset(partition, pending) if is_told else _UNKNOWN
     is_lagging = isolation is not None and partition.epoch_start > held.high_watermark
     if timestamp == LATEST:
         if is_lagging:
@@ -50,6 +55,17 @@ def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tu
     if is_lagging:
         raise KafkaError(ErrorCode.offset_not_available)
     return _UNKNOWN
+
+
+def _pending_upload(held: AbstractLog) -> int:
+    """Return the first offset that is not in the tier, -1 when that is not known."""
+    if not held.is_tiered:
+        return -1
+    if held.tiered_end:
+        return max(held.tiered_end, held.log_start_offset)
+    if held.local_log_start_offset == held.log_start_offset:
+        return held.log_start_offset
+    return -1
 
 
 def _at_offset(partition: Partition, offset: int) -> tuple[int, int, int]:

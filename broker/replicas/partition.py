@@ -155,8 +155,10 @@ class TopicStats:
     """What a topic has seen, as plain numbers that are read at scrape time."""
 
     __slots__ = (
+        "aux_state_builds",
         "bytes_in",
         "bytes_out",
+        "failed_aux_state_builds",
         "failed_fetch",
         "failed_produce",
         "fetch",
@@ -176,6 +178,8 @@ class TopicStats:
         self.failed_fetch = 0
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
+        self.aux_state_builds = 0
+        self.failed_aux_state_builds = 0
 
 
 class Partition:

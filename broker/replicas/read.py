@@ -22,7 +22,7 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchRequest
-from storage.log import AbstractLog, LogSlice
+from storage.log import AbstractLog, LogSlice, TieredOffset
 
 _READ_COMMITTED: Final = 1
 _STORAGE_ERROR_FROM: Final = 6
@@ -308,6 +308,9 @@ class FollowerReader:
                 part = held.read(wanted.offset, limit, bound=held.log_end_offset, min_one=min_one)
                 if part is not None and part.size > 0:
                     read.part = part
+        except TieredOffset as failure:
+            start = held.log_start_offset
+            return PartitionRead(wanted, held.high_watermark, start=start, error=failure.code)
         except KafkaError as failure:
             return PartitionRead(wanted, error=failure.code)
         return read

@@ -74,6 +74,13 @@ class Logs(Protocol):
         """Set aside a log that this broker should not have."""
 
 
+class Restorer(Protocol):
+    """What brings up a replica from the tier that is to lead and has nothing."""
+
+    def is_needed(self, partition: Partition, view: PartitionImage) -> bool: ...
+    def begin(self, partition: Partition, done: Callable[[Partition, KafkaError | None], None]) -> None: ...
+
+
 class CommitFuture(Waiter):
     """The wait of a coroutine for a commit."""
 
@@ -127,6 +134,7 @@ class ReplicaManager:
         self.on_role: list[FollowListener] = []
         self.on_proposal: list[ProposalListener] = []
         self.topic_stats: dict[str, TopicStats] = {}
+        self.restorer: Restorer | None = None
         self._world = world
         self._log_config = log_config
         self._spawn = spawn
@@ -173,7 +181,12 @@ class ReplicaManager:
         if partition.offline:
             return ErrorCode.kafka_storage_error
         error = partition.epoch_error(leader_epoch)
-        return partition if error is ErrorCode.none else error
+        if error is not ErrorCode.none:
+            return error
+        if partition.leader_id == self.node_id and not partition.is_leader:
+            # it is to lead once it is restored: out of what it has now nobody may conclude anything
+            return ErrorCode.not_leader_or_follower
+        return partition
 
     def holds(self, topic: TopicImage, index: int) -> bool:
         """Whether the log is here, led by this broker or not."""
@@ -546,6 +559,14 @@ class ReplicaManager:
             partition.stay_offline(wanted)
             return
         if wanted.leader == self.node_id:
+            restorer = self.restorer
+            if restorer is not None and restorer.is_needed(partition, wanted):
+                # clients and followers are told that nobody leads here, and ask again
+                if partition.follow(wanted):
+                    self.wake_everyone(partition)
+                restorer.begin(partition, self._restored)
+                self._role_changed(partition)
+                return
             before = partition.log.high_watermark
             newer = partition.lead(
                 wanted, syncs=self._flush_single, internal=not may_client_write(partition.topic)
@@ -564,6 +585,18 @@ class ReplicaManager:
             if led:
                 self._announce(partition, None)
         self._role_changed(partition)
+
+    def _restored(self, partition: Partition, error: KafkaError | None) -> None:
+        """Lead what was restored, if this broker is still to lead it."""
+        view = None if self._image is None else self._image.partition(partition.topic, partition.index)
+        if view is None or self._partitions.get((partition.topic, partition.index)) is not partition:
+            return
+        if error is not None:
+            self.partition_failed(partition, error)
+            return
+        self._write_first()
+        self._follow(partition, view)
+        self.generation += 1
 
     def _role_changed(self, partition: Partition) -> None:
         for listener in self.on_role:

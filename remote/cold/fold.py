@@ -199,6 +199,32 @@ class PartitionFold:
                 return offset
         return None
 
+    def holders(self, offset: int) -> list[RemoteSegment]:
+        """Finished copies that have `offset`, of any lineage: one for each epoch that it has somewhere."""
+        found = ((index, index.find(offset)) for index in self._indexes.values())
+        return self._sorted(index.ids[at] for index, at in found if at >= 0)
+
+    def newest(self) -> RemoteSegment | None:
+        """The finished copy that goes on furthest in the newest epoch that any copy has."""
+        if not self._indexes:
+            return None
+        number = self._indexes[max(self._indexes)].ids[-1]
+        return self._unpack(number, self._copies[number])
+
+    def chain_start(self, epochs: EpochCache, end: int) -> int:
+        """Where what copies have of this lineage without a gap up to `end` begins; `end` when they have
+        nothing."""
+        at = end
+        while (span := epochs.span(at - 1)) is not None:
+            epoch, epoch_start, _ = span
+            index = self._indexes.get(epoch)
+            if index is None or index.find(at - 1) < 0:
+                break
+            at = max(index.run_start(at - 1), epoch_start)
+            if at > epoch_start:
+                break
+        return at
+
     def chain(self, epochs: EpochCache, log_start: int) -> Iterator[RemoteSegment]:
         """What a reader of this lineage reads from `log_start` on, copy after copy; one that begins above
         the end of the one before shows a gap. Ask anew after a change."""

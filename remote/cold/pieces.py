@@ -61,6 +61,11 @@ class EpochIndex:
         at = bisect_right(self.starts, offset) - 1
         return None if at < 0 else min(self.ends[at], offset + 1)
 
+    def run_start(self, offset: int) -> int:
+        """Where what is there up to `offset`, which is there, begins without a gap."""
+        at = bisect_right(self.run_ends, offset)
+        return self.starts[bisect_left(self.starts, self.run_ends[at - 1]) if at else 0]
+
     def run_end(self, offset: int) -> int:
         """Where what is there from `offset` on breaks off."""
         return self.run_ends[bisect_right(self.run_ends, offset)]

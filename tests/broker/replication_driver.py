@@ -154,6 +154,8 @@ class Node:
         self.fetch_followers = components.follower_fetch
         self.groups = components.groups
         self.server = components.network
+        for built in world.on_build:
+            built(self)
 
     def _failed(self, reason: str) -> None:
         self.failures.append(reason)
@@ -300,6 +302,8 @@ class Replicas:
         self.properties = {name.replace("_", "."): value for name, value in properties.items()}
         self.nodes: dict[int, Node] = {}
         self.controller = Controller(self)
+        self.on_build: list[Callable[[Node], None]] = []
+        """Called with each node that begins a life, before its logs are opened."""
         self._client = Process(self.loop, "client")
         for node_id in range(1, count + 1):
             self.nodes[node_id] = Node(self, node_id, (racks or {}).get(node_id))

@@ -81,7 +81,6 @@ def is_read(field: str) -> bool:
 
 
 AWAITED = {
-    "follower_fetch_last_tiered_offset_enable",
     "log_dir_min_free_bytes",
     "remote_fetch_max_wait_ms",
     "remote_list_offsets_request_timeout_ms",

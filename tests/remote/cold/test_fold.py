@@ -94,6 +94,49 @@ def cases(draw: st.DrawFn) -> tuple[list[Life], Lineage]:
 
 
 @given(cases())
+def test_a_chain_is_followed_back_to_where_it_begins(case: tuple[list[Life], Lineage]) -> None:
+    found, lineage = case
+    epochs = epochs_of(lineage)
+    fold, covered = partition_of(found), Reference(found, epochs_of(lineage)).covered()
+    for end in OFFSETS:
+        start = next(at for at in range(end, -1, -1) if at - 1 not in covered)
+        assert fold.chain_start(epochs, end) == start
+
+
+@given(cases())
+def test_whoever_has_an_offset_is_named_once_for_each_epoch(case: tuple[list[Life], Lineage]) -> None:
+    found, _ = case
+    fold, copies = partition_of(found), Reference(found, EpochCache()).copies
+    for offset in OFFSETS:
+        having = [copy for copy in copies if copy.base_offset <= offset < copy.end_offset]
+        named = fold.holders(offset)
+        assert {copy.id for copy in named} <= {copy.id for copy in having}
+        assert sorted(epoch_at(copy, offset) for copy in named) == sorted(
+            {epoch_at(copy, offset) for copy in having}
+        )
+
+
+def epoch_at(copy: RemoteSegment, offset: int) -> int:
+    epoch = EpochCache(copy.epochs).epoch_for(offset)
+    assert epoch is not None
+    return epoch
+
+
+@given(cases())
+def test_the_newest_copy_goes_on_furthest_in_the_newest_epoch(case: tuple[list[Life], Lineage]) -> None:
+    found, _ = case
+    copies = Reference(found, EpochCache()).copies
+    newest = partition_of(found).newest()
+    assert (newest is None) == (not copies)
+    if newest is None:
+        return
+    assert newest.id in {copy.id for copy in copies}
+    latest = max(copy.epochs[-1][0] for copy in copies)
+    assert newest.epochs[-1][0] == latest
+    assert newest.end_offset == max(copy.end_offset for copy in copies if copy.epochs[-1][0] == latest)
+
+
+@given(cases())
 def test_each_offset_is_found_in_a_copy_that_has_it_in_this_lineage(
     case: tuple[list[Life], Lineage],
 ) -> None:

@@ -1,0 +1,381 @@
+"""Bringing a replica up from the tier: a follower to where the tier ends (KIP-1023) instead of copying all of
+it from its leader, a replica that has to lead and has nothing, and a log that has lost its epochs.
+
+Owns: when a follower may begin at the tiered end, what is asked of its leader, trying again with a pause that
+grows, and how many are under way at once. Does not own: which copy and what it tells (remote/cold/bootstrap),
+the fold of the tier's metadata, the log's files (storage), tasks and positions of followers (fetcher), roles
+(replica manager).
+
+Invariants. A log is touched only once everything that is to be put into it was read and checked, and only
+while its partition is still what it was when that began. What failed is tried again: nothing here ends a
+broker, and one partition that waits for a store holds up no other. A replica with an empty log leads a tiered
+partition only after the tier's own metadata said that there is nothing, or what there is was taken over: an
+empty log in a new epoch would make all of it unreadable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol
+
+from broker.config.broker import BrokerConfig
+from broker.control.metadata_records import PartitionImage
+from broker.net.channel import PeerLost
+from broker.replicas.partition import Partition
+from protocol.errors import ErrorCode, KafkaError
+from remote.cold.bootstrap import (
+    RestorePoint,
+    copy_before,
+    copy_below_local,
+    fetch_epochs,
+    fetch_restore_point,
+)
+from remote.cold.fold import PartitionFold
+from remote.cold.segments import RemoteSegment, TieredPartition
+from remote.cold.storage_manager import BadObject, StorageManager
+from remote.store.object_store import NoSuchObject, StoreError
+from storage.epochs import EpochCache
+from storage.log import AbstractLog, NoDescriptor
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE_MAX: Final = 8
+"""Each holds two small objects at most; what bounds them is the load on the store and on the leaders."""
+ATTEMPT_S: Final = 60.0
+PAUSE_MAX_S: Final = 10.0
+
+_LATEST, _EARLIEST = -1, -2
+_EARLIEST_LOCAL, _EARLIEST_PENDING_UPLOAD = -4, -6
+
+
+class OffsetAndEpoch(NamedTuple):
+    """Each is -1 when it is not known."""
+
+    offset: int
+    epoch: int
+
+
+class LeaderLog(Protocol):
+    """What a follower may ask its leader about one log. PeerLost, or KafkaError with the leader's code."""
+
+    async def offset(self, timestamp: int) -> OffsetAndEpoch:
+        """Ask ListOffsets for what a special timestamp stands for."""
+
+    async def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """Ask OffsetForLeaderEpoch: the largest epoch not above `epoch`, and where it ends; -1 for none."""
+
+
+class TierView(Protocol):
+    """The tier's metadata, as far as a restore needs it."""
+
+    def fold(self, partition: TieredPartition) -> PartitionFold | None: ...
+    def renew(self, partition: TieredPartition) -> None: ...
+    async def wait_caught_up(self, partition: TieredPartition) -> None: ...
+
+
+class NotYet(Exception):
+    """What would be needed is not known or not there now; it may be later."""
+
+
+class Restores:
+    """All restores of one broker."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        metadata: TierView,
+        storage: StorageManager,
+        config: Callable[[], BrokerConfig],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        is_tier_there: Callable[[], bool],
+    ) -> None:
+        """`is_tier_there` tells whether anything was ever tiered in this cluster."""
+        self._node_id = node_id
+        self._metadata = metadata
+        self._storage = storage
+        self._config = config
+        self._spawn = spawn
+        self._is_tier_there = is_tier_there
+        self._slots = asyncio.Semaphore(AT_ONCE_MAX)
+        self._before_leading: dict[Partition, int] = {}
+        """Partitions to be led after their restore, and the leader epoch they wait in."""
+        self._settled: dict[Partition, int] = {}
+        """Those that may be led now, until they are."""
+        self._completing: set[Partition] = set()
+        """Partitions whose epochs are being put back."""
+        self.on_epochs: list[Callable[[Partition], None]] = []
+        """Called when the epochs of a log are whole again."""
+
+    def __repr__(self) -> str:
+        waiting, completing = len(self._before_leading), len(self._completing)
+        return f"<Restores {waiting} before leading, {completing} completing epochs>"
+
+    # --- a follower ---
+
+    async def follow(self, partition: Partition, leader: LeaderLog, is_current: Callable[[], bool]) -> None:
+        """Begin the log of a follower anew where the tier ends, or where the leader's local log begins.
+        Return when that is done or no longer wanted; KafkaError when the leader is of another epoch
+        (FENCED_LEADER_EPOCH), or the log cannot be written."""
+        attempts = self._attempts(f"{partition.topic}-{partition.index}")
+        while is_current():
+            partition.stats.aux_state_builds += 1
+            try:
+                async with self._slots, asyncio.timeout(ATTEMPT_S):
+                    begin = await self._plan(partition, leader)
+            except KafkaError as error:
+                if error.code is ErrorCode.fenced_leader_epoch:
+                    raise
+                await attempts.failed(partition, error)
+                continue
+            except _TRANSIENT as error:
+                await attempts.failed(partition, error)
+                continue
+            if not is_current():
+                return
+            try:
+                begin(partition.log)
+            except NoDescriptor as error:
+                await attempts.failed(partition, error)
+                continue
+            return
+
+    async def _plan(self, partition: Partition, leader: LeaderLog) -> Callable[[AbstractLog], None]:
+        """Return what is to be done to the log. Where the leader's log begins and ends is asked first: what
+        it has in the tier only grows meanwhile."""
+        held = partition.log
+        end = await leader.offset(_LATEST)
+        start = await leader.offset(_EARLIEST)
+        if not held.is_tiered:
+            raise NotYet("this broker does not know yet that the topic is tiered")
+        if may_begin_at_tier(held, self._config(), leader_end=end.offset):
+            target = await _pending_upload(leader, start)
+        else:
+            target = await leader.offset(_EARLIEST_LOCAL)
+        if target.offset <= start.offset:
+            return lambda log: _begin_empty(log, start.offset)
+        copy = await self._copy_before(partition, leader, target)
+        point = await fetch_restore_point(self._storage, copy)
+        return lambda log: _begin_at(log, point, start.offset)
+
+    async def _copy_before(
+        self, partition: Partition, leader: LeaderLog, target: OffsetAndEpoch
+    ) -> RemoteSegment:
+        """Find the copy that the leader means, and make sure that all of it is the leader's."""
+        epoch = await _epoch_before(leader, target)
+        tiered = tiered_partition(partition)
+        fold = self._metadata.fold(tiered)
+        copy = None if fold is None else copy_before(fold, target.offset, epoch=epoch)
+        if copy is None:
+            self._metadata.renew(tiered)
+            await self._metadata.wait_caught_up(tiered)
+            fold = self._metadata.fold(tiered)
+            copy = None if fold is None else copy_before(fold, target.offset, epoch=epoch)
+        if copy is None:
+            raise NotYet(f"no copy before offset {target.offset} of epoch {epoch} is known here")
+        if copy.end_offset > target.offset:
+            last_epoch = copy.epochs[-1][0]
+            known_epoch, known_end = await leader.epoch_end(last_epoch)
+            if known_epoch != last_epoch or known_end < copy.end_offset:
+                raise NotYet(f"copy {copy.id} goes on past {target.offset} with what its leader never had")
+        return copy
+
+    # --- a replica that has to lead ---
+
+    def is_needed(self, partition: Partition, view: PartitionImage) -> bool:
+        """Whether this replica must not lead as `view` says before the tier was asked: it has nothing, and
+        others have led before, or this broker in an earlier life."""
+        held = partition.log
+        return (
+            held.is_tiered
+            and held.log_start_offset == held.log_end_offset
+            and view.leader_epoch > 0
+            and not partition.is_leader
+            and self._settled.get(partition) != view.leader_epoch
+            and self._is_tier_there()
+        )
+
+    def begin(self, partition: Partition, done: Callable[[Partition, KafkaError | None], None]) -> None:
+        """Restore before leading; `done` is called once it may lead, or with the reason why it never will."""
+        is_under_way = partition in self._before_leading
+        self._before_leading[partition] = partition.leader_epoch
+        if not is_under_way:
+            self._spawn(self._restore_to_lead(partition, done))
+
+    def role_changed(self, partition: Partition) -> None:
+        """Give up what a partition no longer waits for; look after one that has lost its epochs."""
+        self._settled.pop(partition, None)
+        if partition.offline or partition.is_leader or partition.leader_id != self._node_id:
+            self._before_leading.pop(partition, None)
+        if partition.offline or partition in self._completing:
+            return
+        if partition.log.is_tiered and partition.log.epochs_incomplete:
+            self._completing.add(partition)
+            self._spawn(self._complete_epochs(partition))
+
+    async def _restore_to_lead(
+        self, partition: Partition, done: Callable[[Partition, KafkaError | None], None]
+    ) -> None:
+        name = f"{partition.topic}-{partition.index}"
+        attempts = self._attempts(name)
+        logger.info("%s: is not led before it is known what of it is in the tier: its log is empty", name)
+        while partition in self._before_leading:
+            try:
+                async with self._slots, asyncio.timeout(ATTEMPT_S):
+                    found = await self._newest(partition)
+            except (*_TRANSIENT, KafkaError) as error:
+                await attempts.failed(partition, error)
+                continue
+            if partition not in self._before_leading:
+                return
+            try:
+                if found is not None:
+                    point, log_start = found
+                    logger.warning(
+                        "%s: taken over from the tier: [%d, %d); what had not been copied is lost",
+                        name,
+                        log_start,
+                        point.start,
+                    )
+                    _begin_at(partition.log, point, log_start)
+            except NoDescriptor as error:
+                await attempts.failed(partition, error)
+                continue
+            except KafkaError as error:
+                del self._before_leading[partition]
+                done(partition, error)
+                return
+            self._settled[partition] = self._before_leading.pop(partition)
+            done(partition, None)
+            return
+
+    async def _newest(self, partition: Partition) -> tuple[RestorePoint, int] | None:
+        """Return the newest point of the tier, and where its log begins; None when the tier has no more than
+        the log."""
+        fold = await self._caught_up(partition)
+        newest = None if fold is None else fold.newest()
+        if fold is None or newest is None or newest.end_offset <= partition.log.log_end_offset:
+            return None
+        point = await fetch_restore_point(self._storage, newest)
+        log_start = fold.chain_start(EpochCache(point.epochs), point.start)
+        return point, max(log_start, point.known_from)
+
+    async def _caught_up(self, partition: Partition) -> PartitionFold | None:
+        tiered = tiered_partition(partition)
+        self._metadata.renew(tiered)
+        await self._metadata.wait_caught_up(tiered)
+        return self._metadata.fold(tiered)
+
+    # --- a log without its epochs ---
+
+    async def _complete_epochs(self, partition: Partition) -> None:
+        attempts = self._attempts(f"{partition.topic}-{partition.index}")
+        held = partition.log
+        try:
+            while not partition.offline and held.is_tiered and held.epochs_incomplete:
+                local_start = held.local_log_start_offset
+                try:
+                    async with self._slots, asyncio.timeout(ATTEMPT_S):
+                        epochs = await self._epochs_below(partition, local_start)
+                except (*_TRANSIENT, KafkaError) as error:
+                    await attempts.failed(partition, error)
+                    continue
+                if held.offline is not None or held.local_log_start_offset != local_start:
+                    continue
+                held.restore_epochs(epochs)
+                logger.info("%s-%d: its epochs were restored from the tier", partition.topic, partition.index)
+        except KafkaError as error:
+            logger.error(
+                "%s-%d: its epochs cannot be restored: %s", partition.topic, partition.index, error.message
+            )
+        finally:
+            self._completing.discard(partition)
+        for listener in self.on_epochs:
+            listener(partition)
+
+    async def _epochs_below(self, partition: Partition, local_start: int) -> tuple[tuple[int, int], ...]:
+        fold = await self._caught_up(partition)
+        copy = None if fold is None else copy_below_local(fold, partition.log.epochs, local_start)
+        if copy is None:
+            raise NotYet(f"no copy before offset {local_start} is known that tells its epochs")
+        epochs = await fetch_epochs(self._storage, copy)
+        return tuple(entry for entry in epochs if entry[1] < local_start)
+
+    def _attempts(self, name: str) -> _Attempts:
+        return _Attempts(name, first_pause_s=self._config().replica_fetch_backoff_ms / 1000)
+
+
+_TRANSIENT = (PeerLost, StoreError, NoSuchObject, BadObject, NotYet, TimeoutError)
+
+
+class _Attempts:
+    """The pauses between attempts for one partition, and what is told of them."""
+
+    def __init__(self, name: str, *, first_pause_s: float) -> None:
+        self._name = name
+        self._pause_s = first_pause_s
+        self._told = ""
+
+    async def failed(self, partition: Partition, error: Exception) -> None:
+        partition.stats.failed_aux_state_builds += 1
+        why = str(error) or f"no answer in {ATTEMPT_S:.0f} s"
+        if why != self._told:
+            self._told = why
+            logger.warning("%s: not restored from the tier yet, trying on: %s", self._name, why)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+
+
+def tiered_partition(partition: Partition) -> TieredPartition:
+    return TieredPartition(partition.topic_id, partition.index)
+
+
+# --- a follower's decisions ---
+
+
+def may_begin_at_tier(held: AbstractLog, config: BrokerConfig, *, leader_end: int) -> bool:
+    """Whether a follower begins where the tier ends: only one that has no record, or a whole log would be
+    fetched again."""
+    is_empty = held.log_end_offset == held.local_log_start_offset
+    return (
+        config.follower_fetch_last_tiered_offset_enable
+        and held.is_tiered
+        and not held.config.is_compacted
+        and is_empty
+        and leader_end != 0
+    )
+
+
+async def _pending_upload(leader: LeaderLog, start: OffsetAndEpoch) -> OffsetAndEpoch:
+    """Ask for the first offset that is not in the tier. A leader that does not know it has nothing there, or
+    has not heard yet what it has."""
+    pending = await leader.offset(_EARLIEST_PENDING_UPLOAD)
+    if pending.offset >= 0:
+        return pending
+    local = await leader.offset(_EARLIEST_LOCAL)
+    if local.offset == start.offset:
+        return local
+    raise NotYet("the leader does not know yet what of its log is in the tier")
+
+
+async def _epoch_before(leader: LeaderLog, target: OffsetAndEpoch) -> int:
+    """Ask for the epoch of the record before `target`."""
+    if target.epoch <= 0:
+        return target.epoch
+    epoch, end = await leader.epoch_end(target.epoch - 1)
+    return epoch if end >= target.offset else target.epoch
+
+
+def _begin_empty(held: AbstractLog, start: int) -> None:
+    logger.info("%s: begins at %d: nothing of the leader's log is in the tier alone", held, start)
+    held.truncate_fully(start)
+
+
+def _begin_at(held: AbstractLog, point: RestorePoint, log_start: int) -> None:
+    log_start = max(log_start, point.known_from)
+    logger.info(
+        "%s: begins at %d, where a copy in the tier ends; it starts at %d", held, point.start, log_start
+    )
+    held.begin_at(point.start, log_start=log_start, epochs=point.epochs, producers=point.producers)

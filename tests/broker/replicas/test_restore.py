@@ -1,0 +1,755 @@
+"""Replicas that begin where the tier ends (KIP-1023), or have nothing but the tier."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from remote.cold.fold import TierFold
+from remote.cold.storage_manager import IndexKind
+from tests.broker.raw_client import batch_of
+from tests.broker.replicas.tier_driver import Storage, Tier
+from tests.broker.replication_driver import Replicas, log_of
+from tests.sim.disk import Disk
+
+ON = {"follower_fetch_last_tiered_offset_enable": "true"}
+BACKOFF_MS = 100
+
+
+def tiered(count: int = 2, **properties: str) -> tuple[Replicas, Tier]:
+    world = Replicas(count, **properties)
+    return world, Tier(world)
+
+
+async def fill(world: Replicas, tier: Tier, node_id: int, segments: int, per_segment: int = 3) -> None:
+    """Closed segments of single records; the active one is empty."""
+    for _ in range(segments):
+        for _ in range(per_segment):
+            await world.append(node_id, b"%d" % log_of(world, node_id).log_end_offset)
+        tier.roll(node_id)
+
+
+def create(world: Replicas, *replicas: int, **configs: str) -> None:
+    world.create(*replicas, remote_storage_enable="true", **configs)
+
+
+def join(world: Replicas, *replicas: int) -> None:
+    world.change(replicas=replicas)
+
+
+async def delete_records(world: Replicas, node_id: int, offset: int) -> None:
+    """Below `offset`, and from the disk as well."""
+    held, node = log_of(world, node_id), world.nodes[node_id]
+    node.here(held.advance_log_start, offset)
+    await world.until(lambda: held.log_start_offset >= offset)
+    node.here(held.expire, world.now_ms())
+
+
+def bounds(world: Replicas, node_id: int) -> tuple[int, int, int]:
+    held = log_of(world, node_id)
+    return held.log_start_offset, held.local_log_start_offset, held.log_end_offset
+
+
+async def agree(world: Replicas, *node_ids: int) -> None:
+    """Until these logs end alike and everything in them is committed; they may begin differently."""
+    logs = [log_of(world, node_id) for node_id in node_ids]
+    await world.until(lambda: len({n for log in logs for n in (log.log_end_offset, log.high_watermark)}) == 1)
+    start = max(log.local_log_start_offset for log in logs)
+    first, *others = (batches(log, start) for log in logs)
+    assert all(other == first for other in others)
+
+
+def batches(held: Any, offset: int) -> bytes:
+    found = b""
+    while offset < held.log_end_offset:
+        part = held.read(offset, 1 << 20, bound=held.log_end_offset, min_one=True)
+        found += part.read()
+        offset = part.next_offset
+    return found
+
+
+def epochs(world: Replicas, node_id: int) -> list[tuple[int, int]]:
+    held = log_of(world, node_id)
+    return [entry for entry in held.epochs.entries() if entry[1] < held.log_end_offset]
+
+
+# --- where a follower begins ---
+
+
+@pytest.mark.requirement("1023-07", "1023-09", "1023-16")
+def test_the_example_of_the_proposal() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        for epoch, records in ((0, 3), (1, 2), (2, 2), (3, 1)):
+            if epoch:
+                world.change(leader=1)
+            for _ in range(records):
+                await world.append(1, b"x")
+                if log_of(world, 1).log_end_offset in (3, 6):
+                    tier.roll(1)
+        await tier.copy(1)
+        held = log_of(world, 1)
+        held.set_config(world.nodes[1].member.log_config("t"))
+        assert held.tiered_end == 6
+        free_below(tier, 1, 3)
+        assert bounds(world, 1) == (0, 3, 8)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 6, 8)
+        assert epochs(world, 2) == epochs(world, 1) == [(0, 0), (1, 3), (2, 5), (3, 7)]
+        assert [base for base, _ in tier.storage.read] == [3, 3]
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def free_below(tier: Tier, node_id: int, offset: int) -> None:
+    """Delete locally what is tiered below `offset`."""
+    held = tier.log(node_id)
+    tiered_end, held.tiered_end = held.tiered_end, offset
+    tier.free(node_id)
+    held.tiered_end = tiered_end
+
+
+@pytest.mark.requirement("1023-01", "1023-06", "1023-08")
+def test_without_the_flag_a_follower_begins_where_the_leaders_local_log_does() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 4)
+        await world.append(1, b"last")
+        await tier.copy(1)
+        free_below(tier, 1, 6)
+        assert bounds(world, 1) == (0, 6, 13)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 6, 13)
+        assert epochs(world, 2) == [(0, 0)]
+
+    world, tier = tiered()
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-04", "1023-15")
+def test_a_leader_that_still_has_everything_is_copied_from_the_start() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 0, 9)
+        assert tier.storage.read == []
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-08", "1023-14")
+def test_a_follower_that_has_records_begins_where_the_leaders_local_log_does() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2)
+        await fill(world, tier, 1, 1)
+        await world.agree(1, 2)
+        world.kill(2)
+        await world.until(lambda: world.isr() == (1,))
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        free_below(tier, 1, 6)
+        await world.start(2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 6, 12)
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-09", "1023-13")
+def test_a_follower_begins_also_at_the_end_of_a_log_that_is_in_the_tier_whole() -> None:
+    """Kafka answers -1 there, and its follower waits for somebody to produce."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        assert bounds(world, 1) == (0, 9, 9)
+        join(world, 1, 2)
+        await world.until(lambda: world.isr() == (1, 2))
+        assert bounds(world, 2) == (0, 9, 9)
+        assert log_of(world, 2).high_watermark == 9
+        await world.append(1, b"more")
+        await agree(world, 1, 2)
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-05", "1023-07", "1023-14")
+def test_the_gate_is_asked_also_below_the_leaders_log_start() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 4)
+        await tier.copy(1, end=9)
+        free_below(tier, 1, 6)
+        await delete_records(world, 1, 4)
+        assert bounds(world, 1) == (4, 6, 12)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (4, 9, 12)
+        assert epochs(world, 2) == [(0, 4)]
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-05", "1023-08")
+def test_below_the_log_start_without_the_flag() -> None:
+    """First to the leader's log start, and from there by the old rule."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 4)
+        await tier.copy(1, end=9)
+        free_below(tier, 1, 6)
+        await delete_records(world, 1, 4)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (4, 6, 12)
+
+    world, tier = tiered()
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-10", "1023-12", "1023-13")
+def test_nothing_is_uploaded_and_the_log_starts_late() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        held = log_of(world, 1)
+        await delete_records(world, 1, 6)
+        assert held.tiered_end == 0
+        assert bounds(world, 1) == (6, 6, 9)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (6, 6, 9)
+        assert tier.storage.read == []
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-11")
+def test_a_leader_that_does_not_know_its_tier_yet_is_asked_again() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 4)
+        await tier.copy(1, end=9)
+        free_below(tier, 1, 6)
+        log_of(world, 1).tiered_end = 0
+        join(world, 1, 2)
+        await asyncio.sleep(5)
+        assert bounds(world, 2) == (0, 0, 0)
+        assert log_of(world, 2).log_end_offset == 0
+        tier.tell(1)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 9, 12)
+        assert world.nodes[2].partition().stats.failed_aux_state_builds > 1
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-20")
+@pytest.mark.parametrize("log_start", [0, 10])
+@pytest.mark.parametrize("local", ["kept", "in part", "gone"])
+@pytest.mark.parametrize("flag", ["true", "false"])
+@pytest.mark.parametrize("is_tiered", [True, False])
+def test_the_matrix_of_the_proposal(log_start: int, local: str, flag: str, *, is_tiered: bool) -> None:
+    """200 records, of which 150 are in the tier and the log start may be 10."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, remote_storage_enable="true" if is_tiered else "false")
+        for _ in range(20):
+            await world.append(1, *[b"x"] * 10)
+            tier.roll(1)
+        local_start = log_start
+        if is_tiered:
+            await tier.copy(1, end=150)
+            local_start = {"kept": log_start, "in part": 100, "gone": 150}[local]
+            free_below(tier, 1, local_start)
+        await delete_records(world, 1, log_start)
+        assert bounds(world, 1) == (log_start, local_start, 200)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        jumps = is_tiered and flag == "true" and (local != "kept" or log_start > 0)
+        assert bounds(world, 2) == (log_start, 150 if jumps else local_start, 200)
+
+    world, tier = tiered(follower_fetch_last_tiered_offset_enable=flag)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-02", "1023-06")
+def test_a_follower_below_the_local_start_is_told_so_with_the_log_start() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        free_below(tier, 1, 3)
+        world.kill(2)
+        answer = await world.fetch(1, 1, replica_id=2)
+        assert answer.error_code is ErrorCode.offset_moved_to_tiered_storage
+        assert (answer.high_watermark, answer.last_stable_offset, answer.log_start_offset) == (6, -1, 0)
+
+    world, tier = tiered()
+    world.run(main)
+
+
+# --- what it knows then ---
+
+
+def test_producers_are_those_of_the_whole_log() -> None:
+    """The next leader refuses a duplicate as this one would."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        records = batch_of(b"x", b"y", producer_id=7, producer_epoch=0, base_sequence=0)
+        await produce(world, 1, records)
+        tier.roll(1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        tier.free(1)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 8, 8)
+        assert log_of(world, 2).producer_table.entries.keys() == {7}
+        world.change(leader=2)
+        again = await produce(world, 2, records)
+        assert (again.error_code, again.base_offset) == (ErrorCode.none, 0)
+        assert log_of(world, 2).log_end_offset == 8
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+async def produce(world: Replicas, node_id: int, records: Any) -> Any:
+    topic = {"name": "t", "partition_data": [{"index": 0, "records": records}]}
+    fields = {"transactional_id": None, "acks": 1, "timeout": 10_000, "topic_data": [topic]}
+    answer = await world.ask(node_id, Api.PRODUCE, 9, **fields)
+    return answer.responses[0].partition_responses[0]
+
+
+def test_what_was_begun_at_the_tier_is_still_so_after_a_restart() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        join(world, 1, 2)
+        await world.until(lambda: world.isr() == (1, 2))
+        await world.append(1, b"more")
+        await agree(world, 1, 2)
+        for _ in range(2):
+            world.kill(2)
+            await world.start(2)
+            assert bounds(world, 2) == (0, 9, 10)
+            assert epochs(world, 2) == [(0, 0)]
+        await agree(world, 1, 2)
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+# --- what goes wrong on the way ---
+
+
+@pytest.mark.requirement("1023-11")
+def test_a_store_that_is_away_holds_up_no_other_partition() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        world.create(1, 2, topic="other")
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        tier.storage.hangs = True
+        join(world, 1, 2)
+        await world.until(lambda: tier.storage.read)
+        for _ in range(20):
+            await world.append(1, b"y", topic="other")
+        tier.storage.hangs, tier.storage.is_away = False, True
+        await world.until(lambda: len(tier.storage.read) > 3, timeout_s=200)
+        for _ in range(20):
+            await world.append(1, b"y", topic="other")
+        assert bounds(world, 2) == (0, 0, 0)
+        tier.storage.is_away = False
+        await world.until(lambda: world.isr() == (1, 2))
+        assert bounds(world, 2) == (0, 9, 9)
+        assert not world.nodes[2].failures
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_the_pauses_between_attempts_grow() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        tier.storage.is_away = True
+        join(world, 1, 2)
+        await asyncio.sleep(600)
+        assert len(tier.storage.read) < 80
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_a_broker_whose_view_of_the_tier_is_behind_waits_for_it() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        metadata = tier.metadata[2]
+        metadata.known = TierFold()
+        tier.is_metadata_away = True
+        join(world, 1, 2)
+        await asyncio.sleep(20)
+        assert bounds(world, 2) == (0, 0, 0)
+        tier.is_metadata_away = False
+        await world.until(lambda: world.isr() == (1, 2))
+        assert bounds(world, 2) == (0, 9, 9)
+        assert metadata.waits
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+@pytest.mark.parametrize("kind", [IndexKind.LEADER_EPOCH, IndexKind.PRODUCER_SNAPSHOT])
+def test_nothing_is_begun_with_an_index_that_is_damaged(kind: IndexKind) -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        whole = Storage.fetch_index
+
+        async def damaged(self: Storage, segment: Any, asked: IndexKind) -> bytes:
+            data = await whole(self, segment, asked)
+            return data[: len(data) // 2] if asked is kind else data
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Storage, "fetch_index", damaged)
+            join(world, 1, 2)
+            await asyncio.sleep(5)
+            assert bounds(world, 2) == (0, 0, 0)
+        await world.until(lambda: world.isr() == (1, 2))
+        assert bounds(world, 2) == (0, 9, 9)
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_the_leader_and_the_pending_offset_move_during_a_restore() -> None:
+    """What was read for one leader is not put into the log for the next."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1, 3)
+        await fill(world, tier, 1, 3)
+        await world.agree(1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        tier.tell(3)
+        tier.roll(3)
+        tier.free(3)
+        assert bounds(world, 3) == (0, 9, 9)
+        tier.storage.hangs = True
+        world.change(replicas=(1, 3, 2))
+        await world.until(lambda: tier.storage.read)
+        tier.storage.hangs = False
+        world.change(leader=3)
+        for _ in range(3):
+            await world.append(3, b"z")
+        tier.roll(3)
+        await tier.copy(3)
+        tier.free(3)
+        assert log_of(world, 3).local_log_start_offset == 12
+        await world.until(lambda: set(world.isr()) == {1, 2, 3})
+        assert bounds(world, 2) == (0, 12, 12)
+        assert epochs(world, 2) == epochs(world, 3) == [(0, 0), (1, 9)]
+
+    world, tier = tiered(3, **ON)
+    world.run(main)
+
+
+def test_what_moved_on_after_the_log_was_begun_is_begun_again_further_on() -> None:
+    """A follower that has no record yet jumps again, not to the leader's local start."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        join(world, 1, 2)
+        await world.until(lambda: bounds(world, 2) == (0, 9, 9))
+        world.kill(2)
+        await world.until(lambda: world.isr() == (1,))
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        free_below(tier, 1, 12)
+        await world.start(2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 18, 18)
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_a_copy_that_goes_on_with_what_the_leader_never_had_is_not_begun_at() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2)
+        await world.append(1, b"a")
+        await world.append(1, b"b")
+        await world.agree(1, 2)
+        world.kill(2)
+        await world.until(lambda: world.isr() == (1,))
+        await world.append(1, b"lost")
+        tier.roll(1)
+        await tier.copy(1)
+        world.kill(1)
+        await world.start(2)
+        world.change(leader=2, isr=(2,), unclean=True)
+        await world.append(2, b"c")
+        tier.tell(2)
+        held = log_of(world, 2)
+        assert held.tiered_end == 2
+        tier.roll(2)
+        await tier.copy(2)
+        assert held.tiered_end == 3
+        tier.free(2)
+        world.change(replicas=(2, 3))
+        await world.until(lambda: set(world.isr()) == {2, 3})
+        assert bounds(world, 3) == (0, 3, 3)
+        assert epochs(world, 3) == epochs(world, 2)
+
+    world, tier = tiered(3, **ON)
+    world.run(main)
+
+
+# --- leading with nothing but the tier ---
+
+
+def wipe(world: Replicas, node_id: int) -> None:
+    node = world.nodes[node_id]
+    node.disk = Disk(random.Random(99), world.now_ms, world.loop.trace)
+
+
+@pytest.mark.requirement("1023-07")
+def test_a_sole_replica_with_an_empty_disk_leads_from_the_end_of_the_tier() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        records = batch_of(b"x", b"y", producer_id=7, producer_epoch=0, base_sequence=0)
+        await produce(world, 1, records)
+        tier.roll(1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        await world.append(1, b"not copied")
+        world.kill(1, is_noticed=False)
+        wipe(world, 1)
+        tier.storage.is_away = True
+        await world.start(1)
+        await asyncio.sleep(5)
+        partition = world.nodes[1].partition()
+        assert not partition.is_leader
+        answer = await world.fetch(1, 0)
+        assert answer.error_code is ErrorCode.not_leader_or_follower
+        assert (await world.produce(1, b"q")).error_code is ErrorCode.not_leader_or_follower
+        tier.storage.is_away = False
+        await world.until(lambda: partition.is_leader)
+        assert bounds(world, 1) == (0, 8, 8)
+        assert partition.epoch_start == 8
+        assert log_of(world, 1).high_watermark == 8
+        assert (await world.append(1, b"next")).first_offset == 8
+        assert epochs(world, 1) == [(0, 0), (1, 8)]
+        again = await produce(world, 1, records)
+        assert again.base_offset == 0
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_an_empty_log_whose_tier_is_not_known_yet_is_not_led() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        world.kill(1, is_noticed=False)
+        wipe(world, 1)
+        tier.is_metadata_away = True
+        await world.start(1)
+        await asyncio.sleep(200)
+        assert not world.nodes[1].partition().is_leader
+        tier.is_metadata_away = False
+        await world.until(lambda: world.nodes[1].partition().is_leader, timeout_s=100)
+        assert bounds(world, 1) == (0, 6, 6)
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_an_empty_log_without_a_tier_is_led_as_it_is() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        assert world.nodes[1].partition().is_leader
+        world.kill(1, is_noticed=False)
+        await world.start(1)
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert (await world.append(1, b"first")).first_offset == 0
+
+    world, _tier = tiered(1)
+    world.run(main)
+
+
+def test_an_unclean_winner_with_an_empty_log_restores_first_and_others_follow_it() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        await tier.copy(1)
+        tier.free(1)
+        world.hold(2)
+        tier.storage.is_away = True
+        join(world, 1, 2, 3)
+        world.let_go(2)
+        world.kill(1)
+        world.change(leader=2, isr=(2,), unclean=True)
+        await asyncio.sleep(3)
+        assert not world.nodes[2].partition().is_leader
+        tier.storage.is_away = False
+        await world.until(lambda: world.nodes[2].partition().is_leader)
+        assert bounds(world, 2) == (0, 9, 9)
+        assert (await world.append(2, b"next", acks=1)).first_offset == 9
+        await agree(world, 2, 3)
+        assert bounds(world, 3)[0] == 0
+
+    world, tier = tiered(3, **ON)
+    world.run(main)
+
+
+def test_whoever_is_to_follow_instead_does_not_restore_to_lead() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 3)
+        await fill(world, tier, 1, 2)
+        await world.agree(1, 3)
+        await tier.copy(1)
+        world.kill(1)
+        wipe(world, 1)
+        world.change(leader=3)
+        tier.storage.hangs = True
+        await world.start(1)
+        world.change(leader=1, isr=(1,), unclean=True)
+        await world.until(lambda: tier.storage.read)
+        world.change(leader=3, isr=(3,), unclean=True)
+        await world.append(3, b"kept", acks=1)
+        tier.storage.hangs = False
+        await agree(world, 1, 3)
+        assert not world.nodes[1].partition().is_leader
+        assert bounds(world, 1) == (0, 0, 7)
+
+    world, tier = tiered(3)
+    world.run(main)
+
+
+# --- epochs that were lost ---
+
+
+def test_epochs_lost_with_their_file_come_back_from_the_tier() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        world.change(leader=1)
+        await fill(world, tier, 1, 2)
+        world.change(leader=1)
+        await world.append(1, b"local")
+        await tier.copy(1)
+        tier.free(1)
+        before = epochs(world, 1)
+        assert before == [(0, 0), (1, 6), (2, 12)]
+        told: list[Any] = []
+        world.on_build.append(lambda node: tier.restores[node.id].on_epochs.append(told.append))
+        world.kill(1, is_noticed=False)
+        disk = world.nodes[1].disk
+        (path,) = [path for path in disk.snapshot() if path.endswith("leader-epoch-checkpoint")]
+        disk.mount().unlink(path)
+        tier.is_metadata_away = True
+        await world.start(1)
+        assert log_of(world, 1).epochs_incomplete
+        tier.is_metadata_away = False
+        await world.until(lambda: told)
+        assert not log_of(world, 1).epochs_incomplete
+        assert epochs(world, 1) == before
+        assert log_of(world, 1).end_offset_for_epoch(0) == (0, 6)
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+# --- what a leader tells ---
+
+
+async def special(world: Replicas, timestamp: int, *, replica: int = -1, version: int = 11) -> Any:
+    partitions = [{"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}]
+    fields = {"replica_id": replica, "isolation_level": 0, "timeout": 0}
+    topics = [{"name": "t", "partitions": partitions}]
+    answer = await world.ask(1, Api.LIST_OFFSETS, version, **fields, topics=topics)
+    found = answer.topics[0].partitions[0]
+    return found.error_code if found.error_code else (found.offset, found.leader_epoch)
+
+
+@pytest.mark.requirement("1023-02", "1023-03", "1023-13", "1023-22")
+def test_the_special_offsets_of_a_tiered_log() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        assert [await special(world, each) for each in (-2, -4, -5, -6)] == [
+            (0, 0),
+            (0, 0),
+            (-1, -1),
+            (-1, -1),
+        ]
+        assert await special(world, -6, replica=2) == (0, 0)
+        await fill(world, tier, 1, 2)
+        world.change(leader=1)
+        await fill(world, tier, 1, 1)
+        assert [await special(world, each) for each in (-5, -6)] == [(-1, -1), (0, 0)]
+        await tier.copy(1, end=6)
+        free_below(tier, 1, 3)
+        assert [await special(world, each) for each in (-2, -4, -5, -6)] == [(0, 0), (3, 0), (5, 0), (6, 1)]
+        log_of(world, 1).tiered_end = 0
+        assert [await special(world, each) for each in (-5, -6)] == [(-1, -1), (-1, -1)]
+        await tier.copy(1)
+        assert [await special(world, each) for each in (-5, -6)] == [(8, 1), (-1, -1)]
+        assert await special(world, -6, replica=2) == (9, 1)
+        assert await special(world, -5, version=8) is ErrorCode.unsupported_version
+        assert await special(world, -6, version=10) is ErrorCode.unsupported_version
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+@pytest.mark.requirement("1023-13", "1023-22")
+def test_a_log_that_is_not_tiered_has_nothing_to_upload() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1)
+        await world.append(1, b"x")
+        for replica in (-1, 2):
+            assert [await special(world, each, replica=replica) for each in (-4, -5, -6)] == [
+                (0, 0),
+                (-1, -1),
+                (-1, -1),
+            ]
+
+    Replicas(1).run(main)
