@@ -16,10 +16,18 @@ from hypothesis import strategies as st
 
 from broker.control.metadata_records import RECORD_TYPES, decode_record
 from protocol.checksum import crc32c as broker_crc32c
+from protocol.ids import decode_id
 from protocol.stored.slots import decode_slot
 from remote.cold.events import decode_event
 from remote.cold.index_object import HEAD_BYTES_MAX, decode_index_object
-from remote.cold.segments import NEXT_PARTITION_STATES, NEXT_STATES, PartitionState, SegmentState
+from remote.cold.partitioner import metadata_partition
+from remote.cold.segments import (
+    NEXT_PARTITION_STATES,
+    NEXT_STATES,
+    PartitionState,
+    SegmentState,
+    TieredPartition,
+)
 from remote.cold.storage_manager import IndexKind
 from remote.keys import parse_tier_key
 from storage.epochs import decode_epochs
@@ -205,6 +213,12 @@ def test_the_page_says_which_state_may_follow_which(
     for state in states:
         before = {"nothing" if one is None else one.name for one, after in legal.items() if state in after}
         assert told[state.name][1] == before
+
+
+def test_the_page_says_where_records_are() -> None:
+    ((id_text, *told),) = re.findall(r"topic (\S{22}) has (\d+), (\d+) and (\d+) for its", TEXT)
+    partitions = [TieredPartition(decode_id(id_text), number) for number in (0, 1, 7)]
+    assert [metadata_partition(partition, 50) for partition in partitions] == list(map(int, told))
 
 
 # --- conventions ---

@@ -39,7 +39,9 @@ bench_app = typer.Typer(
 store_app = typer.Typer(help="Look at an object store.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
 app.add_typer(bench_app, name="bench")
+tier_app = typer.Typer(help="Look at what of a topic is in the cold tier.", no_args_is_help=True)
 app.add_typer(store_app, name="store")
+app.add_typer(tier_app, name="tier")
 
 Bootstrap = Annotated[
     str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,…]", help="Brokers to ask first.")
@@ -322,7 +324,83 @@ def offsets(
     _ask(bootstrap, timeout, lambda client: topics.offsets(client, topic, as_json=as_json))
 
 
-def _ask(bootstrap: str, timeout_s: float, work: Callable[[Client], Awaitable[None]]) -> None:
+# --- tier ---
+
+
+@tier_app.command("list")
+def tier_list(
+    topic: Topic,
+    bootstrap: Bootstrap = LISTEN,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="One line, shown again and again: how far the copying is.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Between two lines of --watch.")
+    ] = 1.0,
+    times: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="End --watch after so many lines.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Show a topic's segments in the cold tier, by what the brokers say of them.
+
+    BASE and END are offsets, END exclusive. Only COPY_FINISHED segments are read.
+    """
+    from tools.tier import listing
+
+    if watch:
+        _ask(
+            bootstrap,
+            timeout,
+            lambda client: listing.watch(client, topic, every_s=every, times=times, as_json=as_json),
+        )
+    else:
+        _ask(bootstrap, timeout, lambda client: listing.list_copies(client, topic, as_json=as_json))
+
+
+@tier_app.command("check")
+def tier_check(
+    store: Annotated[
+        str,
+        typer.Option(metavar="URL", help="The brokers' object store, as for tidewal broker --store."),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC…]", help="Default: every topic, and those that are gone."),
+    ] = None,
+    bootstrap: Bootstrap = LISTEN,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every object too, and compare its checksums.")
+    ] = False,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Compare what the brokers say of the cold tier with what the object store holds. Changes nothing.
+
+    missing, wrong size, damaged: an object of a segment that is to be read · unreferenced: an object that
+    nobody speaks of · hole: offsets that are neither in the tier nor with their leader. The exit code is 1
+    when something is wrong, 2 when that could not be found out.
+    """
+    from tools.tier import check
+
+    _ask(
+        bootstrap,
+        timeout,
+        lambda client: check.run(client, topic or [], store, is_deep=deep, as_json=as_json),
+        exit_code=2,
+    )
+
+
+def _ask(
+    bootstrap: str,
+    timeout_s: float,
+    work: Callable[[Client], Awaitable[None]],
+    *,
+    exit_code: int = 1,
+) -> None:
+    """Do the work with a client of these brokers; `exit_code` is for a request that fails."""
     from protocol.errors import KafkaError
     from tools.client import Address, Client, RequestFailed
 
@@ -338,10 +416,11 @@ def _ask(bootstrap: str, timeout_s: float, work: Callable[[Client], Awaitable[No
     try:
         asyncio.run(asked())
     except RequestFailed as error:
-        raise Failure(str(error)) from None
+        raise Failure(str(error), exit_code=exit_code) from None
     except KafkaError as error:
         reason = error.code.name.upper()
-        raise Failure(f"{error.message} ({reason})" if error.message else reason) from None
+        text = f"{error.message} ({reason})" if error.message else reason
+        raise Failure(text, exit_code=exit_code) from None
 
 
 # --- bench ---

@@ -229,34 +229,24 @@ async def _offset_rows(client: Client, topic: str) -> list[dict[str, Any]]:
 
 
 async def _offset_row(client: Client, topic: str, partition: int) -> dict[str, Any]:
-    fetched = await client.fetch(
-        topic, partition, await _start(client, topic, partition), max_wait_ms=0, max_bytes=1
-    )
-    if fetched.error_code != ErrorCode.none:
-        raise KafkaError(fetched.error_code, f"partition {topic}-{partition}")
     return {
         "topic": topic,
         "partition": partition,
-        "log_start": fetched.log_start_offset,
+        "log_start": await _offset(client, topic, partition, EARLIEST),
         "local_start": await _offset(client, topic, partition, EARLIEST_LOCAL),
         "last_tiered": await _offset(client, topic, partition, LAST_TIERED),
         "pending_upload": await _offset(client, topic, partition, EARLIEST_PENDING_UPLOAD),
-        "high_watermark": fetched.high_watermark,
-        "last_stable": fetched.last_stable_offset,
+        "high_watermark": await _offset(client, topic, partition, LATEST),
+        "last_stable": await _offset(client, topic, partition, LATEST, read_committed=True),
         "log_end": await _log_end(client, topic, partition),
     }
 
 
-async def _start(client: Client, topic: str, partition: int) -> int:
-    code, offset, _ = await client.list_offset(topic, partition, EARLIEST)
-    if code != ErrorCode.none:
-        raise KafkaError(code, f"partition {topic}-{partition}")
-    return offset
-
-
-async def _offset(client: Client, topic: str, partition: int, timestamp: int) -> int | None:
+async def _offset(
+    client: Client, topic: str, partition: int, timestamp: int, *, read_committed: bool = False
+) -> int | None:
     """Return the offset; None where the broker knows no such offset, or does not know the name of it."""
-    code, offset, _ = await client.list_offset(topic, partition, timestamp)
+    code, offset, _ = await client.list_offset(topic, partition, timestamp, read_committed=read_committed)
     if code == ErrorCode.unsupported_version:
         return None
     if code != ErrorCode.none:

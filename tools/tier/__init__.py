@@ -1,0 +1,1 @@
+"""`tidewal tier`: what of a topic is in the cold tier."""
