@@ -60,6 +60,7 @@ async def copy(manager: StorageManager, what: Copy) -> bytes | None:
     return await manager.copy_segment(what.segment, what.data, cluster_id="c", leader_epoch=3, pace=at_once)
 
 
+@pytest.mark.requirement("X-7")
 async def test_what_was_copied_is_what_is_read(manager: StorageManager) -> None:
     what = Copy()
     custom = await copy(manager, what)

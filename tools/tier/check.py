@@ -17,8 +17,7 @@ from broker.control.metadata_log import BrokenLog, parse_slot
 from broker.control.metadata_records import ClusterBorn
 from broker.process import store_at
 from protocol.checksum import crc32c
-from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.stored.schema import BadRecord
+from protocol.errors import ErrorCode, KafkaError
 from remote.cold.fold import PartitionFold
 from remote.cold.index_object import check_header, decode_index_object
 from remote.cold.object_tier import key_of
@@ -139,7 +138,7 @@ async def run(client: Client, topics: Sequence[str], url: str, *, is_deep: bool,
     try:
         await _check_cluster(client, store, url)
         report = await report_on(client, topics, store, is_deep=is_deep)
-    except (StoreError, BadRecord, CorruptBatch, BrokenLog) as error:
+    except (StoreError, BrokenLog) as error:
         raise Failure(str(error), exit_code=2) from None
     finally:
         await store.close()
@@ -151,10 +150,10 @@ async def _check_cluster(client: Client, store: ObjectStore, url: str) -> None:
     await client.refresh([])
     snapshots = await store.list(SNAPSHOTS)
     try:
-        oldest = await store.get(snapshots[-1].key if snapshots else slot_key(1))
+        slot = await store.get(snapshots[-1].key if snapshots else slot_key(1))
     except NoSuchObject:
         raise Failure(f"{url} holds no cluster: give the --store of the brokers", exit_code=2) from None
-    born = [record.cluster_id for record in parse_slot(oldest).records if isinstance(record, ClusterBorn)]
+    born = [record.cluster_id for record in parse_slot(slot).records if isinstance(record, ClusterBorn)]
     if born != [client.known.cluster_id]:
         told = f"{url} holds cluster {', '.join(born)}, the brokers are of {client.known.cluster_id}"
         raise Failure(f"{told}: give the --store of the brokers", exit_code=2)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import iter_batches, iter_records
+from protocol.stored.schema import BadRecord
 from remote.cold.events import decode_event
 from remote.cold.fold import PartitionFold, TierFold
 from remote.cold.partitioner import metadata_partition
@@ -63,12 +64,21 @@ class TierReader:
             data = bytes(fetched.records or b"")
             if not data:
                 raise RequestFailed(f"{METADATA_TOPIC}-{number} ends at {end} and gives nothing from {at} on")
-            for position, header in iter_batches(data):
-                for record in iter_records(data, position, header):
-                    if record.offset >= at:
-                        fold.apply(decode_event(record.key, record.value))
-                at = header.last_offset + 1
+            try:
+                at = _apply(fold, data, at)
+            except (BadRecord, CorruptBatch) as error:
+                raise RequestFailed(f"{METADATA_TOPIC}-{number} from {at} on: {error}") from None
         self._read_to[number] = at
+
+
+def _apply(fold: TierFold, data: bytes, at: int) -> int:
+    """Fold in the records from offset `at` on; return the offset after them."""
+    for position, header in iter_batches(data):
+        for record in iter_records(data, position, header):
+            if record.offset >= at:
+                fold.apply(decode_event(record.key, record.value))
+        at = header.last_offset + 1
+    return at
 
 
 async def offset_of(client: Client, topic: str, partition: int, name: int) -> int:

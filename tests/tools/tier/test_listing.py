@@ -75,6 +75,15 @@ def test_what_compaction_leaves_is_read_to_its_end(tier: Tier) -> None:
     assert [row["id"] for row in json.loads(listed(tier, "--json"))] == [encode_id(kept.segment.id)]
 
 
+@pytest.mark.parametrize(("command", "code"), [("list", 1), ("check", 2)])
+def test_a_record_that_cannot_be_read_is_told_in_one_line(tier: Tier, command: str, code: int) -> None:
+    tier.produce(tier.copy().segment.partition, [(b"key", b"\x01\x09\x00")])
+    store = ["--store", tier.url] if command == "check" else []
+    assert cli.run(["tier", command, tier.topic, *store, "-b", tier.bootstrap]) == code
+    (line,) = tier.capsys.readouterr().err.splitlines()
+    assert "a record of the cold tier of type 9" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [
