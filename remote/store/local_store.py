@@ -29,6 +29,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from protocol.checksum import Buffer
 from remote.store.object_store import (
     Fault,
     NoSuchObject,
@@ -101,7 +102,7 @@ class LocalStore:
 
         return await self._read(Operation.GET_RANGE, path, key, read)
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         path, temporary = self._path(key), self._next_temporary()
 
         def write() -> None:
@@ -177,7 +178,7 @@ class LocalStore:
         await self._ask(Operation.BEGIN_UPLOAD, key, begin)
         return temporary.removeprefix(f"{self._temporary}/")
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         check_part(number, start)
         check_key(key)
         parts = self._upload(upload) + _PARTS
@@ -313,13 +314,13 @@ class LocalStore:
         self._writes += 1
         return f"{self._temporary}/{self._instance}-{self._writes}"
 
-    def _write_temporary(self, temporary: str, path: str, data: bytes) -> None:
+    def _write_temporary(self, temporary: str, path: str, data: Buffer) -> None:
         self._make_directory(self._temporary)
         self._was_seen = True
         self._make_directory(_parent(path))
         self._write_synced(temporary, data)
 
-    def _write_synced(self, temporary: str, data: bytes) -> None:
+    def _write_synced(self, temporary: str, data: Buffer) -> None:
         self._files.unlink(temporary)
         file = self._files.open(temporary, create=True)
         try:

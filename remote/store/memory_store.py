@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from protocol.checksum import Buffer
 from remote.store.object_store import (
     NoSuchObject,
     NoSuchUpload,
@@ -54,7 +55,7 @@ class MemoryStore:
         check_range(start, end)
         return (await self.get(key))[start:end]
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         self._set(check_key(key), bytes(data))
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
@@ -84,7 +85,7 @@ class MemoryStore:
         self._uploads[upload] = _Begun(key, self._now_ms())
         return upload
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         check_part(number, start)
         check_key(key)
         self._upload(key, upload).parts[number] = (start, bytes(data))

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple, Protocol
 
+from protocol.checksum import Buffer
+
 KEY_MAX_CHARS: Final = 512
 _SEGMENT = r"[A-Za-z0-9_=\-][A-Za-z0-9._=\-]*"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
@@ -99,7 +101,7 @@ class ObjectStore(Protocol):
         """Return the bytes [start, end), cut at the end of the object."""
         ...
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         """Create or replace the object; durable when this returns."""
         ...
 
@@ -123,7 +125,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         """Put the bytes that lie at `start` of the object, as part `number` (from 1); return the tag that
         `complete_upload` wants; durable when this returns. Parts go in any order, several at once, and again.
         Each but the last has at least 5 MiB, or S3 refuses the object. Raise NoSuchUpload.

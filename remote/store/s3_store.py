@@ -17,13 +17,12 @@ worked, as before a key was rotated, may work again.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import random
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -34,7 +33,7 @@ from xml.sax.saxutils import escape
 import aiohttp
 from yarl import URL
 
-from protocol.checksum import crc32c
+from protocol.checksum import Buffer, crc32c
 from remote.store.location import S3Location
 from remote.store.object_store import (
     Fault,
@@ -62,8 +61,9 @@ COMPLETE_SILENCE_S: Final = 60.0
 IDLE_S: Final = 15.0
 """Servers close idle connections after 20 s or more; a put on one that is just being closed is UNKNOWN."""
 READ_BUFFER_BYTES: Final = 256 * 1024
-PLAIN_BODY_BYTES_MAX: Final = 1 << 20
-"""aiohttp sends larger bytes in one piece and warns of it; a stream goes out as the socket takes it."""
+PIECE_BYTES: Final = 256 * 1024
+"""A larger body goes out in such pieces, as the socket takes them, and the loop does other things in between.
+(Given bytes, aiohttp would send them at once; given a BytesIO, it would copy them first.)"""
 CONFLICT_TRIES: Final = 4
 CONFLICT_PAUSE_S: Final = 0.05
 LIST_PAGE_KEYS: Final = 1000
@@ -167,7 +167,7 @@ class S3Store:
             raise self._error(f"{key}: the body is not as long as its range", Fault.CORRUPT)
         return answer.body[: end - start]
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         answer = await self._put(Operation.PUT, key, data, {})
         if not answer.is_good:
             raise self._refusal(Operation.PUT, answer)
@@ -238,7 +238,7 @@ class S3Store:
         except ValueError as error:
             raise self._error(f"{key}: unreadable answer: {error}", Fault.CORRUPT) from error
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         check_part(number, start)
         query = encode_query({"partNumber": str(number), "uploadId": upload})
         answer = await self._put(Operation.PUT_PART, key, data, {}, query=query)
@@ -344,7 +344,7 @@ class S3Store:
         return encode_path(f"{self._bucket_path}{self.location.prefix}{check_key(key)}")
 
     async def _put(
-        self, operation: Operation, key: str, data: bytes, headers: Mapping[str, str], *, query: str = ""
+        self, operation: Operation, key: str, data: Buffer, headers: Mapping[str, str], *, query: str = ""
     ) -> _Answer:
         headers = {**headers, _CHECKSUM: _checksum_of(data), "content-length": str(len(data))}
         return await self._send(operation, "PUT", self._path(key), query=query, headers=headers, data=data)
@@ -357,7 +357,7 @@ class S3Store:
         *,
         query: str = "",
         headers: Mapping[str, str] | None = None,
-        data: bytes | None = None,
+        data: Buffer | None = None,
     ) -> _Answer:
         """Send one request; again only after RequestTimeTooSkewed, a refusal that certainly did nothing."""
         answer = await self._send_once(operation, method, path, query, headers or {}, data)
@@ -373,7 +373,7 @@ class S3Store:
         path: str,
         query: str,
         headers: Mapping[str, str],
-        data: bytes | None,
+        data: Buffer | None,
     ) -> _Answer:
         keys = await self._keys.current(self._error)
         session = self._session or self._connect()
@@ -386,7 +386,7 @@ class S3Store:
             now_ms=self._now_ms() + self._clock_skew_ms,
         )
         url = URL(f"{self._origin}{path}?{query}" if query else f"{self._origin}{path}", encoded=True)
-        body = io.BytesIO(data) if data is not None and len(data) > PLAIN_BODY_BYTES_MAX else data
+        body = _pieces(data) if data is not None and len(data) > PIECE_BYTES else data
         try:
             async with session.request(
                 method,
@@ -489,6 +489,13 @@ class S3Store:
         return int(theirs.timestamp() * 1000) - self._now_ms()
 
 
+async def _pieces(data: Buffer) -> AsyncIterator[memoryview]:
+    view = memoryview(data)
+    for at in range(0, len(data), PIECE_BYTES):
+        yield view[at : at + PIECE_BYTES]
+        await asyncio.sleep(0)
+
+
 def _timeout(operation: Operation) -> aiohttp.ClientTimeout:
     silence_s = COMPLETE_SILENCE_S if operation is Operation.COMPLETE_UPLOAD else SILENCE_S
     return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
@@ -561,7 +568,7 @@ def _in_one_line(text: str) -> str:
     return " ".join(text.split())[:ERROR_CHARS_MAX]
 
 
-def _checksum_of(data: bytes) -> str:
+def _checksum_of(data: Buffer) -> str:
     return b64encode(crc32c(data).to_bytes(4, "big")).decode()
 
 

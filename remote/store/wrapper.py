@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from protocol.checksum import Buffer
 from remote.store.object_store import ObjectInfo, ObjectStore, Operation, PutResult, StoreError, Upload
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class StoreWrapper:
         call = Call(Operation.GET_RANGE, key, end - start)
         return await self._ask(call, lambda: self.inner.get_range(key, start, end))
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         await self._ask(Call(Operation.PUT, key, len(data)), lambda: self.inner.put(key, data))
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
@@ -65,7 +66,7 @@ class StoreWrapper:
     async def begin_upload(self, key: str) -> str:
         return await self._ask(Call(Operation.BEGIN_UPLOAD, key), lambda: self.inner.begin_upload(key))
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         call = Call(Operation.PUT_PART, key, len(data))
         return await self._ask(call, lambda: self.inner.put_part(key, upload, number, data, start=start))
 

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from protocol.checksum import Buffer
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload
 from tests.sim.history import StoreChange
@@ -103,7 +104,7 @@ class SimStore:
     async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await self._ask(lambda: self._bucket.list(prefix, after=after))
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: Buffer) -> None:
         await self._change("put", key, bytes(data), lambda: self._bucket.put(key, bytes(data)))
 
     async def delete(self, key: str) -> None:
@@ -121,7 +122,7 @@ class SimStore:
     async def begin_upload(self, key: str) -> str:
         return await self._change("begin", key, b"", lambda: self._bucket.begin_upload(key))
 
-    async def put_part(self, key: str, upload: str, number: int, data: bytes, *, start: int) -> str:
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
         part = bytes(data)
         return await self._change(
             "part", key, part, lambda: self._bucket.put_part(key, upload, number, part, start=start)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,8 +23,10 @@ from remote.store.upload import (
     Read,
     SourceChanged,
     put_from,
+    read_apart,
     remove,
 )
+from storage.files import DiskFiles
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 from tests.remote.store.listing import listed
 from tests.remote.store.scripted import DONE, NEVER_S, NOT_DONE, Scripted, now_s, passing, run
@@ -420,3 +424,22 @@ def test_removal_ends_the_uploads_of_this_key_alone() -> None:
         assert sorted(left.key for left in await store.list_uploads("")) == ["k/l", "k2"]
 
     run(main())
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1000), (10, 500), (990, 2000), (1000, 1010), (5, 5)])
+def test_what_is_read_apart_is_what_a_plain_read_gives(tmp_path: Path, start: int, end: int) -> None:
+    (tmp_path / "f").write_bytes(DATA)
+    file = DiskFiles().open(str(tmp_path / "f"))
+    assert read_apart(file, start, end) == DATA[start:end]
+
+
+def test_what_was_read_apart_is_the_systems_again_when_nobody_has_it(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(DATA)
+    data = read_apart(DiskFiles().open(str(tmp_path / "f")), 0, 1000)
+    memory = data.obj
+    assert isinstance(memory, mmap.mmap)
+    data.release()
+    memory.close()  # BufferError if any other reference to it were left
