@@ -27,7 +27,9 @@ from remote.cold.packed import (
     custom_of,
     end_of,
     epochs_of,
+    has_aborted,
     pack_copy,
+    progress_of,
     size_of,
     state_of,
     unpack_copy,
@@ -94,6 +96,7 @@ class PartitionFold:
     """The copies of one partition."""
 
     __slots__ = (
+        "_aborting",
         "_copies",
         "_early",
         "_finished",
@@ -117,9 +120,10 @@ class PartitionFold:
         self._unsettled: dict[int, int] = {}
         """Those that are not finished copies, and the objects that are their keys in `_copies`: an id is in
         memory once."""
-        self._early: dict[int, tuple[SegmentState, bytes | None]] = {}
+        self._early: dict[int, _Update] = {}
         """Updates of copies whose start is not known: not yet, or no longer."""
-        self._finished = _Finished()
+        self._finished = _ByBase()
+        self._aborting = _ByBase()
         self._indexes: dict[int, EpochIndex] = {}
 
     def __repr__(self) -> str:
@@ -151,12 +155,16 @@ class PartitionFold:
         packed = self._copies.get(segment_id.int)
         if packed is None or state_of(packed) is SegmentState.DELETE_FINISHED:
             return None
-        return self._unpack(segment_id.int, packed)
+        return self._whole(segment_id.int)
 
     def finished(self) -> Iterator[RemoteSegment]:
-        """All finished copies by base offset; ask anew after a change."""
-        for number in self._finished.ids:
-            yield self._unpack(number, self._copies[number])
+        """All finished copies by base offset. It may be read on after changes."""
+        return self._above(self._finished, -1)
+
+    def aborting(self, start: int) -> Iterator[RemoteSegment]:
+        """The finished copies that end above `start` and in which transactions were aborted, by base offset.
+        It may be read on after changes."""
+        return self._above(self._aborting, start)
 
     def unfinished(self) -> list[RemoteSegment]:
         """Copies that were begun and neither finished nor given up."""
@@ -169,14 +177,13 @@ class PartitionFold:
     def deleted(self) -> list[UUID]:
         """Copies that are gone, and whose records wait for their tombstones."""
         gone = {n for n in self._unsettled if state_of(self._copies[n]) is SegmentState.DELETE_FINISHED}
-        gone |= {n for n, (state, _) in self._early.items() if state is SegmentState.DELETE_FINISHED}
+        gone |= {n for n, early in self._early.items() if early.state is SegmentState.DELETE_FINISHED}
         return [UUID(int=number) for number in sorted(gone)]
 
     def below(self, log_start: int) -> list[RemoteSegment]:
         """Finished copies that end at or below it, of any lineage."""
         count = bisect_left(self._finished.bases, log_start)
-        copies = ((n, self._copies[n]) for n in self._finished.ids[:count])
-        return [self._unpack(n, packed) for n, packed in copies if end_of(packed) <= log_start]
+        return [self._whole(n) for n in self._finished.ids[:count] if end_of(self._copies[n]) <= log_start]
 
     # --- lineage ---
 
@@ -208,8 +215,7 @@ class PartitionFold:
         """The finished copy that goes on furthest in the newest epoch that any copy has."""
         if not self._indexes:
             return None
-        number = self._indexes[max(self._indexes)].ids[-1]
-        return self._unpack(number, self._copies[number])
+        return self._whole(self._indexes[max(self._indexes)].ids[-1])
 
     def chain_start(self, epochs: EpochCache, end: int) -> int:
         """Where what copies have of this lineage without a gap up to `end` begins; `end` when they have
@@ -288,7 +294,8 @@ class PartitionFold:
             case SegmentStarted(segment=segment):
                 return self._start(segment)
             case SegmentUpdated():
-                return self._update(event.id.int, event.state, event.custom)
+                update = _Update(event.state, event.event_timestamp_ms, event.custom)
+                return self._update(event.id.int, update)
             case PartitionDeletion():
                 return self._delete(event.state)
 
@@ -305,43 +312,41 @@ class PartitionFold:
             packed = self._copies.get(number)
             if packed is None or state_of(packed) is SegmentState.COPY_STARTED:
                 return False
-            self._put(number, with_state(packed, SegmentState.COPY_STARTED, None))
+            self._put(number, with_state(packed, SegmentState.COPY_STARTED, 0, None))
             return True
         packed = self._copies.get(number)
         if packed is None:
             return False
         self._drop(number)
-        state = state_of(packed)
-        if state is not SegmentState.COPY_STARTED:
-            self._early[number] = (state, custom_of(packed))
+        if state_of(packed) is not SegmentState.COPY_STARTED:
+            self._early[number] = _Update(*progress_of(packed), custom_of(packed))
         return True
 
     def _start(self, segment: RemoteSegment) -> bool:
         number = segment.id.int
         if number in self._copies:
             return False
-        packed = pack_copy(segment)
+        self._put(number, pack_copy(segment))
         early = self._early.pop(number, None)
         if self.deletion is PartitionState.DELETE_FINISHED:
-            early = SegmentState.DELETE_FINISHED, None
-        if early is not None and early[0] > segment.state:
-            packed = with_state(packed, *early)
-        self._put(number, packed)
+            early = _GONE
+        if early is not None:
+            self._update(number, early)
         return True
 
-    def _update(self, number: int, state: SegmentState, custom: bytes | None) -> bool:
-        if state is SegmentState.DELETE_FINISHED:
-            custom = None  # nobody is given it any more
+    def _update(self, number: int, update: _Update) -> bool:
+        if update.state is SegmentState.DELETE_FINISHED:
+            update = _GONE
         packed = self._copies.get(number)
         if packed is None:
             known = self._early.get(number)
-            if known is not None and known[0] >= state:
+            if known is not None and known[:2] >= update[:2]:
                 return False
-            self._early[number] = (state, custom)
+            self._early[number] = update
             return True
-        if state_of(packed) >= state:
+        if progress_of(packed) >= update[:2]:
             return False
-        self._put(number, with_state(packed, state, custom))
+        self._put(number, with_state(packed, *update))
         return True
 
     def _delete(self, state: PartitionState) -> bool:
@@ -350,7 +355,7 @@ class PartitionFold:
         self.deletion = state
         if state is PartitionState.DELETE_FINISHED:
             for number in list(self._copies):
-                self._update(number, SegmentState.DELETE_FINISHED, None)
+                self._update(number, _GONE)
         return True
 
     def _put(self, number: int, packed: bytes) -> None:
@@ -363,7 +368,9 @@ class PartitionFold:
             return
         number = self._unsettled.pop(number, number)
         self.finished_bytes += size_of(packed)
-        self._finished.add(base_of(packed), number)
+        self._finished.add(base_of(packed), end_of(packed), number)
+        if has_aborted(packed):
+            self._aborting.add(base_of(packed), end_of(packed), number)
         for epoch, piece in _pieces(packed, number):
             self._indexes.setdefault(epoch, EpochIndex()).add(piece)
 
@@ -376,6 +383,8 @@ class PartitionFold:
             return
         self.finished_bytes -= size_of(packed)
         self._finished.remove(base_of(packed), number)
+        if has_aborted(packed):
+            self._aborting.remove(base_of(packed), number)
         for epoch, piece in _pieces(packed, number):
             index = self._indexes[epoch]
             index.remove(piece)
@@ -414,8 +423,7 @@ class PartitionFold:
         return self._sorted(n for n in self._unsettled if state_of(self._copies[n]) is state)
 
     def _sorted(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        segments = [self._unpack(number, self._copies[number]) for number in numbers]
-        return sorted(segments, key=lambda segment: (segment.base_offset, segment.id))
+        return sorted(map(self._whole, numbers), key=lambda segment: (segment.base_offset, segment.id))
 
     def _at(self, offset: int, epochs: EpochCache) -> _Found | None:
         span = epochs.span(offset)
@@ -429,7 +437,7 @@ class PartitionFold:
         return _Found(index.ids[at], epoch, epoch_end)
 
     def _clipped(self, found: _Found, epochs: EpochCache) -> RemoteSegment:
-        segment = self._unpack(found.number, self._copies[found.number])
+        segment = self._whole(found.number)
         epoch_end = found.epoch_end
         following = iter(segment.epochs)
         for epoch, _ in following:
@@ -496,8 +504,27 @@ class PartitionFold:
                 return False
         return True
 
-    def _unpack(self, number: int, packed: bytes) -> RemoteSegment:
-        return unpack_copy(packed, partition=self.partition, topic=self.topic, segment_id=UUID(int=number))
+    def _above(self, copies: _ByBase, start: int) -> Iterator[RemoteSegment]:
+        for number in copies.ending_above(start):
+            if end_of(self._copies[number]) > start:
+                yield self._whole(number)
+
+    def _whole(self, number: int) -> RemoteSegment:
+        return unpack_copy(
+            self._copies[number], partition=self.partition, topic=self.topic, segment_id=UUID(int=number)
+        )
+
+
+class _Update(NamedTuple):
+    """What an update says; of two the one with the higher state counts, then the later."""
+
+    state: SegmentState
+    event_timestamp_ms: int
+    custom: bytes | None
+
+
+_GONE = _Update(SegmentState.DELETE_FINISHED, 0, None)
+"""Nobody asks when, or for its metadata."""
 
 
 class _Found(NamedTuple):
@@ -507,24 +534,35 @@ class _Found(NamedTuple):
     """Where the log's epoch ends, not the copy's."""
 
 
-class _Finished:
-    """Ids by base offset."""
+class _ByBase:
+    """Ids of copies by base offset."""
 
-    __slots__ = ("bases", "ids")
+    __slots__ = ("bases", "ids", "length_max")
 
     def __init__(self) -> None:
         self.bases = array("q")
         self.ids: list[int] = []
+        self.length_max = 0
 
-    def add(self, base: int, number: int) -> None:
+    def add(self, base: int, end: int, number: int) -> None:
         at = self._place(base, number)
         self.bases.insert(at, base)
         self.ids.insert(at, number)
+        self.length_max = max(self.length_max, end - base)
 
     def remove(self, base: int, number: int) -> None:
         at = self._place(base, number)
         assert self.ids[at] == number, (base, number)
         del self.bases[at], self.ids[at]
+
+    def ending_above(self, offset: int) -> Iterator[int]:
+        """Those that may end above it. It may be read on after changes."""
+        at = bisect_left(self.bases, offset - self.length_max)
+        while at < len(self.ids):
+            base, number = self.bases[at], self.ids[at]
+            yield number
+            at = self._place(base, number)
+            at += at < len(self.ids) and self.ids[at] == number
 
     def _place(self, base: int, number: int) -> int:
         at = bisect_left(self.bases, base)

@@ -19,9 +19,9 @@ then the epochs, then custom metadata."""
 _EPOCH = Struct("<iq")
 _HAS_ABORTED, _HAS_CUSTOM = 1, 2
 _STATES = tuple(SegmentState)
-_OFFSET = Struct("<q")
-_SIZE = Struct("<i")
-_END_AT, _SIZE_AT, _STATE_AT = 8, 36, 40
+_LONG = Struct("<q")
+_INT = Struct("<i")
+_END_AT, _EVENT_TIMESTAMP_AT, _SIZE_AT, _STATE_AT, _FLAGS_AT = 8, 24, 36, 40, 41
 
 
 def pack_copy(segment: RemoteSegment) -> bytes:
@@ -61,11 +61,16 @@ def unpack_copy(packed: bytes, *, partition: TieredPartition, topic: str, segmen
     )
 
 
-def with_state(packed: bytes, state: SegmentState, custom: bytes | None) -> bytes:
-    *extent, _, flags, count = _HEAD.unpack_from(packed)
+def with_state(packed: bytes, state: SegmentState, event_timestamp_ms: int, custom: bytes | None) -> bytes:
+    base, end, max_timestamp_ms, _, broker_id, size, _, flags, count = _HEAD.unpack_from(packed)
     flags = flags & _HAS_ABORTED | (custom is not None) * _HAS_CUSTOM
-    epochs = packed[_HEAD.size : _HEAD.size + count * _EPOCH.size]
-    return _HEAD.pack(*extent, state, flags, count) + epochs + (custom or b"")
+    head = _HEAD.pack(base, end, max_timestamp_ms, event_timestamp_ms, broker_id, size, state, flags, count)
+    return head + packed[_HEAD.size : _HEAD.size + count * _EPOCH.size] + (custom or b"")
+
+
+def progress_of(packed: bytes) -> tuple[SegmentState, int]:
+    """(state, when it came to it): the greater is the later."""
+    return state_of(packed), cast(int, _LONG.unpack_from(packed, _EVENT_TIMESTAMP_AT)[0])
 
 
 def state_of(packed: bytes) -> SegmentState:
@@ -73,15 +78,19 @@ def state_of(packed: bytes) -> SegmentState:
 
 
 def base_of(packed: bytes) -> int:
-    return cast(int, _OFFSET.unpack_from(packed)[0])
+    return cast(int, _LONG.unpack_from(packed)[0])
 
 
 def end_of(packed: bytes) -> int:
-    return cast(int, _OFFSET.unpack_from(packed, _END_AT)[0])
+    return cast(int, _LONG.unpack_from(packed, _END_AT)[0])
 
 
 def size_of(packed: bytes) -> int:
-    return cast(int, _SIZE.unpack_from(packed, _SIZE_AT)[0])
+    return cast(int, _INT.unpack_from(packed, _SIZE_AT)[0])
+
+
+def has_aborted(packed: bytes) -> bool:
+    return bool(packed[_FLAGS_AT] & _HAS_ABORTED)
 
 
 def epochs_of(packed: bytes) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -46,7 +46,7 @@ class Fold(Protocol):
     """What is known of one partition's copies."""
 
     def segment(self, segment_id: UUID) -> RemoteSegment | None: ...
-    def aborting(self, start: int) -> Sequence[RemoteSegment]:
+    def aborting(self, start: int) -> Iterable[RemoteSegment]:
         """Return the finished copies with aborted transactions that end above `start`, by base offset."""
 
     def find(self, offset: int, epochs: EpochCache) -> RemoteSegment | None:
@@ -230,7 +230,7 @@ class RemoteReader:
         found.update(dict.fromkeys(local(start, end)))
         return list(found)
 
-    def _aborting(self, partition: TieredPartition, start: int) -> Sequence[RemoteSegment]:
+    def _aborting(self, partition: TieredPartition, start: int) -> Iterable[RemoteSegment]:
         fold = self._metadata.fold(partition)
         return () if fold is None else fold.aborting(start)
 

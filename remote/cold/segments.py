@@ -3,7 +3,8 @@
 Owns: `RemoteSegment`, the events, the states and which state may follow which. Does not own: their bytes in
 `__remote_log_metadata` (protocol.stored.remote_log), what all events together mean (fold), the objects
 themselves (storage_manager). Invariant: a copy has one id, which is never used again; everything but its
-state is settled with the event that starts it, and what finishes the copy may add `custom`.
+state, and when it came to it, is settled with the event that starts it, and what finishes the copy may add
+`custom`.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class RemoteSegment:
     broker_id: int
     max_timestamp_ms: int
     event_timestamp_ms: int
+    """When it came to its state."""
     size_bytes: int
     epochs: tuple[tuple[int, int], ...]
     """(leader epoch, offset): those with records in the segment; the first starts at `base_offset`."""

@@ -25,8 +25,18 @@ class Life:
     state: SegmentState
 
 
+UPDATED_MS = 3000
+
+
 def copy_of(
-    lineage: Lineage, base: int, end: int, *, number: int, size: int = 100, max_timestamp_ms: int = 1000
+    lineage: Lineage,
+    base: int,
+    end: int,
+    *,
+    number: int,
+    size: int = 100,
+    max_timestamp_ms: int = 1000,
+    has_aborted: bool = False,
 ) -> RemoteSegment:
     """The copy of [base, end) of a log with this lineage."""
     epochs = [(epoch, max(start, base)) for epoch, start in lineage if start < end]
@@ -42,7 +52,7 @@ def copy_of(
         event_timestamp_ms=2000,
         size_bytes=size,
         epochs=tuple(epochs[first:]),
-        has_aborted=False,
+        has_aborted=has_aborted,
     )
 
 
@@ -63,7 +73,7 @@ def update(segment: RemoteSegment, state: SegmentState, custom: bytes | None = N
         id=segment.id,
         state=state,
         broker_id=1,
-        event_timestamp_ms=3000,
+        event_timestamp_ms=UPDATED_MS + state,
         custom=custom,
     )
 
@@ -88,6 +98,7 @@ def lives(draw: st.DrawFn, lineages: list[Lineage], *, count_max: int = 12) -> l
         base = draw(st.integers(0, END_MAX - 1))
         end = draw(st.integers(base + 1, END_MAX + 5))
         state = draw(st.sampled_from([SegmentState.COPY_FINISHED] * 6 + list(SegmentState)))
-        segment = copy_of(draw(st.sampled_from(lineages)), base, end, number=number, size=number)
+        lineage, has_aborted = draw(st.sampled_from(lineages)), draw(st.booleans())
+        segment = copy_of(lineage, base, end, number=number, size=number, has_aborted=has_aborted)
         found.append(Life(segment=segment, state=state))
     return found

@@ -25,6 +25,7 @@ from storage.epochs import EpochCache
 from tests.remote.cold.copies import (
     END_MAX,
     PARTITION,
+    UPDATED_MS,
     Life,
     Lineage,
     copy_of,
@@ -166,6 +167,37 @@ def test_the_tiered_end_is_where_what_is_in_the_tier_first_breaks_off(
     epochs.truncate_from_start(log_start)
     end = partition_of(found).chain_end(epochs, log_start=log_start, local_start=local_start)
     assert end == Reference(found, epochs).chain_end(log_start, local_start)
+
+
+@given(cases(), st.integers(0, END_MAX + 5))
+def test_copies_with_aborts_are_told_apart(case: tuple[list[Life], Lineage], start: int) -> None:
+    found, _ = case
+    fold = partition_of(found)
+    expected = [copy for copy in fold.finished() if copy.has_aborted and copy.end_offset > start]
+    assert list(fold.aborting(start)) == expected
+
+
+@given(cases(), st.data())
+def test_lists_of_copies_may_be_read_on_after_changes(
+    case: tuple[list[Life], Lineage], data: st.DataObject
+) -> None:
+    """What is there all the time is told once, in order."""
+    found, _ = case
+    there = [life.segment for life in found if life.state is FINISHED]
+    coming = [life.segment for life in found if life.state is SegmentState.COPY_STARTED]
+    fold = fold_of(found)
+    partition = fold.get(PARTITION) or PartitionFold(PARTITION)
+    told, stayed = [], {copy.id for copy in there}
+    for segment in partition.finished():
+        told.append((segment.base_offset, segment.id))
+        change = data.draw(st.sampled_from([None, *there, *coming]))
+        if change is None:
+            continue
+        stayed.discard(change.id)
+        is_there = change in there
+        fold.apply(update(change, SegmentState.DELETE_STARTED if is_there else FINISHED))
+    assert told == sorted(set(told))
+    assert {segment_id for _, segment_id in told} >= stayed
 
 
 @given(cases(), st.integers(0, END_MAX))
@@ -487,7 +519,10 @@ def test_custom_metadata_is_that_of_the_last_update() -> None:
     fold.apply(update(segment, FINISHED, b"where it lies"))
     partition = fold.get(PARTITION)
     assert partition is not None
-    assert partition.segment(segment.id) == replace(segment, state=FINISHED, custom=b"where it lies")
+    expected = replace(
+        segment, state=FINISHED, custom=b"where it lies", event_timestamp_ms=UPDATED_MS + FINISHED
+    )
+    assert partition.segment(segment.id) == expected
     assert fold.refusal(update(segment, SegmentState.DELETE_STARTED)) is not None
     assert fold.refusal(update(segment, SegmentState.DELETE_STARTED, b"where it lies")) is None
     fold.apply(update(segment, SegmentState.DELETE_STARTED, b"where it lies"))
@@ -577,6 +612,8 @@ def test_a_copy_comes_out_as_it_went_in(found: list[Life]) -> None:
     partition = partition_of(found)
     for life in found:
         expected = replace(life.segment, state=life.state)
+        if life.state is not SegmentState.COPY_STARTED:
+            expected = replace(expected, event_timestamp_ms=UPDATED_MS + life.state)
         is_gone = life.state is SegmentState.DELETE_FINISHED
         assert partition.segment(life.segment.id) == (None if is_gone else expected)
     there = [*partition.finished(), *partition.unfinished(), *partition.deleting()]
