@@ -175,9 +175,11 @@ def decode_index_object(data: Buffer) -> tuple[Head, dict[IndexKind, bytes]]:
 
 
 def check_header(header: SegmentHeader, segment: RemoteSegment) -> None:
-    """BadObject unless the header is that of this copy."""
-    told = (header.segment_id, header.partition, header.base_offset, header.end_offset, header.size_bytes)
-    if told != (segment.id, segment.partition, segment.base_offset, segment.end_offset, segment.size_bytes):
+    """BadObject unless the header is that of this copy, or of the copy of which this is the readable part:
+    a log may use the offsets below some end alone."""
+    told = (header.segment_id, header.partition, header.base_offset, header.size_bytes)
+    asked = (segment.id, segment.partition, segment.base_offset, segment.size_bytes)
+    if told != asked or header.end_offset < segment.end_offset:
         raise BadObject(
             f"an index object is of another segment: {header.topic}-{header.partition.number}, offsets "
             f"[{header.base_offset}, {header.end_offset}), {header.size_bytes} bytes, id {header.segment_id}"

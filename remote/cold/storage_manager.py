@@ -115,6 +115,9 @@ def header_of(
 
 
 class StorageManager(Protocol):
+    """A segment that is asked for may end before its copy does (`end_offset`, `epochs`), where a log can use
+    no more of it; bytes, indexes and header are those of the whole copy."""
+
     async def copy_segment(
         self, segment: RemoteSegment, data: SegmentData, *, cluster_id: str, leader_epoch: int, pace: Pace
     ) -> bytes | None:

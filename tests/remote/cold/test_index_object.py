@@ -166,6 +166,7 @@ def test_blocks_that_do_not_cover_the_segment_are_bad() -> None:
 def test_a_header_of_another_segment_is_refused(change: dict[str, Any]) -> None:
     copy, header, _ = sample()
     check_header(header, copy.segment)
+    check_header(header, replace(copy.segment, end_offset=120, epochs=((0, 100),)))
     with pytest.raises(BadObject, match="payments-7, offsets \\[100, 150\\), 3000 bytes"):
         check_header(header, replace(copy.segment, **change))
 
