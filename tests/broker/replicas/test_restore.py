@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from remote.cold.storage_manager import IndexKind
 from tests.broker.raw_client import batch_of
 from tests.broker.replicas.tier_driver import Storage, Tier
 from tests.broker.replication_driver import Replicas, log_of
-from tests.sim.disk import Disk
+from tests.sim.disk import Disk, SimFiles
 
 ON = {"follower_fetch_last_tiered_offset_enable": "true"}
 BACKOFF_MS = 100
@@ -696,6 +697,106 @@ def test_epochs_lost_with_their_file_come_back_from_the_tier() -> None:
 
     world, tier = tiered(1)
     world.run(main)
+
+
+# --- killed on the way ---
+
+
+async def dies_in(world: Replicas, node_id: int, changes: int, *, mode: str | None) -> bool:
+    """Kill a node at one of the changes of its disk that follow the reading of the copy; whether it came to
+    that before it was done."""
+    node = world.nodes[node_id]
+    files = node.components.world.files
+    assert isinstance(files, SimFiles)
+    files.die_in_changes(changes, power=mode is not None)
+    held = log_of(world, node_id)
+    await world.until(lambda: not node.process.alive or held.log_end_offset == 8)
+    if node.process.alive:
+        files.die_at_change = None
+        return False
+    if mode is not None:
+        node.disk.power_cut(mode)
+    world.fence(node_id)
+    return True
+
+
+async def copied_log(world: Replicas, tier: Tier) -> None:
+    """A log of [3, 8) all of which is in the tier, with a producer and two epochs."""
+    create(world, 1)
+    await fill(world, tier, 1, 1)
+    records = batch_of(b"x", b"y", producer_id=7, producer_epoch=0, base_sequence=0)
+    await produce(world, 1, records)
+    tier.roll(1)
+    world.change(leader=1)
+    await fill(world, tier, 1, 1)
+    await tier.copy(1)
+    tier.free(1)
+    await delete_records(world, 1, 3)
+
+
+@pytest.mark.requirement("1023-07")
+@pytest.mark.parametrize("mode", [None, "nothing", "subset", "all"])
+def test_a_follower_that_is_killed_at_any_change_of_its_disk_begins_anew(mode: str | None) -> None:
+    deaths = 0
+    for at in count(1):
+        world, tier = tiered(**ON)
+
+        async def main(world: Replicas, tier: Tier = tier, at: int = at) -> None:
+            nonlocal deaths
+            await copied_log(world, tier)
+            tier.storage.hangs = True
+            join(world, 1, 2)
+            await world.until(lambda: tier.storage.read)
+            tier.storage.hangs = False
+            if await dies_in(world, 2, at, mode=mode):
+                deaths += 1
+                await world.start(2)
+            await world.until(lambda: world.isr() == (1, 2), timeout_s=100)
+            for _ in range(2):
+                assert bounds(world, 2) == (3, 8, 8)
+                assert epochs(world, 2) == epochs(world, 1) == [(0, 3), (1, 5)]
+                assert log_of(world, 2).producer_table.entries.keys() == {7}
+                world.kill(2)
+                await world.start(2)
+            await world.append(1, b"more", acks=1)
+            await agree(world, 1, 2)
+
+        world.run(main)
+        if deaths < at:
+            break
+    assert deaths > 5
+
+
+@pytest.mark.parametrize("mode", [None, "nothing", "subset", "all"])
+def test_a_leader_that_is_killed_while_it_restores_restores_again(mode: str | None) -> None:
+    deaths = 0
+    for at in count(1):
+        world, tier = tiered(1)
+
+        async def main(world: Replicas, tier: Tier = tier, at: int = at) -> None:
+            nonlocal deaths
+            await copied_log(world, tier)
+            before = epochs(world, 1)
+            world.kill(1, is_noticed=False)
+            wipe(world, 1)
+            tier.storage.hangs = True
+            await world.start(1)
+            await world.until(lambda: tier.storage.read)
+            tier.storage.hangs = False
+            if await dies_in(world, 1, at, mode=mode):
+                deaths += 1
+                await world.start(1)
+            await world.until(lambda: world.nodes[1].partition().is_leader, timeout_s=100)
+            held = log_of(world, 1)
+            assert held.log_end_offset == 8
+            assert held.log_start_offset in (0, 3)
+            assert epochs(world, 1) == [(0, held.log_start_offset), *before[1:]]
+            assert held.producer_table.entries.keys() == {7}
+
+        world.run(main)
+        if deaths < at:
+            break
+    assert deaths > 5
 
 
 # --- what a leader tells ---

@@ -36,8 +36,8 @@ class Storage(ObjectTier):
 
     async def fetch_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         self.read.append((segment.base_offset, kind))
-        if self.hangs:
-            await asyncio.Event().wait()
+        while self.hangs:
+            await asyncio.sleep(0.05)
         if self.is_away:
             raise StoreError("503")
         return await super().fetch_index(segment, kind)
