@@ -156,14 +156,15 @@ class Restores:
             target = await leader.offset(_EARLIEST_LOCAL)
         if target.offset <= start.offset:
             return lambda log: _begin_empty(log, start.offset)
-        copy = await self._copy_before(partition, leader, target)
-        point = await fetch_restore_point(self._storage, copy)
+        fold, copy, begins_at = await self._copy_before(partition, leader, target)
+        point = await fetch_restore_point(self._storage, fold, copy, begins_at)
         return lambda log: _begin_at(log, point, start.offset)
 
     async def _copy_before(
         self, partition: Partition, leader: LeaderLog, target: OffsetAndEpoch
-    ) -> RemoteSegment:
-        """Find the copy that the leader means, and make sure that all of it is the leader's."""
+    ) -> tuple[PartitionFold, RemoteSegment, int]:
+        """Find the copy that the leader means, and the offset to begin at: its end if all of it is the
+        leader's."""
         epoch = await _epoch_before(leader, target)
         tiered = tiered_partition(partition)
         fold = self._metadata.fold(tiered)
@@ -173,14 +174,14 @@ class Restores:
             await self._metadata.wait_caught_up(tiered)
             fold = self._metadata.fold(tiered)
             copy = None if fold is None else copy_before(fold, target.offset, epoch=epoch)
-        if copy is None:
+        if fold is None or copy is None:
             raise NotYet(f"no copy before offset {target.offset} of epoch {epoch} is known here")
         if copy.end_offset > target.offset:
             last_epoch = copy.epochs[-1][0]
             known_epoch, known_end = await leader.epoch_end(last_epoch)
             if known_epoch != last_epoch or known_end < copy.end_offset:
-                raise NotYet(f"copy {copy.id} goes on past {target.offset} with what its leader never had")
-        return copy
+                return fold, copy, target.offset
+        return fold, copy, copy.end_offset
 
     # --- a replica that has to lead ---
 
@@ -258,7 +259,7 @@ class Restores:
         newest = None if fold is None else fold.newest()
         if fold is None or newest is None or newest.end_offset <= partition.log.log_end_offset:
             return None
-        point = await fetch_restore_point(self._storage, newest)
+        point = await fetch_restore_point(self._storage, fold, newest, newest.end_offset)
         log_start = fold.chain_start(EpochCache(point.epochs), point.start)
         return point, max(log_start, point.known_from)
 

@@ -4,19 +4,29 @@ Owns: the choice of the copy, for a replica that follows a leader and for one th
 reading what goes with a copy. Does not own: the fold, the objects (storage_manager), asking a leader, the log
 (storage), when and how often it is tried (broker/replicas/restore).
 
-Invariant: a restore point is whole and checked before anything is done to a log: epochs and producers are
-those of the very copy at whose end the log begins, and the epochs agree with what the brokers say of it.
+Invariant: a restore point is whole and checked before anything is done to a log: its epochs agree with what
+the brokers say of the copy, its producers are those at the offset where the log begins.
+
+A copy may go on with what the log never had, when an unclean election cut the log inside it: then it begins
+inside the copy, and the producers there are made from the batches before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from protocol.errors import CorruptBatch
+from protocol.records import HEADER_SIZE, check_stored, parse_header
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import BadObject, IndexKind, StorageManager
 from storage.epochs import EpochCache, decode_epochs
-from storage.producers import CorruptSnapshot, decode_producers
+from storage.loader import replay_producer
+from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+
+PIECE_BYTES: Final = 1 << 18
+"""What a replay fetches at a time; to walk the smallest batches of it takes about 10 ms of the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +79,18 @@ def _epoch_at(copy: RemoteSegment, offset: int) -> int:
 # --- what it tells ---
 
 
-async def fetch_restore_point(storage: StorageManager, copy: RemoteSegment) -> RestorePoint:
-    """Read what a log has to know that begins where `copy` ends. Raise what the storage manager does."""
-    epochs = await fetch_epochs(storage, copy)
-    producers = await storage.fetch_index(copy, IndexKind.PRODUCER_SNAPSHOT)
-    try:
-        decode_producers(producers)
-    except CorruptSnapshot as error:
-        raise BadObject(f"the producer snapshot of copy {copy.id} cannot be read: {error}") from error
-    return RestorePoint(start=copy.end_offset, epochs=epochs, producers=producers)
+async def fetch_restore_point(
+    storage: StorageManager, fold: PartitionFold, copy: RemoteSegment, end: int
+) -> RestorePoint:
+    """Read what a log has to know that begins at `end`, where `copy` ends or at a batch inside it. Raise what
+    the storage manager does."""
+    epochs = EpochCache(await fetch_epochs(storage, copy))
+    epochs.truncate_from_end(end)
+    if end == copy.end_offset:
+        table = await _fetch_producers(storage, copy)
+    else:
+        table = await _replayed_producers(storage, fold, copy, end, epochs)
+    return RestorePoint(start=end, epochs=tuple(epochs.entries()), producers=table.encode())
 
 
 async def fetch_epochs(storage: StorageManager, copy: RemoteSegment) -> tuple[tuple[int, int], ...]:
@@ -91,3 +104,56 @@ async def fetch_epochs(storage: StorageManager, copy: RemoteSegment) -> tuple[tu
     if tuple(cache.entries_within(copy.base_offset, copy.end_offset)) != copy.epochs:
         raise BadObject(f"copy {copy.id} has the leader epochs {copy.epochs}, its index says {cache}")
     return tuple(cache.entries())
+
+
+async def _fetch_producers(storage: StorageManager, copy: RemoteSegment) -> ProducerTable:
+    try:
+        return decode_producers(await storage.fetch_index(copy, IndexKind.PRODUCER_SNAPSHOT))[0]
+    except CorruptSnapshot as error:
+        raise BadObject(f"the producer snapshot of copy {copy.id} cannot be read: {error}") from error
+
+
+# --- inside a copy ---
+
+
+async def _replayed_producers(
+    storage: StorageManager, fold: PartitionFold, copy: RemoteSegment, end: int, epochs: EpochCache
+) -> ProducerTable:
+    """Make the producers at a batch inside a copy: those at the end of the newest copy of this lineage that
+    ends where the replay begins, and every batch since."""
+    replays = [(copy, end)]
+    table = ProducerTable()
+    while (before := fold.find(replays[-1][0].base_offset - 1, epochs)) is not None:
+        base = replays[-1][0].base_offset
+        whole = fold.segment(before.id)
+        if whole is not None and whole.end_offset == base:
+            table = await _fetch_producers(storage, whole)
+            break
+        replays.append((before, base))
+    for each, until in reversed(replays):
+        await _replay(storage, each, until, table)
+    return table
+
+
+async def _replay(storage: StorageManager, copy: RemoteSegment, until: int, table: ProducerTable) -> None:
+    """Apply to `table` all batches of a copy below an offset."""
+    position, rest = 0, b""
+    while position < copy.size_bytes:
+        piece = await storage.fetch_segment(copy, position, min(position + PIECE_BYTES, copy.size_bytes))
+        position += len(piece)
+        data = rest + piece
+        at = 0
+        try:
+            while len(data) - at >= HEADER_SIZE:
+                header = parse_header(data, at)
+                if header.base_offset >= until:
+                    return
+                if header.size > len(data) - at:
+                    break
+                check_stored(data, at, header)
+                if header.producer_id >= 0:
+                    replay_producer(table, data[at : at + header.size], header)
+                at += header.size
+        except CorruptBatch as error:
+            raise BadObject(f"copy {copy.id} is damaged before byte {position}: {error}") from error
+        rest = data[at:]

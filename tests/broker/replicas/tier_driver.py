@@ -36,7 +36,7 @@ class Storage(ObjectTier):
 
     async def fetch_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         self.read.append((segment.base_offset, kind))
-        while self.hangs:
+        while self.hangs:  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.05)
         if self.is_away:
             raise StoreError("503")
