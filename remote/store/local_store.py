@@ -10,7 +10,7 @@ is still the same file as the object.
 
 An upload is one file among the temporary ones, into which each part is written at its place and synced alone
 (one sync of a gigabyte holds up every other file for seconds), and a file beside it that holds its key. The
-latter is made first and goes last, so that whatever a crash leaves of an upload is listed.
+latter is made first and goes last, so that whatever takes space after a crash is listed.
 
 The directory of temporary names tells a store from the place where one was: once it was seen, nothing counts
 as absent, and nothing is created, while it is missing. Under a file system that was unmounted there is an

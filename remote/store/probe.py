@@ -18,11 +18,13 @@ from typing import Final, TypeVar
 from remote.store.object_store import (
     KEY_MAX_CHARS,
     NoSuchObject,
+    NoSuchUpload,
     ObjectStore,
     Operation,
     PutResult,
     StoreError,
 )
+from remote.store.upload import PART_BYTES, remove
 
 T = TypeVar("T")
 
@@ -106,6 +108,8 @@ async def probe(
         checks = [await bench.check(name, ask) for name, ask in bench.checks()]
         latencies = await bench.latencies()
     finally:
+        # The uploads first: what they may still become is an object.
+        await asyncio.gather(*(remove(store_a, key) for key in bench.uploaded), return_exceptions=True)
         await _clean(store_a, await _leftovers(store_a, root))
     return ProbeReport(checks=tuple(checks), latencies=tuple(latencies))
 
@@ -179,6 +183,8 @@ class _Bench:
         self._random = rng
         self._root = root
         self._large_ms: list[tuple[str, float]] = []
+        self.uploaded: list[str] = []
+        """The keys for which uploads were begun."""
 
     def checks(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         return [
@@ -192,6 +198,8 @@ class _Bench:
             ("delete, also of a missing object", self._deletes),
             ("an empty object", self._empty),
             ("an object of 8 MiB", self._large),
+            ("an object put in parts", self._parts),
+            ("of an aborted upload nothing is left", self._aborted),
             ("every legal key", self._keys),
         ]
 
@@ -202,6 +210,8 @@ class _Bench:
             return Check(name=name, complaint=str(broken))
         except NoSuchObject as missing:
             return Check(name=name, complaint=f"{missing} is missing although it was put")
+        except NoSuchUpload as missing:
+            return Check(name=name, complaint=f"the upload of {missing} is gone although it was begun")
         except StoreError as error:
             return Check(name=name, complaint=f"no answer: {error}")
         return Check(name=name)
@@ -284,6 +294,43 @@ class _Bench:
         self._large_ms.append(("get 8 MiB", elapsed_ms))
         if found != body:
             raise _Broken("a large object is not read as it was written")
+
+    async def _parts(self) -> None:
+        key, body = self._upload_key("parts"), self._random.randbytes(PART_BYTES + 1_000)
+        upload = await self.a.begin_upload(key)
+        last = await self.b.put_part(key, upload, 2, body[PART_BYTES:], start=PART_BYTES)
+        first, elapsed_ms = await _timed(self.a.put_part(key, upload, 1, body[:PART_BYTES], start=0))
+        self._large_ms.append(("put_part 8 MiB", elapsed_ms))
+        if await _read(self.b, key) is not None or await _keys(self.b, key):
+            raise _Broken("there is an object before its upload is complete")
+        found = [begun.upload for begun in await self.b.list_uploads(key)]
+        _expect(found, [upload], "the list of uploads")
+        for _ in range(2):  # as after a reply that was lost
+            await self.a.complete_upload(key, upload, [(1, first), (2, last)], len(body))
+        if await self.b.get(key) != body:
+            raise _Broken("an object put in parts is not read as it was written")
+        around = (PART_BYTES - 10, PART_BYTES + 10)
+        _expect(await self.b.get_range(key, *around), body[slice(*around)], "a range over two parts")
+        _expect([info.size for info in await self.b.list(key)], [len(body)], "the size in the list")
+        _expect(list(await self.b.list_uploads(key)), [], "the list of uploads after it was complete")
+
+    async def _aborted(self) -> None:
+        key = self._upload_key("aborted")
+        upload = await self.a.begin_upload(key)
+        tag = await self.a.put_part(key, upload, 1, b"x", start=0)
+        for _ in range(2):
+            await self.b.abort_upload(key, upload)
+        _expect(list(await self.a.list_uploads(key)), [], "the list of uploads")
+        try:
+            await self.a.complete_upload(key, upload, [(1, tag)], 1)
+        except NoSuchUpload:
+            _expect(await _read(self.a, key), None, "the object")
+        else:
+            raise _Broken("an aborted upload could be completed")
+
+    def _upload_key(self, name: str) -> str:
+        self.uploaded.append(self._key(name))
+        return self.uploaded[-1]
 
     async def _keys(self) -> None:
         longest = self._key("x" * 200)

@@ -6,16 +6,19 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from remote.store.local_store import LocalStore
-from remote.store.object_store import NoSuchObject, PutResult, StoreError
+from remote.store.object_store import NoSuchObject, NoSuchUpload, PutResult, StoreError
 from storage.files import DiskFiles, File
 from tests.remote.store.listing import listed
+from tests.sim.disk import Disk
 
 T = TypeVar("T")
 
@@ -47,6 +50,10 @@ class Recording(DiskFiles):
     def unlink(self, path: str) -> None:
         self.note("unlink", path)
         super().unlink(path)
+
+    def rename(self, src: str, dst: str) -> None:
+        self.note("rename", src)
+        super().rename(src, dst)
 
 
 def make(path: Path, files: DiskFiles | None = None, **kwargs: Callable[[str, str], None]) -> LocalStore:
@@ -200,6 +207,175 @@ async def test_who_was_told_that_nothing_is_there_may_read(tmp_path: Path) -> No
     assert not caught.value.permanent
 
 
+# --- uploads in parts ---
+
+UPLOAD = ".tmp/t-1"
+"""What the first upload of a store calls its files."""
+
+
+async def uploaded(store: LocalStore) -> tuple[str, list[tuple[int, str]]]:
+    upload = await store.begin_upload("tier/k")
+    tags = [(2, await store.put_part("tier/k", upload, 2, b"56789", start=5))]
+    return upload, [(1, await store.put_part("tier/k", upload, 1, b"01234", start=0)), *tags]
+
+
+async def test_an_upload_is_found_whenever_the_process_dies(tmp_path: Path) -> None:
+    """Each step of an upload fails in turn, and a later process cleans up what is left."""
+    for step in range(100):
+        root = tmp_path / str(step)
+        died = Dying(step)
+        store = LocalStore(str(root), files=died, offload=here, instance="t")
+        try:
+            upload, parts = await uploaded(store)
+            await store.complete_upload("tier/k", upload, parts, 10)
+        except StoreError:
+            pass
+        after = LocalStore(str(root), files=DiskFiles(), offload=here)
+        for left in await after.list_uploads("") if root.exists() else ():
+            assert left.key == "tier/k"
+            await after.abort_upload(left.key, left.upload)
+        assert await listed(after) in ([], ["tier/k"])
+        if await listed(after):
+            assert await after.get("tier/k") == b"0123456789"
+        names = DiskFiles().listdir(str(root / ".tmp")) if (root / ".tmp").exists() else []
+        # The file that says which key it is may be there before it says so: it is empty, and one of very few.
+        assert all(DiskFiles().read(str(root / ".tmp" / name)) == b"" for name in names)
+        if not died.has_died:
+            assert await listed(after) == ["tier/k"]
+            assert names == []
+            return
+    raise AssertionError("it never came to its end")
+
+
+class Dying(DiskFiles):
+    """Files of a process that dies before its change number `step`."""
+
+    def __init__(self, step: int) -> None:
+        self.steps = step
+        self.has_died = False
+
+    def change(self) -> None:
+        self.has_died = self.has_died or self.steps == 0
+        self.steps -= 1
+        if self.has_died:
+            raise OSError(errno.EIO, "the process is dead")
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self.change()
+        return super().open(path, create=create)
+
+    def rename(self, src: str, dst: str) -> None:
+        self.change()
+        super().rename(src, dst)
+
+    def unlink(self, path: str) -> None:
+        self.change()
+        super().unlink(path)
+
+    def fsync_dir(self, path: str) -> None:
+        self.change()
+        super().fsync_dir(path)
+
+
+async def test_an_upload_is_named_before_it_has_bytes_and_the_object_after(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    await store.put("tier/first", b"")
+    files.calls.clear()
+    upload, parts = await uploaded(store)
+    assert upload == "t-2"
+    assert files.calls == [
+        *("unlink t-2.key", "open t-2.key", "unlink t-2.parts", "open t-2.parts", "fsync_dir .tmp"),
+        *("open t-2.parts", "open t-2.parts"),
+    ]
+    files.calls.clear()
+    await store.complete_upload("tier/k", upload, parts, 10)
+    assert files.calls == ["rename t-2.parts", "fsync_dir tier", "unlink t-2.key"]
+
+
+async def test_each_part_is_durable_by_itself(tmp_path: Path) -> None:
+    disk = Disk(random.Random(1), lambda: 0)
+    store = LocalStore("/store", files=disk.mount(), offload=here, instance="t")
+    upload, parts = await uploaded(store)
+    disk.power_cut()
+    restarted = LocalStore("/store", files=disk.mount(), offload=here)
+    assert [left[:2] for left in await restarted.list_uploads("tier/")] == [("tier/k", upload)]
+    await restarted.complete_upload("tier/k", upload, parts, 10)
+    disk.power_cut()
+    restarted = LocalStore("/store", files=disk.mount(), offload=here)
+    assert await restarted.get("tier/k") == b"0123456789"
+
+
+async def test_a_completion_whose_name_may_not_be_durable_is_asked_again(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    upload, parts = await uploaded(store)
+    files.fail = {"fsync_dir": errno.EIO}
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await store.complete_upload("tier/k", upload, parts, 10)
+    files.fail = {}
+    files.calls.clear()
+    await store.complete_upload("tier/k", upload, parts, 10)
+    assert "fsync_dir tier" in files.calls
+    assert await store.get("tier/k") == b"0123456789"
+    assert await store.list_uploads("") == []
+
+
+async def test_what_is_not_as_long_as_its_parts_is_no_object(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    upload, parts = await uploaded(store)
+    for wrong, size in (
+        (parts, 9),
+        (parts[1:], 10),
+        (parts[:1], 10),
+        ([*parts, parts[1]], 10),
+        ([(1, "x")], 10),
+    ):
+        with pytest.raises(StoreError) as caught:
+            await store.complete_upload("tier/k", upload, wrong, size)
+        assert caught.value.permanent
+    os.truncate(tmp_path / "store" / f"{UPLOAD}.parts", 9)
+    with pytest.raises(StoreError, match="not 10 bytes long"):
+        await store.complete_upload("tier/k", upload, parts, 10)
+    assert await listed(store) == []
+
+
+@pytest.mark.parametrize("upload", ["", "..", "../k", "a/b", "t-1.key", "t"])
+async def test_what_is_no_upload_names_no_file(tmp_path: Path, upload: str) -> None:
+    store = make(tmp_path)
+    for call in (
+        store.put_part("k", upload, 1, b"x", start=0),
+        store.complete_upload("k", upload, [], 0),
+        store.abort_upload("k", upload),
+    ):
+        with pytest.raises(ValueError, match="not an upload"):
+            await call
+
+
+async def test_uploads_are_no_objects_and_what_is_no_upload_is_not_listed(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    upload, _ = await uploaded(store)
+    for name, content in (("x.key", b"k"), ("t-7.key", b""), ("t-8.key", b"a b"), ("t-9.key", b"\xff")):
+        (tmp_path / "store" / ".tmp" / name).write_bytes(content)
+    assert await listed(store) == []
+    assert [left.upload for left in await store.list_uploads("")] == [upload]
+    assert await store.list_uploads("tiers/") == []
+
+
+async def test_a_full_disk_fails_a_part_and_the_upload_goes_on(tmp_path: Path) -> None:
+    files = Recording()
+    store = make(tmp_path, files)
+    upload = await store.begin_upload("k")
+    files.fail = {"open": errno.ENOSPC}
+    with pytest.raises(StoreError, match="No space") as caught:
+        await store.put_part("k", upload, 1, b"x", start=0)
+    assert not caught.value.permanent
+    files.fail = {}
+    await store.complete_upload("k", upload, [(1, await store.put_part("k", upload, 1, b"x", start=0))], 1)
+    assert await store.get("k") == b"x"
+
+
 # --- a store that vanishes ---
 
 
@@ -250,6 +426,11 @@ ACTS: dict[str, Act] = {
     "list": lambda store: store.list(""),
     "list a folder": lambda store: store.list("meta/"),
     "delete": lambda store: store.delete("meta/1"),
+    "begin an upload": lambda store: store.begin_upload("meta/2"),
+    "put a part": lambda store: gone(store.put_part("meta/2", "t-9", 1, b"x", start=0)),
+    "complete an upload": lambda store: gone(store.complete_upload("meta/2", "t-9", [], 0)),
+    "abort an upload": lambda store: store.abort_upload("meta/2", "t-9"),
+    "list uploads": lambda store: store.list_uploads(""),
 }
 FIRST: dict[str, Act] = {
     "put": lambda store: store.put("meta/0", b"x"),
@@ -258,6 +439,12 @@ FIRST: dict[str, Act] = {
     "get a missing one": lambda store: absent(store, "meta/0"),
     "list": lambda store: store.list(""),
 }
+
+
+async def gone(asked: Awaitable[object]) -> None:
+    """An upload that never was, while the store is there."""
+    with suppress(NoSuchUpload):
+        await asked
 
 
 async def absent(store: LocalStore, key: str) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.checksum import Buffer
 from remote.store.memory_store import MemoryStore
 from remote.store.metered import StoreStats
-from remote.store.object_store import NoSuchObject, ObjectInfo, ObjectStore, PutResult, StoreError
+from remote.store.object_store import (
+    NoSuchObject,
+    NoSuchUpload,
+    ObjectInfo,
+    ObjectStore,
+    PutResult,
+    StoreError,
+    Upload,
+)
 from remote.store.probe import RACE_KEYS, judge_race, probe, probe_conditions
 from remote.store.stores import harden
 from tests.compat.peers import unique
@@ -109,6 +118,42 @@ class CutsLarge(MemoryStore):
         return await super().put_if_absent(key, data[: 5 << 20])
 
 
+class ShowsParts(MemoryStore):
+    """What a store does that keeps the parts where the object will be."""
+
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
+        await self.put(key, data)
+        return await super().put_part(key, upload, number, data, start=start)
+
+
+class LosesParts(MemoryStore):
+    async def complete_upload(
+        self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int
+    ) -> None:
+        await super().complete_upload(key, upload, parts, size)
+        self.objects[key] = bytes(size)
+
+
+class ForgetsUploads(MemoryStore):
+    async def put_part(self, key: str, upload: str, number: int, data: Buffer, *, start: int) -> str:
+        raise NoSuchUpload(key)
+
+
+class HidesUploads(MemoryStore):
+    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
+        return []
+
+
+class AbortsNothing(MemoryStore):
+    async def abort_upload(self, key: str, upload: str) -> None:
+        pass
+
+
+class KnowsNoParts(MemoryStore):
+    async def begin_upload(self, key: str) -> str:
+        raise StoreError("begin_upload was answered 501: NotImplemented", permanent=True)
+
+
 class FoldsCase(MemoryStore):
     async def put(self, key: str, data: bytes) -> None:
         await super().put(key.lower(), data)
@@ -127,6 +172,12 @@ CHEATS: list[tuple[Callable[[], MemoryStore], str]] = [
     (IgnoresRanges, "ranged reads"),
     (KeepsTheDeleted, "delete"),
     (CutsLarge, "an object of 8 MiB"),
+    (ShowsParts, "an object put in parts"),
+    (LosesParts, "an object put in parts"),
+    (ForgetsUploads, "an object put in parts"),
+    (HidesUploads, "an object put in parts"),
+    (KnowsNoParts, "an object put in parts: no answer"),
+    (AbortsNothing, "of an aborted upload nothing is left"),
     (FoldsCase, "every legal key"),
 ]
 
@@ -170,6 +221,7 @@ def test_a_store_that_keeps_its_promises_passes_and_is_left_as_it_was() -> None:
 
     SimLoop().run(main())
     assert store.objects == {"mine": b"x"}
+    assert SimLoop().run(store.list_uploads("")) == []
 
 
 @given(seed=st.integers(0, 2**32))
