@@ -1,0 +1,90 @@
+"""What leaves the tier, and the log start that goes before it.
+
+Owns: the order in which retention, lineage, a lost copy and a topic that is no longer tiered take copies out
+of the tier. Does not own: what retention says (policy), which copies are of this log's lineage (fold), the
+steps of a deletion (removal). Invariant: the log start has passed a copy, and is durable, before the copy's
+deletion begins, unless the copy is nobody's: unfinished, of another lineage, or covered by a longer one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+from uuid import UUID
+
+from remote.cold.copier import Copier
+from remote.cold.fold import PartitionFold
+from remote.cold.policy import plan_expiry
+from remote.cold.removal import Removal
+from remote.cold.segments import RemoteSegment
+from remote.cold.tenure import Metadata, Tenure
+from storage.log import AbstractLog
+
+logger = logging.getLogger(__name__)
+
+REMOVED_AT_ONCE: Final = 16
+"""Then other partitions have their turn."""
+
+
+class Expirer:
+    def __init__(
+        self, *, metadata: Metadata, copier: Copier, removal: Removal, now_ms: Callable[[], int]
+    ) -> None:
+        self._metadata = metadata
+        self._copier = copier
+        self._removal = removal
+        self._now_ms = now_ms
+
+    async def expire(self, tenure: Tenure) -> float | None:
+        """Do what is due. Return in how many seconds to come again, None for not before something changes."""
+        tenure.check()
+        log, fold = tenure.log, self._metadata.fold(tenure.partition)
+        if fold is None or not may_expire(log):
+            return None
+        start = self._log_start(log, fold)
+        if start > log.log_start_offset:
+            logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
+            await tenure.start_log_at(start)
+            tenure.check()
+        wait_s: float | None = None
+        for count, id_ in enumerate(self._useless(log, fold)):
+            if count == REMOVED_AT_ONCE:
+                return 0.0
+            left_s = await self._removal.remove(tenure, id_)
+            if left_s > 0:
+                wait_s = left_s if wait_s is None else min(wait_s, left_s)
+        return wait_s
+
+    def _log_start(self, log: AbstractLog, fold: PartitionFold) -> int:
+        """Where the log is to start before any copy goes."""
+        if not log.is_tiered:
+            return log.local_log_start_offset
+        plan = plan_expiry(
+            log.config,
+            fold.chain(log.epochs, log.log_start_offset),
+            now_ms=self._now_ms(),
+            log_start=log.log_start_offset,
+            local_start=log.local_log_start_offset,
+            tier_bytes=fold.size_bytes(log.epochs, log.log_start_offset),
+            local_only_bytes=log.size_from(log.tiered_end),
+        )
+        return plan.log_start
+
+    def _useless(self, log: AbstractLog, fold: PartitionFold) -> list[UUID]:
+        """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
+        never finished, or with a deletion that somebody began."""
+        finished: Iterable[RemoteSegment] = fold.finished()
+        if log.is_tiered:
+            start = log.log_start_offset
+            finished = (*fold.below(start), *fold.superseded(log.epochs, start))
+        unfinished = [each for each in fold.unfinished() if each.id not in self._copier.under_way]
+        return list(dict.fromkeys(each.id for each in (*fold.deleting(), *unfinished, *finished)))
+
+
+def may_expire(log: AbstractLog) -> bool:
+    """Whether this log can tell which copies are its own: its epochs reach back to its start, and it is not
+    one that has yet to be filled from the tier."""
+    if not log.is_tiered:
+        return log.config.remote_log_delete_on_disable
+    return log.log_end_offset > 0 and not log.epochs_incomplete

@@ -1,0 +1,121 @@
+"""Taking copies out of the tier: those that retention is done with, and those nobody will finish.
+
+Owns: the steps of a deletion (said first, then the objects, then said to be done), which copies need a second
+deletion of their objects, and when that is due. Does not own: which copies go (expirer), what may follow
+which state (segments), the objects (storage manager). Invariant: no object goes before its deletion was
+committed, and the deletion is not said to be done while a late upload may still bring an object back.
+
+A request that its sender gave up may reach the store afterwards, within a minute by all that stores promise.
+So the objects of an upload that did not end well, or ended a moment ago, are deleted twice, a minute apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+from remote.cold.segments import RemoteSegment, SegmentState, SegmentUpdated, TieredPartition
+from remote.cold.storage_manager import StorageManager
+from remote.cold.tenure import Metadata, Tenure
+
+LATE_UPLOAD_S: Final = 60.0
+"""Within this time after its last attempt an upload may still arrive."""
+
+
+class Removal:
+    """The deletions of one broker. What waits for its second deletion is known to this object alone: a leader
+    that comes after it begins the wait anew."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        storage: StorageManager,
+        metadata: Metadata,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.deleted = 0
+        """Copies whose deletion was completed here."""
+        self._broker_id = broker_id
+        self._storage = storage
+        self._metadata = metadata
+        self._now_ms = now_ms
+        self._clock = clock
+        self._first_at: dict[UUID, tuple[TieredPartition, float]] = {}
+        """Whose each is, and when its objects were deleted for the first time."""
+        self._finished_at: dict[UUID, float] = {}
+        """Of the last minute."""
+
+    def __repr__(self) -> str:
+        return f"<Removal {self.deleted} deleted, {len(self._first_at)} to be deleted again>"
+
+    def finished(self, id_: UUID) -> None:
+        """An upload of this broker ended well, just now."""
+        now = self._clock()
+        self._finished_at[id_] = now
+        for old in [old for old, at in self._finished_at.items() if now - at >= LATE_UPLOAD_S]:
+            del self._finished_at[old]
+
+    async def begin(self, tenure: Tenure, id_: UUID) -> None:
+        """Commit that this copy goes, unless that was said already."""
+        segment = self._find(tenure, id_)
+        if segment is not None and segment.state is not SegmentState.DELETE_STARTED:
+            await self._say(tenure, segment, SegmentState.DELETE_STARTED)
+
+    async def remove(self, tenure: Tenure, id_: UUID) -> float:
+        """Take the next steps with this copy, as far as they are due. Return how long to wait until more is
+        due, 0 when the copy is gone."""
+        segment = self._find(tenure, id_)
+        if segment is None:
+            self._first_at.pop(id_, None)
+            return 0.0
+        left_s = self._wait_s(id_)
+        if left_s > 0:
+            return left_s
+        is_once = self._is_settled(tenure, segment)
+        await self.begin(tenure, id_)
+        tenure.check()
+        await self._storage.delete_segment(segment)
+        if not is_once and id_ not in self._first_at:
+            self._first_at[id_] = (tenure.partition, self._clock())
+            return LATE_UPLOAD_S
+        await self._say(tenure, segment, SegmentState.DELETE_FINISHED)
+        self._first_at.pop(id_, None)
+        self.deleted += 1
+        return 0.0
+
+    def forget(self, partition: TieredPartition) -> None:
+        """Drop what is known of a partition's copies; its next leader begins anew."""
+        for id_ in [id_ for id_, (known, _) in self._first_at.items() if known == partition]:
+            del self._first_at[id_]
+
+    def _find(self, tenure: Tenure, id_: UUID) -> RemoteSegment | None:
+        """Look it up as it is known now: between two steps another may have settled it."""
+        tenure.check()
+        fold = self._metadata.fold(tenure.partition)
+        return None if fold is None else fold.segment(id_)
+
+    def _is_settled(self, tenure: Tenure, segment: RemoteSegment) -> bool:
+        """Whether its upload ended well, and so long ago that nothing of it can be under way. What an earlier
+        leader finished, it finished before this one began."""
+        finished_at = self._finished_at.get(segment.id, tenure.began_at)
+        is_old = self._clock() - finished_at >= LATE_UPLOAD_S
+        return segment.state is SegmentState.COPY_FINISHED and is_old
+
+    def _wait_s(self, id_: UUID) -> float:
+        first_at = self._first_at.get(id_)
+        return 0.0 if first_at is None else max(0.0, first_at[1] + LATE_UPLOAD_S - self._clock())
+
+    async def _say(self, tenure: Tenure, segment: RemoteSegment, state: SegmentState) -> None:
+        event = SegmentUpdated(
+            partition=segment.partition,
+            topic=tenure.topic,
+            id=segment.id,
+            state=state,
+            broker_id=self._broker_id,
+            event_timestamp_ms=self._now_ms(),
+            custom=segment.custom,
+        )
+        await self._metadata.submit(event, leader_epoch=tenure.leader_epoch)
