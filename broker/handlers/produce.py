@@ -289,12 +289,14 @@ class Produce:
             partition.check_acks_all()
         now_ms = self._now_ms()
         if prepared is not None and prepared.log is partition.log:  # and not of a topic deleted meanwhile
+            partition.check_room()
             appended = partition.log.append_prepared(prepared, leader_epoch=partition.leader_epoch)
         elif partition.fast_log is not None:
             appended = partition.fast_log.append(
                 records, header, 0, leader_epoch=partition.leader_epoch, now_ms=now_ms
             )
         else:
+            partition.check_room()
             appended = partition.log.append_records(
                 records[: header.size], leader_epoch=partition.leader_epoch, now_ms=now_ms, origin="client"
             )

@@ -194,6 +194,7 @@ class Partition:
         "dirty",
         "epoch_start",
         "fast_log",
+        "has_room",
         "index",
         "internal",
         "is_leader",
@@ -261,6 +262,8 @@ class Partition:
         self.fast_log: AbstractLog | None = None
         """The log when a plain client batch may be appended as it is, None when anything needs the long way.
         """
+        self.has_room = True
+        """Whether producers may append; not while `remote.log.pressure.policy` refuses them."""
         self.acks_all_ok = False
         self.data_waiters: dict[DataWaiter, None] = {}
         """Consumers, which see what is committed."""
@@ -386,7 +389,7 @@ class Partition:
     def refresh(self) -> None:
         """Prepare the per-request decisions again, after the role or the configuration changed."""
         log = self.log
-        writable = self.is_leader and not self.offline and not self.internal
+        writable = self.is_leader and not self.offline and not self.internal and self.has_room
         self.fast_log = log if writable and not log.needs_walk else None
         self.acks_all_ok = len(self.isr) >= self.min_isr
         self._stands_alone = self.replicas == self.isr == (self.node_id,) and not self.syncs
@@ -402,6 +405,14 @@ class Partition:
                 ErrorCode.not_enough_replicas,
                 f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas, "
                 "fewer than min.insync.replicas",
+            )
+
+    def check_room(self) -> None:
+        if not self.has_room:
+            raise KafkaError(
+                ErrorCode.kafka_storage_error,
+                f"the log directory of {self.topic}-{self.index} is short of room until the tier takes more "
+                "(remote.log.pressure.policy=refuse)",
             )
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode:
