@@ -17,6 +17,7 @@ from broker.config.broker import BrokerConfig
 from broker.config.topics import log_config
 from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
+from broker.control.directories import StartupError
 from broker.control.image import Delta
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
@@ -41,9 +42,18 @@ from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.nearest import ReplicaSelector
+from broker.replicas.pressure import Pressure
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
+from broker.replicas.tiering import Tiering
+from remote.cold.copier import Copier
+from remote.cold.expirer import Expirer
+from remote.cold.object_tier import ObjectTier
+from remote.cold.pacing import Pacer
+from remote.cold.plugins import BadPlugin, load_manager
+from remote.cold.removal import Removal
+from remote.cold.storage_manager import StorageManager
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -118,9 +128,22 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
-    tier_metadata = None
+    tier_metadata = tiering = None
     if config.remote_log_storage_system_enable:
-        tier_metadata = TierMetadata(config=config, world=world, cluster=cluster, replicas=replicas)
+        storage = _storage_manager(config, world)
+        tier_metadata = TierMetadata(
+            config=config, world=world, cluster=cluster, replicas=replicas, storage=storage
+        )
+        tiering = _tiering(
+            config=config,
+            world=world,
+            cluster=cluster,
+            replicas=replicas,
+            logs=logs,
+            metadata=tier_metadata,
+            storage=storage,
+        )
+        cluster.subscribe(tiering.image_changed)
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -184,6 +207,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         follower_fetch=follower_fetch,
         groups=groups,
         tier_metadata=tier_metadata,
+        tiering=tiering,
         counters=counters,
         network=network,
     )
@@ -204,6 +228,70 @@ def take_configs(components: Components) -> None:
         logs.producer_expiration_ms = config.producer_id_expiration_ms
         for held in logs.logs.values():
             held.producer_expiration_ms = config.producer_id_expiration_ms
+
+
+def _storage_manager(config: BrokerConfig, world: World) -> StorageManager:
+    name = config.remote_log_storage_manager_class_name
+    if name is None:
+        return ObjectTier(world.store)
+    try:
+        return load_manager(
+            name,
+            config.remote_storage_manager_configs,
+            class_path=config.remote_log_storage_manager_class_path,
+        )
+    except BadPlugin as error:
+        raise StartupError(str(error)) from None
+
+
+def _tiering(
+    *,
+    config: BrokerConfig,
+    world: World,
+    cluster: Cluster,
+    replicas: ReplicaManager,
+    logs: LogManager,
+    metadata: TierMetadata,
+    storage: StorageManager,
+) -> Tiering:
+    clock = asyncio.get_running_loop().time
+    removal = Removal(
+        broker_id=config.node_id, storage=storage, metadata=metadata, now_ms=world.now_ms, clock=clock
+    )
+    copier = Copier(
+        broker_id=config.node_id,
+        cluster_id=lambda: cluster.image.cluster_id,
+        storage=storage,
+        metadata=metadata,
+        removal=removal,
+        quota=Pacer(
+            rate=lambda: cluster.broker_config.remote_log_manager_copy_max_bytes_per_second,
+            samples=config.remote_log_manager_copy_quota_window_num,
+            sample_s=config.remote_log_manager_copy_quota_window_size_seconds,
+        ),
+        custom_bytes_max=config.remote_log_metadata_custom_metadata_max_bytes,
+        now_ms=world.now_ms,
+        random=world.random,
+        offload=world.offload,
+    )
+    return Tiering(
+        config=lambda: cluster.broker_config,
+        replicas=replicas,
+        metadata=metadata,
+        storage=storage,
+        copier=copier,
+        expirer=Expirer(metadata=metadata, copier=copier, removal=removal, now_ms=world.now_ms),
+        removal=removal,
+        pressure=Pressure(
+            files=world.files,
+            offload=world.offload,
+            replicas=replicas,
+            logs=logs,
+            min_free_bytes=lambda: cluster.broker_config.log_dir_min_free_bytes,
+            now_ms=world.now_ms,
+            clock=clock,
+        ),
+    )
 
 
 def _throttle(config: BrokerConfig, rate: Callable[[], int]) -> Throttle:

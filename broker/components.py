@@ -24,6 +24,7 @@ from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.tiering import Tiering
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Components:
     groups: GroupCoordinator
     tier_metadata: TierMetadata | None
     """None where the tiers are switched off."""
+    tiering: Tiering | None
     counters: Counters
     network: NetworkServer
 
@@ -63,4 +65,5 @@ class Components:
             groups=self.groups,
             cluster=self.cluster,
             store_stats=self.world.store_stats,
+            tiering=self.tiering,
         )

@@ -162,6 +162,8 @@ class Broker:
         await components.groups.start(self._tasks)
         if components.tier_metadata is not None:
             components.tier_metadata.start(self._tasks)
+        if components.tiering is not None:
+            components.tiering.start(self._tasks)
         components.network.open()
 
     def _after_ready(self) -> None:
@@ -174,6 +176,8 @@ class Broker:
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
+        if components.tiering is not None:
+            await components.tiering.stop()
         if components.tier_metadata is not None:
             await components.tier_metadata.stop()
         components.fetchers.stop()

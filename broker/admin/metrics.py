@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from broker.replicas.partition import Partition
     from broker.replicas.purgatory import Purgatory
     from broker.replicas.replica_manager import ReplicaManager
+    from broker.replicas.tiering import Tiering
     from remote.store.metered import StoreStats
     from storage.log_manager import LogManager
 
@@ -53,6 +54,7 @@ def collect(
     groups: GroupCoordinator,
     cluster: Cluster,
     store_stats: StoreStats,
+    tiering: Tiering | None,
 ) -> Iterator[Metric]:
     """Every family, a large one in several pieces that follow each other."""
     yield from _requests(counters)
@@ -65,6 +67,8 @@ def collect(
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _store(store_stats)
+    if tiering is not None:
+        yield from _tiering(tiering)
 
 
 def _requests(counters: Counters) -> Iterator[Metric]:
@@ -361,3 +365,31 @@ def _store(stats: StoreStats) -> Iterator[Metric]:
     yield errors
     for attribute, text in _STORE_COUNTERS:
         yield CounterMetricFamily(f"{name}_{attribute}", text, value=getattr(stats, attribute))
+
+
+def _tiering(tiering: Tiering) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    name, pressure = "tidewal_tier", tiering.pressure
+    yield CounterMetricFamily(f"{name}_copied_segments", "Segments copied.", value=tiering.copier.copied)
+    yield CounterMetricFamily(f"{name}_copied_bytes", "Bytes copied.", value=tiering.copier.copied_bytes)
+    yield CounterMetricFamily(f"{name}_deleted_segments", "Copies deleted.", value=tiering.removal.deleted)
+    failed = CounterMetricFamily(
+        f"{name}_failures", "Turns that failed and are tried again.", labels=["work"]
+    )
+    failed.add_metric(["copy"], tiering.failed_copies)
+    failed.add_metric(["expiration"], tiering.failed_expiries)
+    yield failed
+    yield CounterMetricFamily(
+        f"{name}_dropped_bytes",
+        "Bytes never copied that remote.log.pressure.policy=drop gave up.",
+        value=pressure.dropped_bytes,
+    )
+    missing = GaugeMetricFamily(
+        "tidewal_log_dir_missing_bytes",
+        "Bytes a log directory has less than log.dir.min.free.bytes.",
+        labels=["directory"],
+    )
+    for path, size in pressure.missing.items():
+        missing.add_metric([path], size)
+    yield missing

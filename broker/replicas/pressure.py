@@ -123,9 +123,9 @@ class Pressure:
         if missing and path not in self.missing:
             topics = sorted({f"{each.topic} ({_policy(each)})" for each in partitions})
             logger.error(
-                "log directory %s has %d free bytes, %d less than log.dir.min.free.bytes. Tiered topics there "
-                "and their remote.log.pressure.policy: %s. See whether the object store takes uploads, or make "
-                "room",
+                "log directory %s has %d free bytes, %d less than log.dir.min.free.bytes. Tiered topics "
+                "there and their remote.log.pressure.policy: %s. See whether the object store takes uploads, "
+                "or make room",
                 path,
                 free,
                 missing,

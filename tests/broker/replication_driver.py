@@ -46,6 +46,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import decode_response, encode_response, entity
 from protocol.records import iter_batches, iter_records
 from remote.store.memory_store import MemoryStore
+from remote.store.object_store import StoreError
 from storage.log import Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
@@ -138,7 +139,7 @@ class Node:
         at = World(
             files=files,
             network=world.fabric.endpoint(self.name, self.process),
-            store=MemoryStore(),
+            store=world.store,
             now_ms=world.now_ms,
             random=random.Random(self.id),
             offload=_offload,
@@ -170,6 +171,8 @@ class Node:
             await self.groups.start(tasks)
             if self.components.tier_metadata is not None:
                 self.components.tier_metadata.start(tasks)
+            if self.components.tiering is not None:
+                self.components.tiering.start(tasks)
             self.isr.start(tasks)
             self.fetchers.start(tasks)
             await self.server.listen(LISTENER, "0.0.0.0", PORT)
@@ -210,6 +213,34 @@ class Node:
             ]
             offset = part.next_offset
         return found
+
+
+class Bucket(MemoryStore):
+    """The object store of all nodes. It may be away, or hang where a key ends so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.hangs_at: str | None = None
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._answer(key)
+        await super().put(key, data)
+
+    async def delete(self, key: str) -> None:
+        await self._answer(key)
+        await super().delete(key)
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        await self._answer(key)
+        return await super().get_range(key, start, end)
+
+    async def _answer(self, key: str) -> None:
+        await asyncio.sleep(0.002)
+        if self.is_away:
+            raise StoreError("503")
+        if self.hangs_at is not None and key.endswith(self.hangs_at):
+            await asyncio.Event().wait()
 
 
 class Controller:
@@ -301,6 +332,7 @@ class Replicas:
         self.fabric = Fabric(self.loop, random.Random(seed), NetworkProfile(split_chance=0.2))
         self.properties = {name.replace("_", "."): value for name, value in properties.items()}
         self.nodes: dict[int, Node] = {}
+        self.store = Bucket()
         self.controller = Controller(self)
         self.on_build: list[Callable[[Node], None]] = []
         """Called with each node that begins a life, before its logs are opened."""

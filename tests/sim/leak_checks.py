@@ -26,6 +26,8 @@ STANDING = (
     "IsrChanges._send_for_ever",
     "IsrChanges._watch_for_ever",
     "Node._live",
+    "Pressure.watch_for_ever",
+    "Tiering._tick_for_ever",
 )
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.

@@ -81,33 +81,19 @@ def is_read(field: str) -> bool:
 
 
 AWAITED = {
-    "log_dir_min_free_bytes",
     "remote_fetch_max_wait_ms",
     "remote_list_offsets_request_timeout_ms",
-    "remote_log_delete_on_disable",
     "remote_log_index_file_cache_total_size_bytes",
-    "remote_log_manager_copier_thread_pool_size",
-    "remote_log_manager_copy_max_bytes_per_second",
-    "remote_log_manager_copy_quota_window_num",
-    "remote_log_manager_copy_quota_window_size_seconds",
-    "remote_log_manager_expiration_thread_pool_size",
     "remote_log_manager_fetch_max_bytes_per_second",
     "remote_log_manager_fetch_quota_window_num",
     "remote_log_manager_fetch_quota_window_size_seconds",
-    "remote_log_manager_follower_thread_pool_size",
-    "remote_log_manager_task_interval_ms",
-    "remote_log_metadata_custom_metadata_max_bytes",
     "remote_log_metadata_manager_class_name",
     "remote_log_metadata_manager_class_path",
-    "remote_log_pressure_policy",
     "remote_log_reader_max_pending_tasks",
     "remote_log_reader_threads",
-    "remote_log_storage_manager_class_name",
-    "remote_log_storage_manager_class_path",
     "remote_log_storage_system_enable",
     "remote_metadata_manager_configs",
     "remote_metadata_topic",
-    "remote_storage_manager_configs",
 }
 """Settings of the cold tier, until the parts of it that read them are there."""
 

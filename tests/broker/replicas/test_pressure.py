@@ -1,3 +1,5 @@
+"""A log directory that is short of room: what is said, refused and given up, and when that ends."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Turns: their order, how many at once, what is put off, and that none is forgotten."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""The steps of a copy, and what ends one between any two of them."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""What leaves the tier and in which order, and what stays although it might seem to be nobody's."""
+
 from __future__ import annotations
 
 import asyncio

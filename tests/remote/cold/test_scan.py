@@ -1,3 +1,5 @@
+"""What is said of a segment before it is copied, and that nothing else is sent afterwards."""
+
 from __future__ import annotations
 
 import pytest
