@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.stored.remote_log import (
     DeletionRow,
+    Row,
     RowKey,
     SegmentRow,
     SnapshotRow,
@@ -21,6 +25,69 @@ from protocol.stored.remote_log import (
     key_of,
 )
 from protocol.stored.schema import BadRecord
+
+HERE = Path(__file__).parent
+TOPIC_ID = UUID("f18cb3a1-6b53-4ac4-8e1f-1e037c0edd5d")
+LEAST, MOST = UUID(int=5), UUID(int=(1 << 128) - 1)
+INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+BY_KAFKA: list[Row] = [
+    SegmentRow(
+        "logs",
+        TOPIC_ID,
+        7,
+        UUID("11223344-5566-7788-99aa-bbccddeeff00"),
+        100,
+        199,
+        1,
+        1_700_000_000_000,
+        1_700_000_000_123,
+        ((0, 100), (3, 150)),
+        1 << 20,
+        None,
+        0,
+        False,
+    ),
+    SegmentRow("logs", TOPIC_ID, 7, LEAST, 0, 0, 2, -1, 5, ((0, 0),), 69, b"", 0, True),
+    SegmentRow(
+        "t\xe4g",
+        UUID(int=1 << 127),
+        INT32_MAX,
+        MOST,
+        1 << 62,
+        INT64_MAX - 1,
+        INT32_MAX,
+        INT64_MAX,
+        INT64_MAX,
+        ((INT32_MAX, 1 << 62),),
+        INT32_MAX,
+        bytes(range(256)),
+        0,
+        True,
+    ),
+    UpdateRow("logs", TOPIC_ID, 7, LEAST, 1, 1_700_000_000_456, None, 1),
+    UpdateRow("logs", TOPIC_ID, 7, LEAST, 1, 1_700_000_000_456, b"where", 2),
+    UpdateRow("logs", TOPIC_ID, 7, LEAST, 1, 1_700_000_000_456, b"", 3),
+    DeletionRow("logs", TOPIC_ID, 7, 1, 1_700_000_000_789, 0),
+    DeletionRow("logs", TOPIC_ID, 7, 1, 1_700_000_000_789, 1),
+    DeletionRow("x" * 249, TOPIC_ID, 0, 0, 0, 2),
+    SnapshotRow(
+        LEAST,
+        100,
+        199,
+        1,
+        1_700_000_000_000,
+        1_700_000_000_123,
+        ((0, 100), (3, 150)),
+        1 << 20,
+        None,
+        1,
+        False,
+    ),
+    SnapshotRow(
+        UUID(int=6), 100, 199, 1, 1_700_000_000_000, 1_700_000_000_123, ((0, 100),), 0, b"abc", 2, True
+    ),
+]
+"""What the lines of kafka-remote-log-records.tsv say: Kafka's bytes in hex, a tab, Kafka's own words."""
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 INT8 = st.integers(-128, 127)
@@ -44,6 +111,64 @@ def test_a_row_reads_back(row: SegmentRow | UpdateRow | DeletionRow | SnapshotRo
     value = encode_row(row)
     assert decode_row(value) == row
     assert type(decode_row(memoryview(value))) is type(row)
+
+
+@pytest.mark.requirement("X-7")
+def test_rows_are_kafkas_byte_for_byte() -> None:
+    lines = (HERE / "kafka-remote-log-records.tsv").read_text().splitlines()
+    for row, line in zip(BY_KAFKA, lines, strict=True):
+        value = bytes.fromhex(line.partition("\t")[0])
+        assert encode_row(row) == value
+        assert decode_row(value) == row
+
+
+@pytest.mark.kafka
+@pytest.mark.requirement("X-7")
+def test_kafka_reads_rows_and_writes_the_same_bytes(kafka_home: Path) -> None:
+    rng = random.Random(405)
+    values = [encode_row(row).hex() for row in BY_KAFKA + [any_row(rng) for _ in range(1000)]]
+    done = subprocess.run(
+        ["java", "-cp", f"{kafka_home}/config:{kafka_home}/libs/*", str(HERE / "RemoteLogRows.java")],
+        input="\n".join(values),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == values
+
+
+def any_row(rng: random.Random) -> Row:
+    """A row that Kafka's classes take."""
+
+    def custom() -> bytes | None:
+        return rng.choice([None, rng.randbytes(rng.choice([0, 1, 127, 128, 5000]))])
+
+    topic = "t" * rng.choice([1, 62, 126, 127, 249])
+    partition = (topic, UUID(int=rng.getrandbits(128)), rng.getrandbits(31))
+    segment_id = UUID(int=rng.getrandbits(128))
+    event = (rng.getrandbits(31), rng.getrandbits(rng.choice([10, 40, 63])))
+    kind = rng.randrange(4)
+    if kind == 1:
+        return UpdateRow(*partition, segment_id, *event, custom(), rng.randrange(4))
+    if kind == 2:
+        return DeletionRow(*partition, *event, rng.randrange(3))
+    base, last = sorted(rng.getrandbits(rng.choice([10, 40, 62])) for _ in range(2))
+    epochs = sorted(rng.sample(range(INT32_MAX), rng.choice([1, 2, 126, 127, 200])))
+    copy = (
+        base,
+        last,
+        event[0],
+        rng.getrandbits(40),
+        event[1],
+        tuple((epoch, base + at) for at, epoch in enumerate(epochs)),
+        rng.getrandbits(31),
+        custom(),
+    )
+    has_empty_index = rng.random() < 0.5
+    if kind == 3:
+        return SnapshotRow(segment_id, *copy, rng.randrange(4), has_empty_index)
+    return SegmentRow(*partition, segment_id, *copy, 0, has_empty_index)
 
 
 @given(KEYS)

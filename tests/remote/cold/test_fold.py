@@ -350,7 +350,8 @@ def test_a_superset_that_is_not_finished_supersedes_nothing() -> None:
 def test_copies_of_a_lost_lineage_are_superseded_and_those_of_a_later_leader_are_not() -> None:
     lost = copy_of(((0, 0), (1, 5)), 5, 20, number=1)
     later = copy_of(((0, 0), (2, 5), (7, 20)), 5, 25, number=2)
-    fold = finished(lost, later)
+    known = copy_of(((0, 0), (2, 5)), 0, 20, number=3)
+    fold = finished(lost, later, known)
     gone = fold.superseded(epochs_of(((0, 0), (2, 5), (3, 30))), 0)
     assert [copy.id for copy in gone] == [lost.id]
 
