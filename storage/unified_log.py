@@ -548,6 +548,8 @@ class UnifiedLog(AbstractLog):
                 raise KafkaError(ErrorCode.offset_out_of_range, f"{self} changed while it was read")
 
     def size_from(self, offset: int) -> int:
+        if offset >= self.log_end_offset:
+            return 0
         first = max(0, bisect_right(self._bases, offset) - 1)
         return sum(segment.size for segment in self._segments[first:])
 
@@ -644,8 +646,8 @@ class UnifiedLog(AbstractLog):
         return count
 
     def _durably(self, count: int, facts: Sequence[SegmentFacts], *, is_local: bool) -> int:
-        """How many of the oldest segments of a tiered log may go now. Its log start and the epochs of what is
-        in the tier are in no local segment, so both must be on the disk before those go."""
+        """How many of the oldest segments of a tiered log may go now. Where it starts, and the epochs and
+        producers of what is in the tier, no local segment tells: they must be on the disk before those go."""
         if count == 0:
             return 0
         if not is_local:
@@ -655,10 +657,23 @@ class UnifiedLog(AbstractLog):
         durable = min(self.saved_start, self.log_start_offset)
         if not is_local or durable < self.log_start_offset:
             count = sum(each.end_offset <= durable for each in facts[:count])
-        if count and is_local and self.recovery_point < facts[count - 1].end_offset:
-            with self._disk():
-                self._write_epochs(force=True, is_durable=True)
+        if count and is_local:
+            with self._reading():
+                self._settle_until(facts[count - 1].end_offset)
         return count
+
+    def _settle_until(self, end: int) -> None:
+        """Have the epochs, and the producers at the base `end` of a segment, on the disk. The syncs that
+        follow each roll have usually taken them there."""
+        path = snapshot_path(self.directory, end)
+        if not self.files.exists(path):
+            table = producers_at(self.files, self.directory, self._segments, end)
+            write_whole(self.files, path, table.encode())
+        if self.recovery_point < end:
+            file = self.files.open(path)
+            file.fsync()
+            file.close()
+            self._write_epochs(force=True, is_durable=True)
 
     def _local_starts_at(self, offset: int, *, is_local: bool) -> None:
         if is_local:
@@ -669,7 +684,7 @@ class UnifiedLog(AbstractLog):
     def free_tiered(self, now_ms: int) -> int:
         if self.offline is not None or not self.is_tiered:
             return 0
-        limit = min(self.tiered_end, self.high_watermark)
+        limit = max(min(self.tiered_end, self.high_watermark), self.log_start_offset)
         facts = [
             SegmentFacts(size=segment.size, end_offset=end, timestamp=0)
             for segment, end in zip(self._segments, self._bases[1 : EXPIRED_AT_ONCE + 1], strict=False)
@@ -812,9 +827,9 @@ class UnifiedLog(AbstractLog):
 
     def _save_beginning(self, start: int) -> None:
         """Save what an empty segment at `start` does not tell of the log before it."""
-        self.files.fsync_dir(self.directory)  # or a power cut may bring the old log back beside it
         if not self._unsynced.is_anchored:
             self.files.fsync_dir(self.log_dir)
+            self.anchored()
         self._write_epochs(force=True, is_durable=True)
         write_whole(self.files, snapshot_path(self.directory, start), self.producer_table.encode())
 

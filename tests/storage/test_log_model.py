@@ -27,9 +27,14 @@ class Stored:
     data: bytes
     timestamp: int
     epoch: int
+    producer: int
+    sequence: int
+    """Its producer's next one."""
 
 
 class LogHistory(RuleBasedStateMachine):
+    config = CONFIG
+
     def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.mkdtemp()
@@ -44,8 +49,8 @@ class LogHistory(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.manager = manager_on(self.root, config=CONFIG, clock=lambda: self.now)
-        self.log = self.manager.create("topic", TOPIC_ID, 0, CONFIG)
+        self.manager = manager_on(self.root, config=self.config, clock=lambda: self.now)
+        self.log = self.manager.create("topic", TOPIC_ID, 0, self.config)
 
     def teardown(self) -> None:
         kill(self.manager)
@@ -67,7 +72,11 @@ class LogHistory(RuleBasedStateMachine):
         assert (appended.first_offset, appended.last_offset) == (self.end, self.end + count - 1)
         expected = bytearray(batch)
         stamp(expected, 0, self.end, self.epoch)
-        self.batches.append(Stored(self.end, self.end + count, bytes(expected), self.now, self.epoch))
+        self.batches.append(
+            Stored(
+                self.end, self.end + count, bytes(expected), self.now, self.epoch, producer, sequence + count
+            )
+        )
         self.end += count
         if producer >= 0:
             self.sequences[producer] = sequence + count
@@ -141,7 +150,7 @@ class LogHistory(RuleBasedStateMachine):
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
         self.manager.close(clean=clean)
-        self.manager = manager_on(self.root, config=CONFIG, clock=lambda: self.now)
+        self.manager = manager_on(self.root, config=self.config, clock=lambda: self.now)
         self.log = self.manager.logs["topic", 0]
         self.log.set_high_watermark(self.end)
         if not clean:
@@ -156,6 +165,11 @@ class LogHistory(RuleBasedStateMachine):
             producer: sequence for producer, sequence in self.sequences.items() if producer in known
         }
 
+    @property
+    def readable_from(self) -> int:
+        """Where what can be read from the log itself begins."""
+        return self.start
+
     # --- what must hold ---
 
     @invariant()
@@ -169,16 +183,16 @@ class LogHistory(RuleBasedStateMachine):
 
     @invariant()
     def reads_give_back_what_was_appended(self) -> None:
-        visible = [batch for batch in self.batches if batch.end > self.start]
-        assert read_all(self.log) == b"".join(batch.data for batch in visible)
+        visible = [batch for batch in self.batches if batch.end > self.readable_from]
+        assert read_all(self.log, self.readable_from) == b"".join(batch.data for batch in visible)
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data(), max_bytes=st.integers(1, 2000), min_one=st.booleans())
     def read_a_piece(self, data: st.DataObject, max_bytes: int, min_one: bool) -> None:
-        visible = [batch for batch in self.batches if batch.end > self.start]
+        visible = [batch for batch in self.batches if batch.end > self.readable_from]
         if not visible:
             return
-        offset = data.draw(st.integers(self.start, self.end - 1))
+        offset = data.draw(st.integers(self.readable_from, self.end - 1))
         bound = data.draw(st.sampled_from([batch.end for batch in visible]))
         found = self.log.read(offset, max_bytes, bound=bound, min_one=min_one)
         wanted = [batch for batch in visible if batch.end > offset and batch.end <= bound]
@@ -195,9 +209,9 @@ class LogHistory(RuleBasedStateMachine):
     @rule(ahead=st.integers(-2000, 2000))
     def find_by_time(self, ahead: int) -> None:
         timestamp = self.now - ahead
-        visible = [batch for batch in self.batches if batch.end > self.start]
+        visible = [batch for batch in self.batches if batch.end > self.readable_from]
         at = next((batch for batch in visible if batch.timestamp >= timestamp), None)
-        expected = (at.timestamp, max(at.first, self.start), at.epoch) if at else None
+        expected = (at.timestamp, max(at.first, self.readable_from), at.epoch) if at else None
         assert self.log.offset_for_timestamp(timestamp, self.end) == expected
 
     @rule()
