@@ -122,7 +122,8 @@ def load(
         Segment(files, path, base, size=files.size(join(path, segment_name(base) + LOG)), created_ms=now_ms)
         for base in bases
     ]
-    if not segments:
+    if not segments:  # a log was taken away, to begin anew; what tells of it would pass for the new one's
+        _remove_snapshots(files, path)
         segments = [Segment.create(files, path, saved_start, now_ms=now_ms)]
     loaded = Loaded(
         topic_id=read_topic_id(files, path),
@@ -149,6 +150,11 @@ def load(
         _complete_epochs(loaded)
         if loaded.epochs.entries() != noted:
             loaded.rewritten.append(join(path, EPOCHS))
+        if is_tiered:  # what is read here may not have reached the disk since that point
+            loaded.rewritten.append(join(path, EPOCHS))
+            loaded.rewritten += [
+                snapshot_path(path, at) for at in snapshot_offsets(files, path) if at >= recovery_point
+            ]
     loaded.recovery_point = loaded.log_end_offset if is_clean else min(recovery_point, loaded.log_end_offset)
     for offset in snapshot_offsets(files, path):
         if offset > loaded.log_end_offset:
@@ -173,9 +179,10 @@ def _made_new(files: Files, path: str, log_start_offset: int, now_ms: int) -> Lo
 
 def _find_starts(loaded: Loaded, saved: int | None, is_tiered: bool) -> None:
     """Set where the log starts, and where its local part does, by the checkpoint of log starts and the first
-    segment. A tiered log that the checkpoint does not name, whether it is lost or this one was not tiered
-    when it was written, starts where its epochs do: they are cut at the log start, never at the local
-    one. Too early a start costs readers an error until it is moved; too late a one, what is in the tier."""
+    segment. The checkpoint names a tiered log before any of its segments go. One that it does not name starts
+    with its segments, unless the checkpoint was lost: then the epochs tell, which are cut at the log start,
+    never at the local one. Too early a start costs readers an error until it is moved; too late a one, what
+    is in the tier."""
     base = loaded.segments[0].base_offset
     if not is_tiered:
         start = max(saved or 0, base)

@@ -446,7 +446,7 @@ class LogManager:
         points = self._checkpoints[path].points(LOG_STARTS)
         logs = [(key, log) for key, log in self.logs.items() if log.log_dir == path]
         for key, log in logs:
-            log.start_saved(points.get(key, 0))
+            log.start_saved(points.get(key))
         if not self._is_cutting:
             for _, log in logs:
                 log.answer_starts()

@@ -111,6 +111,7 @@ class UnifiedLog(AbstractLog):
         "dropped_bytes",
         "files",
         "flushed_at_ms",
+        "is_start_named",
         "log_dir",
         "saved_start",
     )
@@ -128,7 +129,7 @@ class UnifiedLog(AbstractLog):
         on_failure: Callable[[OSError], None],
         on_cut: Callable[[bool], None] = _ignore_cut,
         on_start: Callable[[], None] | None = None,
-        saved_start: int = 0,
+        saved_start: int | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self.files = files
@@ -147,8 +148,10 @@ class UnifiedLog(AbstractLog):
         self._marked_upto = loaded.recovery_point
         self._epochs_dirty = False
         self._epochs_written: list[tuple[int, int]] | None = None
-        self.saved_start = saved_start
+        self.saved_start = saved_start or 0
         """The log start that a crash would leave, as far as is known."""
+        self.is_start_named = saved_start is not None
+        """Whether the checkpoint names this log: a tiered one that it does not begins with its segments."""
         self._start_asked = 0
         self._start_waits: tuple[tuple[int, StartDone], ...] = ()
         self.flushed_at_ms = 0
@@ -224,7 +227,7 @@ class UnifiedLog(AbstractLog):
             on_failure=on_failure,
             on_cut=on_cut,
             on_start=on_start,
-            saved_start=log_start_offset or 0,
+            saved_start=log_start_offset,
             producer_expiration_ms=producer_expiration_ms,
         )
 
@@ -584,9 +587,10 @@ class UnifiedLog(AbstractLog):
         """The log start that the disk is to know: ours, or one that counts once it is there."""
         return max(self._start_asked, self.log_start_offset)
 
-    def start_saved(self, offset: int) -> None:
-        """The disk has `offset` as the log start. `answer_starts` is to follow."""
-        self.saved_start = offset
+    def start_saved(self, offset: int | None) -> None:
+        """The disk has `offset` as the log start, or none. `answer_starts` is to follow."""
+        self.is_start_named = offset is not None
+        self.saved_start = offset = offset or 0
         if self.log_start_offset < offset <= min(self._start_asked, self.log_end_offset):
             self._started_at(offset)
 
@@ -652,10 +656,10 @@ class UnifiedLog(AbstractLog):
             return 0
         if not is_local:
             self.advance_log_start(facts[count - 1].end_offset)
-        elif self.saved_start < self.log_start_offset:
+        elif not self.is_start_named or self.saved_start < self.log_start_offset:
             self._ask_for_start()
-        durable = min(self.saved_start, self.log_start_offset)
-        if not is_local or durable < self.log_start_offset:
+        durable = min(self.saved_start, self.log_start_offset) if self.is_start_named else 0
+        if not is_local or not self.is_start_named or durable < self.log_start_offset:
             count = sum(each.end_offset <= durable for each in facts[:count])
         if count and is_local:
             with self._reading():
@@ -663,16 +667,23 @@ class UnifiedLog(AbstractLog):
         return count
 
     def _settle_until(self, end: int) -> None:
-        """Have the epochs, and the producers at the base `end` of a segment, on the disk. The syncs that
-        follow each roll have usually taken them there."""
+        """Have the epochs, and the producers at the base `end` of a segment, on the disk; those at each base
+        before it too, because a power cut may bring back some of what goes. The sync that follows each roll
+        has usually taken them there; the recovery point does not tell, it may have been there before the
+        roll."""
         path = snapshot_path(self.directory, end)
         if not self.files.exists(path):
             table = producers_at(self.files, self.directory, self._segments, end)
             write_whole(self.files, path, table.encode())
-        if self.recovery_point < end:
+        paths = [snapshot_path(self.directory, base) for base in self._bases if base <= end]
+        unsynced = [path for path in paths if path in self._unsynced.paths and self.files.exists(path)]
+        for path in unsynced:
             file = self.files.open(path)
             file.fsync()
             file.close()
+        if unsynced:
+            self.files.fsync_dir(self.directory)
+        if self._epochs_dirty or join(self.directory, EPOCHS) in self._unsynced.paths:
             self._write_epochs(force=True, is_durable=True)
 
     def _local_starts_at(self, offset: int, *, is_local: bool) -> None:
@@ -801,17 +812,18 @@ class UnifiedLog(AbstractLog):
         created_ms = self._segments[-1].created_ms
         is_bare = producers is None and log_start == start
         with self._changing():
-            for at in snapshots:  # first, or one that is left would bring its producers into the new log
-                self.files.unlink(snapshot_path(self.directory, at))
             for segment in reversed(self._segments):
                 self._remove_now(segment)
+            for at in snapshots:  # one that is left would bring its producers into the new log
+                self.files.unlink(snapshot_path(self.directory, at))
             self._cut_back_to(start)
             self._refuse_starts_past(log_start, self._was_cut())
             self.log_start_offset, self.local_log_start_offset = log_start, start
             self.tiered_end = min(self.tiered_end, log_start) if is_bare else start
             self.epochs = epochs
             self.producer_table = ProducerTable() if producers is None else producers
-            if log_start < told or (log_start != self.saved_start and not is_bare):
+            is_saved = self.is_start_named and log_start == self.saved_start
+            if log_start < told or not (is_bare or is_saved):
                 self._on_cut(True)
             if is_bare:
                 self._write_epochs(force=True)
