@@ -31,6 +31,8 @@ class Line(Enum):
     RANGE_IGNORED = auto()
     RANGE_WRONG = auto()
     RANGE_SHORT = auto()
+    CLOSED = auto()
+    """After the answer, as a server does with a connection that was idle for too long."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Proxy:
         else:
             writer.write(SPOIL.get(line, bytes)(answer))
         await writer.drain()
-        return line is not Line.BODY_CUT
+        return line is not Line.BODY_CUT and line is not Line.CLOSED
 
     async def _deliver_late(self, head: bytes, body: bytes) -> bytes:
         await self.delivers.wait()

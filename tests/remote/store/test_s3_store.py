@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -651,6 +652,40 @@ async def test_what_is_left_of_an_upload_is_listed_under_its_key_and_removed_wit
     assert abs(left.begun_ms - wall_ms()) < 60_000
     await remove(bench.direct, "k")
     assert await bench.direct.list_uploads("k") == []
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_server_that_closes_what_is_idle_between_parts_costs_no_upload(bench: Bench) -> None:
+    """Also when it closes just as the next part is sent."""
+    bench.proxy.will(*[Line.CLOSED] * 50)
+    stats = StoreStats()
+    await put_whole(harden(bench.store, stats=stats, rng=random.Random(1)))
+    assert await bench.direct.get("k") == WHOLE
+    assert await bench.direct.list_uploads("k") == []
+
+
+async def test_an_upload_goes_on_when_the_store_was_killed_and_is_back(minio: Path, tmp_path: Path) -> None:
+    in_a_thread = partial(asyncio.get_running_loop().run_in_executor, None)
+    server = await in_a_thread(MinioServer, minio, tmp_path)
+    await in_a_thread(server.make_bucket, "tidewal")
+    servers, starting = [server], []
+
+    async def read_and_kill(start: int, end: int) -> bytes:
+        if start == PART_BYTES and len(servers) == 1 and not starting:
+            servers.pop().close()
+            starting.append(in_a_thread(partial(MinioServer, minio, tmp_path, port=server.port)))
+        return WHOLE[start:end]
+
+    store = harden(bare_s3(server, server.url("tidewal")), stats=StoreStats(), rng=random.Random(1))
+    try:
+        await put_from(store, "k", len(WHOLE), read_and_kill, part_bytes=PART_BYTES)
+        assert await store.get("k") == WHOLE
+        assert await store.list_uploads("k") == []
+    finally:
+        await store.close()
+        servers += await asyncio.gather(*starting)
+        for running in servers:
+            running.close()
 
 
 async def test_a_list_of_uploads_of_several_pages_is_one(
