@@ -6,7 +6,7 @@ process died may still take effect. A view follows several profiles at once: its
 store's. Does not own what the objects mean.
 
 Invariant: what the bucket holds changes only by whole puts and deletes, each of them in the journal with its
-time and its sender; a lost reply is UNKNOWN, never LOST or WON.
+time and its sender; a lost reply is UNKNOWN, never LOST or WON. Parts are no object before it is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextvars
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from protocol.checksum import Buffer
 from remote.store.memory_store import MemoryStore
@@ -28,14 +28,29 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
 JOURNAL_OF = "meta/"
+TIER_OF = "tier/"
+
+
+class TierChange(NamedTuple):
+    """Something that took effect on an object of the cold tier, or on an upload that may become one, and who
+    had sent it."""
+
+    at: float
+    node: int
+    life: int
+    kind: str  # put, delete, begin, part, complete, abort
+    key: str
+    size: int  # of the object or part
 
 
 class Bucket(MemoryStore):
-    """The objects, and every change that was ever made to those that coordinate."""
+    """The objects, and every change that was ever made: to those that coordinate with its bytes, to those of
+    the cold tier without."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         super().__init__(now_ms=now_ms)
         self.journal: list[StoreChange] = []
+        self.tier_journal: list[TierChange] = []
 
 
 @dataclass(slots=True)
@@ -50,6 +65,7 @@ class StoreProfile:
     stale_max_s: float = 2.0
     late_chance: float = 0.0  # a change takes effect this much later, mostly after its caller gave up
     late_max_s: float = 40.0
+    short_chance: float = 0.0  # a range comes with fewer bytes than were asked for
     down: bool = False
     hang: bool = False
     holds: bool = False  # changes that arrive now wait for `let_go`
@@ -59,6 +75,7 @@ class StoreProfile:
 
     def heal(self) -> None:
         self.error_before_chance = self.error_after_chance = self.stale_chance = self.late_chance = 0.0
+        self.short_chance = 0.0
         self.down = self.hang = self.holds = self.holds_answers = False
         waiting, self.released = self.released, []
         for waiter in waiting:
@@ -99,7 +116,11 @@ class SimStore:
         return await self._ask(lambda: self._bucket.get(key))
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        return await self._ask(lambda: self._bucket.get_range(key, start, end))
+        data = await self._ask(lambda: self._bucket.get_range(key, start, end))
+        for profile in self._profiles:
+            if profile.short_chance and self._rng.random() < profile.short_chance:
+                return data[: self._rng.randrange(len(data) + 1)]
+        return data
 
     async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await self._ask(lambda: self._bucket.list(prefix, after=after))
@@ -169,7 +190,7 @@ class SimStore:
         def take_effect() -> None:
             outcome = _run_now(call)
             self._loop.trace("store", kind, key, outcome)
-            if outcome is not PutResult.LOST and key.startswith(JOURNAL_OF):
+            if outcome is not PutResult.LOST and not isinstance(outcome, Exception):
                 self._note(kind, key, data)
             if not done.done():
                 done.set_result(outcome)
@@ -189,16 +210,14 @@ class SimStore:
         return result  # type: ignore[no-any-return]
 
     def _note(self, kind: str, key: str, data: bytes) -> None:
-        self._bucket.journal.append(
-            StoreChange(
-                at=self._loop.now,
-                node=self._node,
-                life=self._process.life,
-                kind=kind,
-                key=key,
-                data=data,
+        at, node, life = self._loop.now, self._node, self._process.life
+        if key.startswith(JOURNAL_OF):
+            self._bucket.journal.append(
+                StoreChange(at=at, node=node, life=life, kind=kind, key=key, data=data)
             )
-        )
+        elif key.startswith(TIER_OF):
+            size = len(self._bucket.objects[key]) if kind == "complete" else len(data)
+            self._bucket.tier_journal.append(TierChange(at, node, life, kind, key, size))
 
     async def _give_up(self) -> None:
         await asyncio.sleep(CALL_TIMEOUT_S)

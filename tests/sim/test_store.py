@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remote.store.object_store import NoSuchObject, PutResult, StoreError
+from remote.store.object_store import NoSuchObject, NoSuchUpload, PutResult, StoreError
 from tests.remote.store.listing import listed
 from tests.sim.loop import Killed, Process, SimLoop
 from tests.sim.store import Bucket, SimStore, StoreProfile
@@ -184,5 +184,57 @@ def test_a_node_can_be_cut_from_the_store_alone() -> None:
         for store in (one, other):
             with pytest.raises(StoreError):
                 await store.list("")
+
+    bench.run(main())
+
+
+def test_parts_and_late_parts_are_no_objects() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        upload = await bench.store.begin_upload("tier/k")
+        tags = [(n, await bench.store.put_part("tier/k", upload, n, b"xy", start=2 * n - 2)) for n in (1, 2)]
+        bench.profile.error_after_chance = 1.0
+        with pytest.raises(StoreError, match="reply was lost"):
+            await bench.store.complete_upload("tier/k", upload, tags, 4)
+        bench.profile.heal()
+        await bench.store.complete_upload("tier/k", upload, tags, 4)
+        assert bench.bucket.objects == {"tier/k": b"xyxy"}
+        gone = await bench.store.begin_upload("tier/l")
+        bench.profile.holds = True
+        with pytest.raises(StoreError):
+            await bench.store.put_part("tier/l", gone, 1, b"x", start=0)
+        with pytest.raises(StoreError):
+            await bench.store.begin_upload("tier/l")
+        bench.profile.heal()
+        await bench.store.abort_upload("tier/l", gone)
+        assert bench.profile.let_go() == 2
+        with pytest.raises(NoSuchUpload):
+            await bench.store.put_part("tier/l", gone, 1, b"x", start=0)
+        assert [left.key for left in await bench.store.list_uploads("tier/")] == ["tier/l"]
+        assert [(change.kind, change.key, change.size) for change in bench.bucket.tier_journal] == [
+            ("begin", "tier/k", 0),
+            ("part", "tier/k", 2),
+            ("part", "tier/k", 2),
+            ("complete", "tier/k", 4),
+            ("complete", "tier/k", 4),
+            ("begin", "tier/l", 0),
+            ("abort", "tier/l", 0),
+            ("begin", "tier/l", 0),
+        ]
+
+    bench.run(main())
+
+
+def test_a_range_may_come_short() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        await bench.store.put("k", b"0123456789")
+        bench.profile.short_chance = 1.0
+        found = {await bench.store.get_range("k", 2, 8) for _ in range(50)}
+        assert found == {b"234567"[:size] for size in range(7)}
+        bench.profile.heal()
+        assert await bench.store.get_range("k", 2, 8) == b"234567"
 
     bench.run(main())

@@ -381,6 +381,26 @@ def test_bytes_are_given_in_turn_and_not_lost_by_who_stops_waiting() -> None:
     run(main())
 
 
+def test_bytes_that_were_given_to_who_is_cancelled_just_then_are_given_back() -> None:
+    async def main() -> None:
+        budget = ByteBudget(10)
+
+        async def use() -> None:
+            async with budget.hold(10):
+                raise AssertionError("it was cancelled before")
+
+        async with budget.hold(10):
+            waiting = asyncio.create_task(use())
+            await asyncio.sleep(0)
+        assert budget.free_bytes == 0
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert budget.free_bytes == 10
+
+    run(main())
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(0, 3), st.floats(0, 3), st.booleans()), max_size=12))
 def test_no_more_is_given_than_there_is(users: list[tuple[int, float, float, bool]]) -> None:
     async def main() -> None:
