@@ -14,6 +14,7 @@ from broker.admin.counters import Counters
 from broker.background import Background, run_offloaded
 from broker.components import Components
 from broker.config.broker import BrokerConfig
+from broker.config.tiering import TOPIC_METADATA_MANAGER
 from broker.config.topics import log_config
 from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
@@ -49,9 +50,10 @@ from broker.replicas.throttle import Throttle
 from broker.replicas.tiering import Tiering
 from remote.cold.copier import Copier
 from remote.cold.expirer import Expirer
+from remote.cold.metadata_manager import MetadataManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.pacing import Pacer
-from remote.cold.plugins import BadPlugin, load_manager
+from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import StorageManager
 from storage.cleaner import CleanerSettings
@@ -128,12 +130,11 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
-    tier_metadata = tiering = None
+    tier_metadata: MetadataManager | None = None
+    tiering = None
     if config.remote_log_storage_system_enable:
         storage = _storage_manager(config, world)
-        tier_metadata = TierMetadata(
-            config=config, world=world, cluster=cluster, replicas=replicas, storage=storage
-        )
+        tier_metadata = _metadata_manager(config, world, cluster, replicas, storage)
         tiering = _tiering(
             config=config,
             world=world,
@@ -151,7 +152,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         offload=world.offload,
         spawn=spawn,
-        commands=tier_metadata,
+        commands=tier_metadata if isinstance(tier_metadata, TierMetadata) else None,
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)
     counters = Counters()
@@ -244,6 +245,23 @@ def _storage_manager(config: BrokerConfig, world: World) -> StorageManager:
         raise StartupError(str(error)) from None
 
 
+def _metadata_manager(
+    config: BrokerConfig, world: World, cluster: Cluster, replicas: ReplicaManager, storage: StorageManager
+) -> MetadataManager:
+    """Make the manager that is configured; Kafka's own stands for this broker's."""
+    name = config.remote_log_metadata_manager_class_name
+    if name == TOPIC_METADATA_MANAGER:
+        return TierMetadata(config=config, world=world, cluster=cluster, replicas=replicas, storage=storage)
+    try:
+        return load_metadata_manager(
+            name,
+            config.remote_metadata_manager_configs,
+            class_path=config.remote_log_metadata_manager_class_path,
+        )
+    except BadPlugin as error:
+        raise StartupError(str(error)) from None
+
+
 def _tiering(
     *,
     config: BrokerConfig,
@@ -251,7 +269,7 @@ def _tiering(
     cluster: Cluster,
     replicas: ReplicaManager,
     logs: LogManager,
-    metadata: TierMetadata,
+    metadata: MetadataManager,
     storage: StorageManager,
 ) -> Tiering:
     clock = asyncio.get_running_loop().time

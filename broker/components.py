@@ -15,7 +15,6 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.coordinators.tier.metadata import TierMetadata
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
@@ -25,6 +24,7 @@ from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.tiering import Tiering
+from remote.cold.metadata_manager import MetadataManager
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Components:
     fetch_sessions: FetchSessions
     follower_fetch: FollowerFetch
     groups: GroupCoordinator
-    tier_metadata: TierMetadata | None
+    tier_metadata: MetadataManager | None
     """None where the tiers are switched off."""
     tiering: Tiering | None
     counters: Counters

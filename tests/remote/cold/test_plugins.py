@@ -1,4 +1,4 @@
-"""Storage managers by their import paths, and what is said of a name that cannot be used."""
+"""Managers by their import paths, and what is said of a name that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.cold.plugins import BadPlugin, load_manager
+from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
 
 SAMPLE = '''
 class Manager:
@@ -27,6 +27,12 @@ class Half:
     def __init__(self, config): ...
     async def copy_segment(self): ...
     local_path = None
+
+class Knows:
+    def __init__(self, config):
+        self.config = config
+    async def stop(self): ...
+    start = fold = follow = unfollow = renew = is_caught_up = wait_caught_up = submit = stop
 
 A_NUMBER = 7
 '''
@@ -91,3 +97,11 @@ def test_a_name_that_cannot_be_used_is_told_in_one_line(folder: str, name: str, 
     line = str(caught.value)
     assert line.startswith(f"remote.log.storage.manager.class.name={name}: ")
     assert len(line.splitlines()) == 1
+
+
+def test_a_metadata_manager_is_made_likewise(folder: str) -> None:
+    made = load_metadata_manager("tier_sample:Knows", {"a": "1"}, class_path=folder)
+    assert made.config == {"a": "1"}  # type: ignore[attr-defined]
+    with pytest.raises(BadPlugin, match="it lacks start, stop, fold") as caught:
+        load_metadata_manager("tier_sample:Manager", {}, class_path=folder)
+    assert str(caught.value).startswith("remote.log.metadata.manager.class.name=tier_sample:Manager: ")

@@ -74,7 +74,7 @@ def deletion(state: PartitionState, partition: TieredPartition = USER) -> Partit
 
 def metadata_of(world: Replicas, node_id: int) -> TierMetadata:
     found = world.nodes[node_id].components.tier_metadata
-    assert found is not None
+    assert isinstance(found, TierMetadata)
     return found
 
 
