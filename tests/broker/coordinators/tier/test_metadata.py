@@ -215,9 +215,13 @@ def test_after_a_restart_all_is_read_again() -> None:
     Replicas(2).run(main)
 
 
-def test_what_an_unclean_leader_does_not_have_is_forgotten() -> None:
+@pytest.mark.parametrize("more", [0, 3])
+def test_what_an_unclean_leader_does_not_have_is_forgotten(more: int) -> None:
+    """It may have written others in their place since."""
+
     async def main(world: Replicas) -> None:
-        create(world)
+        world.create(1, 2, 3, topic=TOPIC, cleanup_policy="compact")
+        world.create(1, 2, topic="t")
         follow(world, 1, 2, 3)
         await submit(world, 1, started(1))
         world.kill(2)
@@ -227,8 +231,14 @@ def test_what_an_unclean_leader_does_not_have_is_forgotten() -> None:
         world.kill(1)
         world.change(isr=(3,), topic=TOPIC)
         await world.start(2)
+        world.hold(3)
         world.change(leader=2, isr=(2,), topic=TOPIC, unclean=True)
-        await world.until(lambda: set(states(world, 3)) == {1})
+        user = world.controller.image.partition("t", 0)
+        assert user is not None
+        for number in range(3, 3 + more):
+            await submit(world, 2, started(number), leader_epoch=user.leader_epoch)
+        world.let_go(3)
+        await world.until(lambda: set(states(world, 3)) == {1, *range(3, 3 + more)})
         await until_caught_up(world, 3)
 
     Replicas(3, replica_lag_time_max_ms="600000").run(main)
