@@ -253,9 +253,9 @@ class PartitionFold:
 
     def superseded(self, epochs: EpochCache, log_start: int) -> list[RemoteSegment]:
         """Finished copies that this lineage has no use for above `log_start`: it never had those records, or
-        other finished copies have them too. All of them may go at once. Ask only with the epochs of a leader
-        that has those of its whole log; what a later leader copied is left alone."""
-        if epochs.latest < 0:
+        other finished copies have them too. All of them may go at once. What a later leader copied is left
+        alone, and so is everything while the epochs do not reach back to the log's start."""
+        if epochs.known_from is None or epochs.known_from > log_start:
             return []
         useful = {epoch: (max(low, log_start), high) for epoch, low, high in epochs.spans(log_start)}
         doubtful: set[int] = set()

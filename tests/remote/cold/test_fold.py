@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -356,8 +357,11 @@ def test_copies_of_a_lost_lineage_are_superseded_and_those_of_a_later_leader_are
     assert [copy.id for copy in gone] == [lost.id]
 
 
-def test_without_epochs_nothing_is_superseded() -> None:
-    assert finished(copy_of(MAIN, 0, 20, number=1)).superseded(EpochCache(), 0) == []
+def test_without_the_epochs_of_the_whole_log_nothing_is_superseded() -> None:
+    lost = finished(copy_of(((0, 0), (1, 5)), 0, 20, number=1))
+    assert lost.superseded(EpochCache(), 0) == []
+    assert lost.superseded(EpochCache([(2, 1)]), 0) == []
+    assert [copy.id for copy in lost.superseded(EpochCache([(2, 0)]), 0)] == [UUID(int=1)]
 
 
 def test_copies_below_the_log_start_belong_to_expiry() -> None:
