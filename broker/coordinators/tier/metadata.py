@@ -342,7 +342,7 @@ class TierMetadata:
         view = self._view(index)
         view.renew(partition)
         if self.coordinator.is_loaded(index):
-            view.confirm()
+            view.confirm(partition)
         self._assign_if_changed(view)
 
     def _assign_if_changed(self, view: View) -> None:

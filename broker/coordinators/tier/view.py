@@ -46,6 +46,8 @@ class View:
         self._anew: TierFold | None = None
         self._needs: dict[TieredPartition, int] = {}
         """The question each followed partition needs answered."""
+        self._waiting: dict[TieredPartition, None] = {}
+        """Those whose question is not answered: there may be thousands more, and each has its role change."""
         self._need_most = 0
         self._borrowers = 0
         self._asked = 0
@@ -69,9 +71,11 @@ class View:
     def renew(self, partition: TieredPartition) -> None:
         """Follow a partition, caught up only after a question that is still to be put."""
         self._needs[partition] = self._need_most = self._asked + 1
+        self._waiting[partition] = None
 
     def unfollow(self, partition: TieredPartition) -> None:
         self._needs.pop(partition, None)
+        self._waiting.pop(partition, None)
 
     def borrow(self) -> None:
         """Have it read for a while, though nothing may be followed."""
@@ -100,25 +104,29 @@ class View:
         self._named_end = end
         self._look()
 
-    def confirm(self) -> None:
-        """Pass the barrier: this broker is the one to be asked."""
-        self._asked += 1
-        self._pass()
+    def confirm(self, partition: TieredPartition) -> None:
+        """Let one partition pass the barrier: this broker is the one to be asked."""
+        self._needs[partition] = self._passed
+        self._waiting.pop(partition, None)
+        self._move()
+        self._tell(partition)
 
     def _look(self) -> None:
         if self._named_end is not None and self.position >= self._named_end:
             self._pass()
 
     def _pass(self) -> None:
-        before, self._passed = self._passed, self._asked
+        self._passed = self._asked
         self._named_end = None
         anew, self._anew = self._anew, None
+        passed = [each for each in self._waiting if self._needs[each] <= self._passed]
+        for partition in passed:
+            del self._waiting[partition]
         if anew is not None:
-            self.fold = anew
+            self.fold, passed = anew, list(self._needs)
         self._move()
-        for partition, need in list(self._needs.items()):
-            if anew is not None or before < need <= self._passed:
-                self._tell(partition)
+        for partition in passed:
+            self._tell(partition)
 
     async def wait_caught_up(self, partition: TieredPartition) -> None:
         while not self.is_caught_up(partition):
@@ -182,6 +190,7 @@ class View:
         self._named_end = None
         self._asked += 1
         self._passed = self._asked
+        self._waiting.clear()
         self._move()
         for partition in list(self._needs):
             self._tell(partition)
