@@ -3,15 +3,18 @@ seen from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import end_txn_marker, iter_batches, parse_header, stamp
-from storage.log import AbstractLog, LogOffline
+from storage.log import AbstractLog, LogOffline, TieredOffset
 from storage.policy import LogConfig
+from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
 from tests.storage.support import NOW, TOPIC_ID, batch_of, kill, manager_on
 
 MakeLog = Callable[..., AbstractLog]
@@ -317,6 +320,145 @@ def test_a_log_begun_anew_has_nothing_of_before(log: AbstractLog, start_at: int)
     assert log.epochs.entries() == [(9, start_at)]
 
 
+# --- what is in the tier ---
+
+TIERED = replace(SMALL, remote_storage_enable=True, local_retention_ms=0, file_delete_delay_ms=0)
+
+
+def drained(steps: Generator[None, None, bytes]) -> bytes:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            data: bytes = end.value
+            return data
+
+
+@pytest.fixture
+def tiered(make_log: MakeLog) -> AbstractLog:
+    """Four epochs of six batches of one producer, and everything closed is copied."""
+    log = make_log(TIERED)
+    for index in range(24):
+        put(log, 2, epoch=index // 6, sequence=2 * index)
+    log.tiered_end = log.closed_segments(0, log.last_stable_offset)[-1].end_offset
+    return log
+
+
+def test_closed_segments_follow_each_other_up_to_what_is_open(tiered: AbstractLog) -> None:
+    found = tiered.closed_segments(0, tiered.log_end_offset)
+    assert found[0].base_offset == 0 and tiered.log_end_offset - 8 < found[-1].end_offset < 48
+    assert all(left.end_offset == right.base_offset for left, right in pairwise(found))
+    assert tiered.closed_segments(found[1].base_offset + 1, found[2].end_offset) == found[1:3]
+    assert tiered.closed_segments(0, found[1].end_offset - 1) == found[:1]
+    assert {closed.max_timestamp for closed in found} == {NOW}
+    assert not any(closed.has_aborted for closed in found)
+
+
+def test_a_held_segment_is_whole_whatever_becomes_of_the_log(tiered: AbstractLog) -> None:
+    closed = tiered.closed_segments(0, tiered.log_end_offset)[1]
+    with tiered.open_segment(closed.base_offset) as held:
+        tiered.expire(NOW + 10)
+        tiered.truncate_fully(500)
+        data = held.file.pread(held.size, 0)
+    headers = [header for _, header in iter_batches(data)]
+    assert len(data) == closed.size == held.size
+    assert (headers[0].base_offset, headers[-1].next_offset) == (closed.base_offset, closed.end_offset)
+    assert held.epochs[0][1] == closed.base_offset
+    assert held.epochs_until_end[0] == (0, 0)
+    with pytest.raises(KafkaError), tiered.open_segment(closed.base_offset):
+        pass
+
+
+def test_the_producers_at_the_end_of_a_segment_can_be_had(tiered: AbstractLog) -> None:
+    for closed in tiered.closed_segments(0, tiered.log_end_offset):
+        table, note = decode_producers(drained(tiered.producers_until(closed.end_offset)))
+        assert (table.entries[7].next_sequence, note) == (closed.end_offset, b"")
+
+
+def test_local_retention_leaves_the_log_start_and_all_epochs(tiered: AbstractLog) -> None:
+    generation = tiered.generation
+    while tiered.expire(NOW + 10):
+        pass
+    assert (tiered.log_start_offset, tiered.local_log_start_offset) == (0, tiered.tiered_end)
+    assert tiered.epochs.entries() == [(0, 0), (1, 12), (2, 24), (3, 36)]
+    assert tiered.generation == generation
+    assert tiered.size_from(0) == tiered.size
+    for offset in (0, tiered.local_log_start_offset - 1):
+        with pytest.raises(TieredOffset):
+            tiered.read(offset, 100, bound=48, min_one=True)
+
+
+def test_the_active_segment_is_closed_when_local_retention_waits_for_it(tiered: AbstractLog) -> None:
+    rolls: list[int] = []
+    tiered.on_roll = lambda: rolls.append(tiered.log_end_offset)
+    while tiered.expire(NOW + 10):
+        pass
+    assert rolls == [48]
+    assert tiered.closed_segments(tiered.tiered_end, 48)[-1].end_offset == 48
+    assert tiered.expire(NOW + 10) == 0, "it is not in the tier"
+
+
+def test_what_is_in_the_tier_can_be_freed_before_its_time(tiered: AbstractLog) -> None:
+    before = tiered.size
+    assert tiered.free_tiered(NOW) == before - tiered.size > 0
+    assert (tiered.local_log_start_offset, tiered.log_end_offset) == (tiered.tiered_end, 48)
+
+
+@pytest.mark.parametrize("at", [0, 2, 20])
+def test_a_tiered_log_that_is_cut_below_its_local_part_keeps_what_is_left(
+    tiered: AbstractLog, at: int
+) -> None:
+    tiered.free_tiered(NOW)
+    generation = tiered.generation
+    tiered.truncate_to(at)
+    assert (tiered.log_start_offset, tiered.local_log_start_offset) == (0, at)
+    assert (tiered.log_end_offset, tiered.high_watermark, tiered.size) == (at, at, 0)
+    assert tiered.tiered_end <= at
+    assert tiered.generation > generation
+    assert tiered.epochs.entries() == [entry for entry in [(0, 0), (1, 12)] if entry[1] < at]
+    assert put(tiered, epoch=9) == (at, at)
+
+
+@pytest.mark.requirement("1023-16")
+def test_a_replica_begins_behind_the_tier_with_all_that_was_before(make_log: MakeLog) -> None:
+    log = make_log(TIERED)
+    put(log, 4, sequence=0)
+    producers = ProducerTable()
+    producers.appended(parse_header(batch_of(2, producer=(7, 0, 4))), 4, 5)
+    answers: list[KafkaError | None] = []
+    log.begin_at(
+        6,
+        log_start=0,
+        epochs=[(0, 0), (1, 3), (2, 5), (3, 7)],
+        producers=producers.encode(b"a note"),
+        done=answers.append,
+    )
+    assert answers == [None]
+    assert (log.log_start_offset, log.local_log_start_offset, log.log_end_offset) == (0, 6, 6)
+    assert (log.high_watermark, log.tiered_end, log.size) == (6, 6, 0)
+    assert log.epochs.entries() == [(0, 0), (1, 3), (2, 5)]
+    assert [producer.last_sequence for producer in log.producers()] == [5]
+    log.append_as_follower(fetched((6, 1, 2), (7, 1, 3)))
+    assert log.epochs.entries() == [(0, 0), (1, 3), (2, 5), (3, 7)]
+    assert log.end_offset_for_epoch(1) == (1, 5)
+
+
+def test_a_damaged_snapshot_leaves_the_log_as_it_was(tiered: AbstractLog) -> None:
+    with pytest.raises(CorruptSnapshot):
+        tiered.begin_at(40, log_start=0, epochs=[], producers=b"damaged")
+    assert offsets(tiered)[-1] == (46, 47)
+
+
+def test_epochs_that_were_lost_are_put_back_but_never_over_its_own(tiered: AbstractLog) -> None:
+    tiered.free_tiered(NOW)
+    known = tiered.epochs.entries()
+    tiered.epochs.truncate_from_start(tiered.local_log_start_offset)
+    assert tiered.epochs_incomplete
+    tiered.restore_epochs([(0, 0), (1, 12), (2, 24), (3, 36), (5, 47)])
+    assert tiered.epochs.entries() == known
+    assert not tiered.epochs_incomplete
+
+
 # --- the end ---
 
 
@@ -331,6 +473,10 @@ def test_a_log_that_failed_refuses_everything(log: AbstractLog) -> None:
         lambda: log.advance_log_start(1),
         lambda: log.truncate_to(1),
         lambda: log.truncate_fully(1),
+        lambda: log.begin_at(1, log_start=0, epochs=[], producers=None),
+        lambda: log.restore_epochs([]),
+        lambda: log.open_segment(0).__enter__(),
+        lambda: next(log.producers_until(0)),
     ):
         with pytest.raises(LogOffline):
             call()
