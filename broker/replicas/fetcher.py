@@ -538,12 +538,24 @@ class Fetcher:
         `leader_end`."""
         held = position.partition.log
         offset = plan_truncation(held, leader_epoch, leader_end)
+        if self._parts_in_tier(position, offset):
+            return
         if offset < held.high_watermark:
             logger.warning("%s: truncated to %d, below its high watermark", position, offset)
         elif offset < held.log_end_offset:
             logger.info("%s: truncated to %d, where its epochs diverge from the leader's", position, offset)
         position.is_verified = False
         held.truncate_to(offset)
+
+    def _parts_in_tier(self, position: _Position, offset: int) -> bool:
+        """Whether this log parts from the leader's where it has its own records in the tier alone: then it is
+        brought up from there, because nothing here tells which producers there were."""
+        held = position.partition.log
+        if not held.log_start_offset <= offset < held.local_log_start_offset or self._owner.restores is None:
+            return False
+        logger.warning("%s: parts from the leader at %d, below its local records", position, offset)
+        self._owner.restore(position)
+        return True
 
     def _refused(self, position: _Position, code: ErrorCode) -> None:
         if code is ErrorCode.offset_out_of_range:
@@ -607,6 +619,8 @@ class Fetcher:
             owner.restore(position)
             return
         position.is_verified = False
+        if self._parts_in_tier(position, min(leader_end, held.log_end_offset)):
+            return
         if leader_end < held.log_end_offset:
             logger.warning("%s: truncated to %d, where the leader's log ends", position, leader_end)
             held.truncate_to(leader_end)

@@ -595,8 +595,8 @@ class ReplicaManager:
             self.partition_failed(partition, error)
             return
         self._write_first()
+        self.generation += 1  # a waiter woken by what comes now must look its partitions up again
         self._follow(partition, view)
-        self.generation += 1
 
     def _role_changed(self, partition: Partition) -> None:
         for listener in self.on_role:

@@ -285,8 +285,17 @@ class Restores:
                     continue
                 if held.offline is not None or held.local_log_start_offset != local_start:
                     continue
-                held.restore_epochs(epochs)
-                logger.info("%s-%d: its epochs were restored from the tier", partition.topic, partition.index)
+                if epochs is not None:
+                    held.restore_epochs(epochs)
+                    logger.info("%s: its epochs were restored from the tier", held)
+                elif partition.is_leader:
+                    logger.error(
+                        "%s: starts at %d now: no copy of what was before is known", held, local_start
+                    )
+                    held.advance_log_start(local_start)
+                    await asyncio.sleep(ATTEMPT_S)
+                else:
+                    await asyncio.sleep(PAUSE_MAX_S)  # the leader's log start comes with what it sends
         except KafkaError as error:
             logger.error(
                 "%s-%d: its epochs cannot be restored: %s", partition.topic, partition.index, error.message
@@ -296,11 +305,14 @@ class Restores:
         for listener in self.on_epochs:
             listener(partition)
 
-    async def _epochs_below(self, partition: Partition, local_start: int) -> tuple[tuple[int, int], ...]:
+    async def _epochs_below(
+        self, partition: Partition, local_start: int
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Return the epochs below the local start, None when no copy has what is before it."""
         fold = await self._caught_up(partition)
         copy = None if fold is None else copy_below_local(fold, partition.log.epochs, local_start)
         if copy is None:
-            raise NotYet(f"no copy before offset {local_start} is known that tells its epochs")
+            return None
         epochs = await fetch_epochs(self._storage, copy)
         return tuple(entry for entry in epochs if entry[1] < local_start)
 

@@ -546,6 +546,50 @@ def test_a_follower_begins_inside_a_copy_that_goes_on_with_what_its_leader_never
     world.run(main)
 
 
+@pytest.mark.parametrize("is_local_gone", [True, False])
+def test_a_follower_that_parts_below_its_local_start_begins_in_the_tier_again(*, is_local_gone: bool) -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2, 3)
+        await produce(world, 1, sent_by(6))
+        await world.append(1, b"a")
+        tier.roll(1)
+        await world.append(1, b"b")
+        await world.agree(1, 2, 3)
+        tier.roll(3)
+        world.kill(3)
+        await world.until(lambda: set(world.isr()) == {1, 2})
+        await produce(world, 1, sent_by(7))
+        tier.roll(1)
+        await world.agree(1, 2)
+        await tier.copy(1)
+        tier.tell(2)
+        tier.roll(2)
+        tier.free(2)
+        assert bounds(world, 2) == (0, 6, 6)
+        await world.append(1, b"c")
+        await agree(world, 1, 2)
+        world.kill(1)
+        world.kill(2)
+        await world.start(3)
+        world.change(leader=3, isr=(3,), unclean=True)
+        tier.tell(3)
+        assert log_of(world, 3).tiered_end == 4
+        if is_local_gone:
+            tier.free(3)
+        local_start = log_of(world, 3).local_log_start_offset
+        assert local_start == (4 if is_local_gone else 0)
+        await world.append(3, b"d")
+        await world.start(2)
+        await world.until(lambda: set(world.isr()) == {2, 3})
+        await agree(world, 2, 3)
+        assert bounds(world, 2) == (0, local_start, 5)
+        assert log_of(world, 2).producer_table.entries.keys() == {6}
+        assert epochs(world, 2) == epochs(world, 3)
+
+    world, tier = tiered(3)
+    world.run(main)
+
+
 def sent_by(producer_id: int) -> bytearray:
     return batch_of(b"x", b"y", producer_id=producer_id, producer_epoch=0, base_sequence=0)
 
@@ -733,6 +777,27 @@ def test_epochs_lost_with_their_file_come_back_from_the_tier() -> None:
         assert not log_of(world, 1).epochs_incomplete
         assert epochs(world, 1) == before
         assert log_of(world, 1).end_offset_for_epoch(0) == (0, 6)
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_without_any_copy_of_it_a_log_starts_where_its_local_part_does() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        world.change(leader=1)
+        await world.append(1, b"local")
+        await tier.copy(1)
+        tier.free(1)
+        world.kill(1, is_noticed=False)
+        disk = world.nodes[1].disk
+        (path,) = [path for path in disk.snapshot() if path.endswith("leader-epoch-checkpoint")]
+        disk.mount().unlink(path)
+        tier.fold = TierFold()
+        await world.start(1)
+        await world.until(lambda: bounds(world, 1) == (6, 6, 7))
+        assert not log_of(world, 1).epochs_incomplete
 
     world, tier = tiered(1)
     world.run(main)
