@@ -20,6 +20,7 @@ from broker.config.values import ResourceType
 from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.control.image import Delta
+from broker.control.internal_topics import REMOTE_LOG_METADATA
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
 from broker.handlers.api_versions import ApiVersionsHandler
@@ -46,6 +47,7 @@ from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.pressure import Pressure
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tiering import Tiering
 from remote.cold.copier import Copier
@@ -131,7 +133,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
     tier_metadata: MetadataManager | None = None
-    tiering = None
+    tiering = restores = None
     if config.remote_log_storage_system_enable:
         storage = _storage_manager(config, world)
         tier_metadata = _metadata_manager(config, world, cluster, replicas, storage)
@@ -145,6 +147,17 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             storage=storage,
         )
         cluster.subscribe(tiering.image_changed)
+        restores = Restores(
+            node_id=config.node_id,
+            metadata=tier_metadata,
+            storage=storage,
+            config=lambda: cluster.broker_config,
+            spawn=spawn,
+            is_tier_there=lambda: REMOTE_LOG_METADATA in cluster.image.topics,
+        )
+        restores.on_epochs.append(tiering.look_again)
+        replicas.on_role.append(restores.role_changed)
+        replicas.restorer = fetchers.restores = restores
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -209,6 +222,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         groups=groups,
         tier_metadata=tier_metadata,
         tiering=tiering,
+        restores=restores,
         counters=counters,
         network=network,
     )

@@ -23,6 +23,7 @@ from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.restore import Restores
 from broker.replicas.tiering import Tiering
 from remote.cold.metadata_manager import MetadataManager
 from storage.log_manager import LogManager
@@ -48,6 +49,7 @@ class Components:
     tier_metadata: MetadataManager | None
     """None where the tiers are switched off."""
     tiering: Tiering | None
+    restores: Restores | None
     counters: Counters
     network: NetworkServer
 

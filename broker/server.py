@@ -164,6 +164,8 @@ class Broker:
             components.tier_metadata.start(self._tasks)
         if components.tiering is not None:
             components.tiering.start(self._tasks)
+        if components.restores is not None:
+            components.restores.start()
         components.network.open()
 
     def _after_ready(self) -> None:

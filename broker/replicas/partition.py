@@ -344,6 +344,11 @@ class Partition:
         return newer
 
     @property
+    def is_to_lead(self) -> bool:
+        """Whether it leads once it is restored: nobody may conclude anything from what it has until then."""
+        return not self.is_leader and self.leader_id == self.node_id
+
+    @property
     def min_isr(self) -> int:
         """The number of in-sync replicas that acks=all needs, at most the number of replicas."""
         return min(self.log.config.min_insync_replicas, max(len(self.replicas), 1))

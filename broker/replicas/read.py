@@ -113,7 +113,7 @@ class PartitionFinder:
             return found
         if isinstance(topic, UUID) and found.topic_id != topic:
             return ErrorCode.inconsistent_topic_id
-        if not found.is_leader and not reads_followers:
+        if not found.is_leader and (not reads_followers or found.is_to_lead):
             error = found.epoch_error(wanted.leader_epoch)
             return ErrorCode.not_leader_or_follower if error is ErrorCode.none else error
         wanted.partition = found

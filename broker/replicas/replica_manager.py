@@ -181,12 +181,7 @@ class ReplicaManager:
         if partition.offline:
             return ErrorCode.kafka_storage_error
         error = partition.epoch_error(leader_epoch)
-        if error is not ErrorCode.none:
-            return error
-        if partition.leader_id == self.node_id and not partition.is_leader:
-            # it is to lead once it is restored: out of what it has now nobody may conclude anything
-            return ErrorCode.not_leader_or_follower
-        return partition
+        return partition if error is ErrorCode.none else error
 
     def holds(self, topic: TopicImage, index: int) -> bool:
         """Whether the log is here, led by this broker or not."""

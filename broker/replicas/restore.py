@@ -100,6 +100,7 @@ class Restores:
         self._spawn = spawn
         self._is_tier_there = is_tier_there
         self._slots = asyncio.Semaphore(AT_ONCE_MAX)
+        self._is_started = asyncio.Event()
         self._before_leading: dict[Partition, int] = {}
         """Partitions to be led after their restore, and the leader epoch they wait in."""
         self._settled: dict[Partition, int] = {}
@@ -113,6 +114,10 @@ class Restores:
         waiting, completing = len(self._before_leading), len(self._completing)
         return f"<Restores {waiting} before leading, {completing} completing epochs>"
 
+    def start(self) -> None:
+        """Begin with what was asked for until now: the tier's metadata is followed from here on."""
+        self._is_started.set()
+
     # --- a follower ---
 
     async def follow(self, partition: Partition, leader: LeaderLog, is_current: Callable[[], bool]) -> None:
@@ -120,6 +125,7 @@ class Restores:
         Return when that is done or no longer wanted; KafkaError when the leader is of another epoch
         (FENCED_LEADER_EPOCH), or the log cannot be written."""
         attempts = self._attempts(f"{partition.topic}-{partition.index}")
+        await self._is_started.wait()
         while is_current():
             partition.stats.aux_state_builds += 1
             try:
@@ -221,6 +227,7 @@ class Restores:
     ) -> None:
         name = f"{partition.topic}-{partition.index}"
         attempts = self._attempts(name)
+        await self._is_started.wait()
         logger.info("%s: is not led before it is known what of it is in the tier: its log is empty", name)
         while partition in self._before_leading:
             try:
@@ -274,6 +281,7 @@ class Restores:
     async def _complete_epochs(self, partition: Partition) -> None:
         attempts = self._attempts(f"{partition.topic}-{partition.index}")
         held = partition.log
+        await self._is_started.wait()
         try:
             while not partition.offline and held.is_tiered and held.epochs_incomplete:
                 local_start = held.local_log_start_offset

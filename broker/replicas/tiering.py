@@ -282,6 +282,10 @@ class Tiering:
         partition.log_start_moved()
         self._replicas.wake_everyone(partition)
 
+    def look_again(self, partition: Partition) -> None:
+        """Compute anew how far the tier reaches: the log knows its epochs now."""
+        self._fold_changed(TieredPartition(partition.topic_id, partition.index))
+
     def _fold_changed(self, key: TieredPartition) -> None:
         held = self._held.get(key)
         if held is not None:

@@ -173,6 +173,8 @@ class Node:
                 self.components.tier_metadata.start(tasks)
             if self.components.tiering is not None:
                 self.components.tiering.start(tasks)
+            if self.components.restores is not None:
+                self.components.restores.start()
             self.isr.start(tasks)
             self.fetchers.start(tasks)
             await self.server.listen(LISTENER, "0.0.0.0", PORT)

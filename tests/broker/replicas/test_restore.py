@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode
 from remote.cold.fold import TierFold
 from remote.cold.storage_manager import IndexKind
 from tests.broker.raw_client import batch_of
+from tests.broker.replicas import test_tiering as own
 from tests.broker.replicas.tier_driver import Storage, Tier
 from tests.broker.replication_driver import Replicas, log_of
 from tests.sim.disk import Disk, SimFiles
@@ -23,7 +24,7 @@ BACKOFF_MS = 100
 
 
 def tiered(count: int = 2, **properties: str) -> tuple[Replicas, Tier]:
-    world = Replicas(count, **properties)
+    world = Replicas(count, remote_log_storage_system_enable="false", **properties)
     return world, Tier(world)
 
 
@@ -958,3 +959,56 @@ def test_a_log_that_is_not_tiered_has_nothing_to_upload() -> None:
             ]
 
     Replicas(1).run(main)
+
+
+# --- with the brokers' own tier ---
+
+
+def test_a_replica_joins_where_the_brokers_own_tier_ends() -> None:
+    async def main(world: Replicas) -> None:
+        own.make(world, 1, 2)
+        await own.fill(world, 1)
+        await own.all_copied(world, 1, 2)
+        own.expire_locally(world, 1, 2)
+        assert log_of(world, 1).local_log_start_offset > 0
+        world.change(replicas=(1, 2, 3))
+        await world.until(lambda: set(world.isr()) == {1, 2, 3})
+        await agree(world, 1, 2, 3)
+        assert bounds(world, 3) == (0, own.closed_end(world, 1), 20)
+        assert epochs(world, 3) == epochs(world, 1)
+        await own.all_copied(world, 3)
+
+    own.world_of(3, **ON).run(main)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_sole_replica_with_a_new_disk_leads_where_the_brokers_own_tier_ends(*, is_clean: bool) -> None:
+    async def main(world: Replicas) -> None:
+        own.make(world, 3)
+        await own.fill(world, 3)
+        await own.all_copied(world, 3)
+        end = own.closed_end(world, 3)
+        world.kill(3, is_noticed=False)
+        if is_clean:
+            world.fence(3)
+        wipe(world, 3)
+        await world.start(3)
+        await world.until(lambda: world.nodes[3].partition().is_leader)
+        assert bounds(world, 3) == (0, end, end)
+        assert (await world.append(3, b"next")).first_offset == end
+        await own.fill(world, 3)
+        await own.all_copied(world, 3)
+        assert own.clean(world, 3)
+
+    own.world_of(3).run(main)
+
+
+def test_an_empty_tiered_topic_is_led_again_after_a_restart() -> None:
+    async def main(world: Replicas) -> None:
+        own.make(world, 1)
+        world.kill(1, is_noticed=False)
+        await world.start(1)
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert (await world.append(1, b"first")).first_offset == 0
+
+    own.world_of(1).run(main)

@@ -89,6 +89,7 @@ class Tier:
         node.fetchers.restores = restores
         node.replicas.restorer = restores
         node.replicas.on_role.append(restores.role_changed)
+        restores.start()
 
     # --- copies ---
 
