@@ -98,7 +98,7 @@ def test_the_example_of_the_proposal() -> None:
         held = log_of(world, 1)
         held.set_config(world.nodes[1].member.log_config("t"))
         assert held.tiered_end == 6
-        free_below(tier, 1, 3)
+        await free_below(tier, 1, 3)
         assert bounds(world, 1) == (0, 3, 8)
         join(world, 1, 2)
         await agree(world, 1, 2)
@@ -110,11 +110,11 @@ def test_the_example_of_the_proposal() -> None:
     world.run(main)
 
 
-def free_below(tier: Tier, node_id: int, offset: int) -> None:
+async def free_below(tier: Tier, node_id: int, offset: int) -> None:
     """Delete locally what is tiered below `offset`."""
     held = tier.log(node_id)
     tiered_end, held.tiered_end = held.tiered_end, offset
-    tier.free(node_id)
+    await tier.free(node_id)
     held.tiered_end = tiered_end
 
 
@@ -125,7 +125,7 @@ def test_without_the_flag_a_follower_begins_where_the_leaders_local_log_does() -
         await fill(world, tier, 1, 4)
         await world.append(1, b"last")
         await tier.copy(1)
-        free_below(tier, 1, 6)
+        await free_below(tier, 1, 6)
         assert bounds(world, 1) == (0, 6, 13)
         join(world, 1, 2)
         await agree(world, 1, 2)
@@ -161,7 +161,7 @@ def test_a_follower_that_has_records_begins_where_the_leaders_local_log_does() -
         await world.until(lambda: world.isr() == (1,))
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        free_below(tier, 1, 6)
+        await free_below(tier, 1, 6)
         await world.start(2)
         await agree(world, 1, 2)
         assert bounds(world, 2) == (0, 6, 12)
@@ -178,7 +178,7 @@ def test_a_follower_begins_also_at_the_end_of_a_log_that_is_in_the_tier_whole() 
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         assert bounds(world, 1) == (0, 9, 9)
         join(world, 1, 2)
         await world.until(lambda: world.isr() == (1, 2))
@@ -197,7 +197,7 @@ def test_the_gate_is_asked_also_below_the_leaders_log_start() -> None:
         create(world, 1)
         await fill(world, tier, 1, 4)
         await tier.copy(1, end=9)
-        free_below(tier, 1, 6)
+        await free_below(tier, 1, 6)
         await delete_records(world, 1, 4)
         assert bounds(world, 1) == (4, 6, 12)
         join(world, 1, 2)
@@ -217,7 +217,7 @@ def test_below_the_log_start_without_the_flag() -> None:
         create(world, 1)
         await fill(world, tier, 1, 4)
         await tier.copy(1, end=9)
-        free_below(tier, 1, 6)
+        await free_below(tier, 1, 6)
         await delete_records(world, 1, 4)
         join(world, 1, 2)
         await agree(world, 1, 2)
@@ -251,7 +251,7 @@ def test_a_leader_that_does_not_know_its_tier_yet_is_asked_again() -> None:
         create(world, 1)
         await fill(world, tier, 1, 4)
         await tier.copy(1, end=9)
-        free_below(tier, 1, 6)
+        await free_below(tier, 1, 6)
         log_of(world, 1).tiered_end = 0
         join(world, 1, 2)
         await asyncio.sleep(5)
@@ -283,7 +283,8 @@ def test_the_matrix_of_the_proposal(log_start: int, local: str, flag: str, *, is
         if is_tiered:
             await tier.copy(1, end=150)
             local_start = {"kept": log_start, "in part": 100, "gone": 150}[local]
-            free_below(tier, 1, local_start)
+            if local_start:
+                await free_below(tier, 1, local_start)
         await delete_records(world, 1, log_start)
         assert bounds(world, 1) == (log_start, local_start, 200)
         join(world, 1, 2)
@@ -301,7 +302,7 @@ def test_a_follower_below_the_local_start_is_told_so_with_the_log_start() -> Non
         create(world, 1, 2)
         await fill(world, tier, 1, 2)
         await tier.copy(1)
-        free_below(tier, 1, 3)
+        await free_below(tier, 1, 3)
         world.kill(2)
         answer = await world.fetch(1, 1, replica_id=2)
         assert answer.error_code is ErrorCode.offset_moved_to_tiered_storage
@@ -324,7 +325,7 @@ def test_producers_are_those_of_the_whole_log() -> None:
         tier.roll(1)
         await fill(world, tier, 1, 2)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         join(world, 1, 2)
         await agree(world, 1, 2)
         assert bounds(world, 2) == (0, 8, 8)
@@ -350,7 +351,7 @@ def test_what_was_begun_at_the_tier_is_still_so_after_a_restart() -> None:
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         join(world, 1, 2)
         await world.until(lambda: world.isr() == (1, 2))
         await world.append(1, b"more")
@@ -376,7 +377,7 @@ def test_a_store_that_is_away_holds_up_no_other_partition() -> None:
         world.create(1, 2, topic="other")
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         tier.storage.hangs = True
         join(world, 1, 2)
         await world.until(lambda: tier.storage.read)
@@ -401,7 +402,7 @@ def test_the_pauses_between_attempts_grow() -> None:
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         tier.storage.is_away = True
         join(world, 1, 2)
         await asyncio.sleep(600)
@@ -416,7 +417,7 @@ def test_a_broker_whose_view_of_the_tier_is_behind_waits_for_it() -> None:
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         metadata = tier.metadata[2]
         metadata.known = TierFold()
         tier.is_metadata_away = True
@@ -438,7 +439,7 @@ def test_nothing_is_begun_with_an_index_that_is_damaged(kind: IndexKind) -> None
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         whole = Storage.fetch_index
 
         async def damaged(self: Storage, segment: Any, asked: IndexKind) -> bytes:
@@ -465,10 +466,10 @@ def test_the_leader_and_the_pending_offset_move_during_a_restore() -> None:
         await fill(world, tier, 1, 3)
         await world.agree(1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         tier.tell(3)
         tier.roll(3)
-        tier.free(3)
+        await tier.free(3)
         assert bounds(world, 3) == (0, 9, 9)
         tier.storage.hangs = True
         world.change(replicas=(1, 3, 2))
@@ -479,7 +480,7 @@ def test_the_leader_and_the_pending_offset_move_during_a_restore() -> None:
             await world.append(3, b"z")
         tier.roll(3)
         await tier.copy(3)
-        tier.free(3)
+        await tier.free(3)
         assert log_of(world, 3).local_log_start_offset == 12
         await world.until(lambda: set(world.isr()) == {1, 2, 3})
         assert bounds(world, 2) == (0, 12, 12)
@@ -496,14 +497,14 @@ def test_what_moved_on_after_the_log_was_begun_is_begun_again_further_on() -> No
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         join(world, 1, 2)
         await world.until(lambda: bounds(world, 2) == (0, 9, 9))
         world.kill(2)
         await world.until(lambda: world.isr() == (1,))
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        free_below(tier, 1, 12)
+        await free_below(tier, 1, 12)
         await world.start(2)
         await agree(world, 1, 2)
         assert bounds(world, 2) == (0, 18, 18)
@@ -532,7 +533,7 @@ def test_a_follower_begins_inside_a_copy_that_goes_on_with_what_its_leader_never
         held = log_of(world, 2)
         tier.roll(2)
         tier.tell(2)
-        tier.free(2)
+        await tier.free(2)
         assert (bounds(world, 2), held.tiered_end) == ((0, 4, 4), 4)
         world.change(replicas=(2, 3))
         await world.until(lambda: set(world.isr()) == {2, 3})
@@ -565,7 +566,7 @@ def test_a_follower_that_parts_below_its_local_start_begins_in_the_tier_again(*,
         await tier.copy(1)
         tier.tell(2)
         tier.roll(2)
-        tier.free(2)
+        await tier.free(2)
         assert bounds(world, 2) == (0, 6, 6)
         await world.append(1, b"c")
         await agree(world, 1, 2)
@@ -576,7 +577,7 @@ def test_a_follower_that_parts_below_its_local_start_begins_in_the_tier_again(*,
         tier.tell(3)
         assert log_of(world, 3).tiered_end == 4
         if is_local_gone:
-            tier.free(3)
+            await tier.free(3)
         local_start = log_of(world, 3).local_log_start_offset
         assert local_start == (4 if is_local_gone else 0)
         await world.append(3, b"d")
@@ -616,7 +617,7 @@ def test_a_copy_that_goes_on_with_what_the_leader_never_had_is_passed_over_for_a
         tier.roll(2)
         await tier.copy(2)
         assert held.tiered_end == 3
-        tier.free(2)
+        await tier.free(2)
         world.change(replicas=(2, 3))
         await world.until(lambda: set(world.isr()) == {2, 3})
         assert bounds(world, 3) == (0, 3, 3)
@@ -705,7 +706,7 @@ def test_an_unclean_winner_with_an_empty_log_restores_first_and_others_follow_it
         create(world, 1)
         await fill(world, tier, 1, 3)
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         world.hold(2)
         tier.storage.is_away = True
         join(world, 1, 2, 3)
@@ -761,7 +762,7 @@ def test_epochs_lost_with_their_file_come_back_from_the_tier() -> None:
         world.change(leader=1)
         await world.append(1, b"local")
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         before = epochs(world, 1)
         assert before == [(0, 0), (1, 6), (2, 12)]
         told: list[Any] = []
@@ -790,7 +791,7 @@ def test_without_any_copy_of_it_a_log_starts_where_its_local_part_does() -> None
         world.change(leader=1)
         await world.append(1, b"local")
         await tier.copy(1)
-        tier.free(1)
+        await tier.free(1)
         world.kill(1, is_noticed=False)
         disk = world.nodes[1].disk
         (path,) = [path for path in disk.snapshot() if path.endswith("leader-epoch-checkpoint")]
@@ -835,7 +836,7 @@ async def copied_log(world: Replicas, tier: Tier) -> None:
     world.change(leader=1)
     await fill(world, tier, 1, 1)
     await tier.copy(1)
-    tier.free(1)
+    await tier.free(1)
     await delete_records(world, 1, 3)
 
 
@@ -932,7 +933,7 @@ def test_the_special_offsets_of_a_tiered_log() -> None:
         await fill(world, tier, 1, 1)
         assert [await special(world, each) for each in (-5, -6)] == [(-1, -1), (0, 0)]
         await tier.copy(1, end=6)
-        free_below(tier, 1, 3)
+        await free_below(tier, 1, 3)
         assert [await special(world, each) for each in (-2, -4, -5, -6)] == [(0, 0), (3, 0), (5, 0), (6, 1)]
         log_of(world, 1).tiered_end = 0
         assert [await special(world, each) for each in (-5, -6)] == [(-1, -1), (-1, -1)]
@@ -964,13 +965,24 @@ def test_a_log_that_is_not_tiered_has_nothing_to_upload() -> None:
 # --- with the brokers' own tier ---
 
 
+async def expired(world: Replicas, node_id: int) -> None:
+    """Until local retention has left nothing that is in the tier."""
+
+    def is_done() -> bool:
+        own.expire_locally(world, node_id)
+        held = log_of(world, node_id)
+        return bool(held.local_log_start_offset >= held.segments[-1].base_offset > 0)
+
+    await world.until(is_done)
+
+
 def test_a_replica_joins_where_the_brokers_own_tier_ends() -> None:
     async def main(world: Replicas) -> None:
         own.make(world, 1, 2)
         await own.fill(world, 1)
         await own.all_copied(world, 1, 2)
-        own.expire_locally(world, 1, 2)
-        assert log_of(world, 1).local_log_start_offset > 0
+        for node_id in (1, 2):
+            await expired(world, node_id)
         world.change(replicas=(1, 2, 3))
         await world.until(lambda: set(world.isr()) == {1, 2, 3})
         await agree(world, 1, 2, 3)

@@ -164,11 +164,13 @@ class Tier:
             end = fold.chain_end(held.epochs, log_start=held.log_start_offset, local_start=local_start)
             held.tiered_end = min(end, held.log_end_offset)
 
-    def free(self, node_id: int, topic: str = "t") -> None:
-        """Delete locally all that is in the tier."""
-        node = self.world.nodes[node_id]
-        while node.here(self.log(node_id, topic).free_tiered, self.world.now_ms()):
-            pass
+    async def free(self, node_id: int, topic: str = "t") -> None:
+        """Delete locally all that is in the tier, once the log start is on the disk."""
+        node, held = self.world.nodes[node_id], self.log(node_id, topic)
+        is_done = False
+        while not is_done:
+            is_done = not node.here(held.free_tiered, self.world.now_ms()) and held.is_start_named
+            await asyncio.sleep(0.01)
 
     def roll(self, node_id: int, topic: str = "t") -> None:
         held = self.log(node_id, topic)
