@@ -256,7 +256,9 @@ class Tiering:
         for group in (self._copying, self._expiring, self._following):
             group.discard(held)
         held.partition.log.on_roll = None
+        held.partition.log.tiered_end = 0
         self.removal.forget(held.key)
+        self.copier.doubts.pop(held.key, None)
         self.metadata.unfollow(held.key)
 
     def _set_tenure(self, held: Held) -> None:
@@ -297,7 +299,9 @@ class Tiering:
             return
         is_first = held.rolled_at < 0
         held.rolled_at = held.partition.log.log_end_offset
-        if is_first:
+        if held.partition.log.high_watermark >= held.rolled_at:
+            self._loop.call_soon(self.committed, held, held.rolled_at)
+        elif is_first:
             held.partition.wait_committed(_Committed(self, held))
 
     def committed(self, held: Held, offset: int) -> None:

@@ -48,7 +48,7 @@ class Expirer:
             await tenure.start_log_at(start)
             tenure.check()
         wait_s: float | None = None
-        for count, id_ in enumerate(self._useless(log, fold)):
+        for count, id_ in enumerate(self._useless(tenure, fold)):
             if count == REMOVED_AT_ONCE:
                 return 0.0
             left_s = await self._removal.remove(tenure, id_)
@@ -71,14 +71,15 @@ class Expirer:
         )
         return plan.log_start
 
-    def _useless(self, log: AbstractLog, fold: PartitionFold) -> list[UUID]:
+    def _useless(self, tenure: Tenure, fold: PartitionFold) -> list[UUID]:
         """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
         never finished, or with a deletion that somebody began."""
+        log = tenure.log
         finished: Iterable[RemoteSegment] = fold.finished()
         if log.is_tiered:
             start = log.log_start_offset
             finished = (*fold.below(start), *fold.superseded(log.epochs, start))
-        unfinished = [each for each in fold.unfinished() if each.id not in self._copier.under_way]
+        unfinished = [each for each in fold.unfinished() if self._copier.is_nobodys(tenure, each.id)]
         return list(dict.fromkeys(each.id for each in (*fold.deleting(), *unfinished, *finished)))
 
 

@@ -107,12 +107,14 @@ async def all_copied(world: Replicas, *node_ids: int, topic: str = "t") -> None:
     await world.until(lambda: ends() == {closed_end(world, node_ids[0], topic)})
 
 
-def expire_locally(world: Replicas, *node_ids: int, topic: str = "t") -> None:
-    for node_id in node_ids:
-        node = world.nodes[node_id]
-        log = log_of(world, node_id, topic)
-        while node.here(log.expire, world.now_ms()):
-            pass
+async def expire_locally(world: Replicas, *node_ids: int, topic: str = "t") -> None:
+    """Apply retention; the first segment goes once the disk knows the log start."""
+    for _ in range(3):
+        for node_id in node_ids:
+            node = world.nodes[node_id]
+            while node.here(log_of(world, node_id, topic).expire, world.now_ms()):
+                pass
+        await asyncio.sleep(0.05)
 
 
 def objects(world: Replicas, suffix: str = "") -> list[str]:
@@ -146,11 +148,11 @@ def test_only_what_is_copied_leaves_the_disk() -> None:
         make(world)
         world.store.is_away = True
         await fill(world, 1)
-        expire_locally(world, 1, 2, 3)
+        await expire_locally(world, 1, 2, 3)
         assert all(log_of(world, each).local_log_start_offset == 0 for each in (1, 2, 3))
         world.store.is_away = False
         await all_copied(world, 1, 2, 3)
-        expire_locally(world, 1, 2, 3)
+        await expire_locally(world, 1, 2, 3)
         for each in (1, 2, 3):
             log = log_of(world, each)
             assert log.log_start_offset == 0 < log.local_log_start_offset <= log.tiered_end
@@ -168,7 +170,7 @@ def test_without_a_metadata_topic_nothing_is_copied_and_nothing_goes() -> None:
         world.create(1, 2, 3, remote_storage_enable="true", segment_ms="350", local_retention_bytes="1")
         await fill(world, 1)
         await asyncio.sleep(60)
-        expire_locally(world, 1, 2, 3)
+        await expire_locally(world, 1, 2, 3)
         assert log_of(world, 1).local_log_start_offset == 0
         assert objects(world) == []
         make_metadata(world, 1, 2, 3)
@@ -232,7 +234,7 @@ def test_retention_takes_the_oldest_copies_and_every_replica_follows() -> None:
         make(world)
         await fill(world, 1)
         await all_copied(world, 1, 2, 3)
-        expire_locally(world, 1, 2, 3)
+        await expire_locally(world, 1, 2, 3)
         before = len(copies(world, 1))
         configure(world, retention_bytes="1500")
         await world.until(lambda: log_of(world, 1).log_start_offset > 0)
@@ -261,7 +263,7 @@ def test_a_topic_that_is_tiered_no_more_leaves_nothing_there() -> None:
         make(world)
         await fill(world, 1)
         await all_copied(world, 1, 2, 3)
-        expire_locally(world, 1, 2, 3)
+        await expire_locally(world, 1, 2, 3)
         configure(world, remote_storage_enable="false", remote_log_delete_on_disable="true")
         await world.until(lambda: clean(world, 1) and not objects(world), timeout_s=4 * LATE_UPLOAD_S)
         log = log_of(world, 1)

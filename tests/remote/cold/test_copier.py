@@ -11,7 +11,7 @@ import pytest
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.copier import CopyFailed
 from remote.cold.scan import SegmentChanged
-from remote.cold.segments import SegmentStarted, SegmentState, TierEvent
+from remote.cold.segments import SegmentStarted, SegmentState, SegmentUpdated, TierEvent
 from remote.cold.storage_manager import IndexKind
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
@@ -205,7 +205,7 @@ async def test_a_segment_that_the_log_deletes_meanwhile_is_copied_to_its_end(sta
     assert stage.agreed.states() == [STARTED, FINISHED]
 
 
-async def test_an_answer_that_is_lost_leaves_a_copy_that_is_finished_or_given_up(stage: Stage) -> None:
+async def test_a_start_whose_answer_is_lost_is_given_up(stage: Stage) -> None:
     stage.fill(1)
     stage.agreed.loses_answers = True
     with pytest.raises(KafkaError):
@@ -215,6 +215,59 @@ async def test_an_answer_that_is_lost_leaves_a_copy_that_is_finished_or_given_up
     await stage.expire_all()
     assert [event.state for event in stage.fold.finished()] == [FINISHED]
     assert len(stage.objects()) == 2
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_an_end_that_may_not_have_been_heard_is_said_again_before_anything_else(
+    stage: Stage, is_heard: bool
+) -> None:
+    stage.fill(2)
+
+    def lose(event: TierEvent) -> None:
+        if isinstance(event, SegmentUpdated) and event.state is FINISHED:
+            stage.agreed.loses_answers = is_heard
+            if not is_heard:
+                raise KafkaError(ErrorCode.request_timed_out)
+
+    stage.agreed.before = lose
+    with pytest.raises(KafkaError):
+        await stage.copy_all()
+    stage.agreed.before, stage.agreed.loses_answers = (lambda event: None), False
+    assert await stage.expirer.expire(stage.tenure) is None
+    assert DELETING not in stage.agreed.states()
+    assert await stage.copy_all() == 2
+    assert DELETING not in stage.agreed.states()
+    assert stage.agreed.states().count(STARTED) == 2
+    assert stage.copier.doubts == {}
+
+
+async def test_a_doubt_of_an_earlier_tenure_is_given_up(stage: Stage) -> None:
+    stage.fill(1)
+
+    def lose(event: TierEvent) -> None:
+        if isinstance(event, SegmentUpdated) and event.state is FINISHED:
+            raise KafkaError(ErrorCode.request_timed_out)
+
+    stage.agreed.before = lose
+    with pytest.raises(KafkaError):
+        await stage.copy_all()
+    stage.agreed.before = lambda event: None
+    stage.lead(1)
+    assert await stage.copy_all() == 1
+    assert stage.agreed.states() == [STARTED, DELETING, STARTED, FINISHED]
+
+
+async def test_a_refusal_leaves_no_doubt(stage: Stage) -> None:
+    stage.fill(1)
+
+    def depose(event: TierEvent) -> None:
+        if isinstance(event, SegmentUpdated):
+            stage.agreed.leader_epoch = 1
+
+    stage.agreed.before = depose
+    with pytest.raises(KafkaError):
+        await stage.copy_all()
+    assert stage.copier.doubts == {}
 
 
 async def test_custom_metadata_is_kept_and_has_a_bound(stage: Stage) -> None:
