@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from os.path import join
 
 from broker.admin.counters import Counters
 from broker.background import Background, run_offloaded
@@ -49,13 +50,20 @@ from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
+from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from remote.cold.chunks import ChunkCache
 from remote.cold.copier import Copier
+from remote.cold.copies import OpenCopies
 from remote.cold.expirer import Expirer
+from remote.cold.flights import Spawn
+from remote.cold.index_cache import DIRECTORY as INDEX_CACHE
+from remote.cold.index_cache import IndexCache
 from remote.cold.metadata_manager import MetadataManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.pacing import Pacer
 from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
+from remote.cold.reader import RemoteReader
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import StorageManager
 from storage.cleaner import CleanerSettings
@@ -120,20 +128,10 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         max_bytes=config.fetch_max_bytes,
     )
-    fetch = Fetch(
-        followers=follower_fetch,
-        near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
-        replicas=replicas,
-        cluster=cluster,
-        sessions=sessions,
-        purgatory=purgatory,
-        now_ms=world.now_ms,
-        max_bytes=config.fetch_max_bytes,
-    )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
     tier_metadata: MetadataManager | None = None
-    tiering = restores = None
+    tiering = restores = tier_reads = None
     if config.remote_log_storage_system_enable:
         storage = _storage_manager(config, world)
         tier_metadata = _metadata_manager(config, world, cluster, replicas, storage)
@@ -158,6 +156,26 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         restores.on_epochs.append(tiering.look_again)
         replicas.on_role.append(restores.role_changed)
         replicas.restorer = fetchers.restores = restores
+        tier_reads = _tier_reads(
+            config=config,
+            world=world,
+            cluster=cluster,
+            metadata=tier_metadata,
+            storage=storage,
+            spawn=spawn,
+        )
+    fetch = Fetch(
+        followers=follower_fetch,
+        near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
+        tier=tier_reads,
+        replicas=replicas,
+        cluster=cluster,
+        sessions=sessions,
+        purgatory=purgatory,
+        now_ms=world.now_ms,
+        spawn=spawn,
+        max_bytes=config.fetch_max_bytes,
+    )
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -179,7 +197,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         requests=counters.requests,
         errors=counters.errors,
         handlers={
-            **OffsetHandlers(replicas=replicas, purgatory=purgatory).routes(),
+            **OffsetHandlers(replicas=replicas, purgatory=purgatory, tier=tier_reads).routes(),
             **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
             **LogDirHandlers(
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
@@ -223,6 +241,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         tier_metadata=tier_metadata,
         tiering=tiering,
         restores=restores,
+        tier_reads=tier_reads,
         counters=counters,
         network=network,
     )
@@ -323,6 +342,51 @@ def _tiering(
             now_ms=world.now_ms,
             clock=clock,
         ),
+    )
+
+
+def _tier_reads(
+    *,
+    config: BrokerConfig,
+    world: World,
+    cluster: Cluster,
+    metadata: MetadataManager,
+    storage: StorageManager,
+    spawn: Spawn,
+) -> TierReads:
+    def fetch_wait_s() -> float:
+        return cluster.broker_config.remote_fetch_max_wait_ms / 1000
+
+    indexes = IndexCache(
+        files=world.files,
+        directory=join(config.log_dirs[0], INDEX_CACHE),
+        bytes_max=lambda: cluster.broker_config.remote_log_index_file_cache_total_size_bytes,
+        offload=world.offload,
+        spawn=spawn,
+    )
+    copies = OpenCopies(
+        storage=storage,
+        chunks=ChunkCache(spawn, parallel=lambda: cluster.broker_config.remote_log_reader_threads),
+        indexes=indexes,
+        files=world.files,
+        offload=world.offload,
+    )
+    reader = RemoteReader(
+        metadata=metadata,
+        copies=copies,
+        quota=Pacer(
+            rate=lambda: cluster.broker_config.remote_log_manager_fetch_max_bytes_per_second,
+            samples=config.remote_log_manager_fetch_quota_window_num,
+            sample_s=config.remote_log_manager_fetch_quota_window_size_seconds,
+        ),
+        spawn=spawn,
+        barrier_wait_s=fetch_wait_s,
+    )
+    return TierReads(
+        reader=reader,
+        fetch_wait_s=fetch_wait_s,
+        list_wait_s=lambda: cluster.broker_config.remote_list_offsets_request_timeout_ms / 1000,
+        pending_max=config.remote_log_reader_max_pending_tasks,
     )
 
 

@@ -24,6 +24,7 @@ from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
+from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
 from remote.cold.metadata_manager import MetadataManager
 from storage.log_manager import LogManager
@@ -50,6 +51,7 @@ class Components:
     """None where the tiers are switched off."""
     tiering: Tiering | None
     restores: Restores | None
+    tier_reads: TierReads | None
     counters: Counters
     network: NetworkServer
 

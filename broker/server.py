@@ -162,6 +162,8 @@ class Broker:
         await components.groups.start(self._tasks)
         if components.tier_metadata is not None:
             components.tier_metadata.start(self._tasks)
+        if components.tier_reads is not None:
+            components.background.spawn(components.tier_reads.start())
         if components.tiering is not None:
             components.tiering.start(self._tasks)
         if components.restores is not None:

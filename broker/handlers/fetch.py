@@ -1,20 +1,21 @@
 """Fetch: from a request to its answer, at once or when there is more to read.
 
 Owns: what is due at once, the long poll, and the short way of a Fetch that continues the one before it. Does
-not own: reading (broker.replicas.read), the session's bookkeeping (fetch_sessions), packing (fetch_response),
-sending (net), what a leader learns from followers (follower_fetch). Invariant: a Fetch is answered once: with
-what it asked for, with an error, or with what there is when its wait is over; a wait that ended stands at no
-partition.
+not own: reading (broker.replicas.read), the wait for the tier (remote_fetch), the session's bookkeeping
+(fetch_sessions), packing (fetch_response), sending (net), what a leader learns from followers
+(follower_fetch). Invariant: a Fetch is answered once: with what it asked for, with an error, or with what
+there is when its wait is over; a wait that ended stands at no partition.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol
 
 from broker.control.cluster import Cluster
 from broker.handlers.fetch_response import FetchResponse, pack_error
+from broker.handlers.remote_fetch import RemoteFetches
 from broker.net.connection import Answer, AnswerSlot, Connection, Frame
 from broker.net.sending import Bulk
 from broker.replicas.fetch_sessions import FetchSessions, FetchTurn
@@ -23,6 +24,7 @@ from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import ClientReader, FetchPass, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
+from broker.replicas.tier_reads import TierReads
 from protocol.errors import ErrorCode
 from protocol.fetch import FETCH_SHAPES_FROM, FETCH_TOPIC_IDS, FetchRequest, FetchShape, parse_fetch
 
@@ -61,20 +63,30 @@ class Fetch:
         *,
         followers: Followers,
         near: ReplicaSelector | None = None,
+        tier: TierReads | None = None,
         replicas: ReplicaManager,
         cluster: Cluster,
         sessions: FetchSessions,
         purgatory: Purgatory,
         now_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         max_bytes: int,
     ) -> None:
+        """Without a `tier` there is none."""
         self._followers = followers
         self._sessions = sessions
         self._purgatory = purgatory
         self._now_ms = now_ms
         self._max_bytes = max_bytes
-        self.read = ClientReader(replicas=replicas, cluster=cluster, near=near, max_bytes=max_bytes).read
-        self.respond = FetchResponse(cluster=cluster, sessions=sessions, now_ms=now_ms, count=_count).respond
+        reader = ClientReader(replicas=replicas, cluster=cluster, near=near, tier=tier, max_bytes=max_bytes)
+        response = FetchResponse(cluster=cluster, sessions=sessions, now_ms=now_ms, count=_count)
+        self.read = reader.read
+        self.respond = response.respond
+        self.remote: RemoteFetches | None = None
+        if tier is not None:
+            self.remote = RemoteFetches(
+                tier=tier, reader=reader, respond=response, purgatory=purgatory, spawn=spawn
+            )
 
     def handle(
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
@@ -125,6 +137,10 @@ class Fetch:
         if request.replica_id >= 0:
             return self._followers.answer(connection, turn, request, version, correlation_id)
         fetched = self.read(turn, request, version)
+        if fetched.wants is not None and self.remote is not None:
+            slot = connection.slot()
+            self.remote.wait(connection, turn, version, correlation_id, fetched, slot)
+            return slot
         min_bytes = min(request.min_bytes, request.max_bytes, self._max_bytes)
         if fetched.available >= min_bytes or fetched.is_due or request.max_wait_ms <= 0:
             answer = self.respond(connection, turn, version, correlation_id, fetched)
@@ -137,6 +153,8 @@ class Fetch:
             self, connection, turn, request, version, correlation_id, min_bytes, partitions, fetched.failures
         )
         self._purgatory.watch(wait, request.max_wait_ms / 1000)
+        if fetched.is_held_back:
+            wait.hold_back()
         return wait.slot
 
 
@@ -147,6 +165,9 @@ class FetchSide(Protocol):
     def read(self) -> Callable[[FetchTurn, FetchRequest, int], FetchPass]: ...
     @property
     def respond(self) -> Callable[[Connection, FetchTurn, int, int, FetchPass], bytes | Bulk]: ...
+    @property
+    def remote(self) -> RemoteFetches | None:
+        """What goes on where something is to be read from the tier."""
 
 
 class FetchWait(Waiter):
@@ -195,8 +216,15 @@ class FetchWait(Waiter):
     def poke(self) -> None:
         fetched = self._fetch.read(self._turn, self._request, self._version)
         failed = fetched.failures > self._failures
-        if failed or fetched.is_due or fetched.available >= self._min_bytes:
+        if failed or fetched.is_due or fetched.available >= self._min_bytes or fetched.wants is not None:
             self._answer(fetched)
+        elif fetched.is_held_back:
+            self.hold_back()
+
+    def hold_back(self) -> None:
+        """Look again when the quota of the tier allows it."""
+        if self._fetch.remote is not None:
+            self._fetch.remote.tier.poke_when_open(self)
 
     def expired(self) -> None:
         self._answer(self._fetch.read(self._turn, self._request, self._version))
@@ -214,6 +242,11 @@ class FetchWait(Waiter):
         self.finish()
         self._leave()
         connection = self._connection
+        if fetched.wants is not None and self._fetch.remote is not None:
+            self._fetch.remote.wait(
+                connection, self._turn, self._version, self._correlation_id, fetched, self.slot
+            )
+            return
         answer = self._fetch.respond(connection, self._turn, self._version, self._correlation_id, fetched)
         connection.answer(self.slot, answer)
         connection.resume()

@@ -30,6 +30,7 @@ from protocol.fetch import (
     fetch_topic_tail,
 )
 from protocol.leader_hint import Address
+from remote.cold.reader import RemoteSlice
 from storage.log import LogSlice
 
 _SIZE: Final = Struct(">i")
@@ -166,15 +167,16 @@ def is_news(read: PartitionRead) -> bool:
 
 
 def _drop_unreadable(reads: list[PartitionRead], version: int) -> None:
-    """Take disks that cannot be read out of use, and answer their partitions with the error; the others are
-    not held up."""
+    """Take disks of logs that cannot be read out of use, and answer their partitions with the error, those of
+    the tier too; the others are not held up."""
     for read in reads:
         if read.part is None or read.wanted.partition is None:
             continue
         try:
             read.part.read()
         except OSError as error:
-            read.wanted.partition.log.flush_failed(error)
+            if not isinstance(read.part, RemoteSlice):
+                read.wanted.partition.log.flush_failed(error)
             read.part = None
             read.error = error_known_to(version, ErrorCode.kafka_storage_error)
 

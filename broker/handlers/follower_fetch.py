@@ -149,6 +149,8 @@ class FollowerFetch:
         now_ms: Callable[[], int],
         max_bytes: int,
     ) -> None:
+        self.remote = None
+        """A follower reads nothing from the tier through its leader."""
         self._node_id = node_id
         self._throttle = throttle
         self._replicas = replicas

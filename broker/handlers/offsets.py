@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
@@ -25,6 +25,7 @@ from broker.replicas.offset_lookup import (
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import CommitFuture, ReplicaManager
+from broker.replicas.tier_reads import TierReads, lies_in_tier
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -54,9 +55,13 @@ _HIGH_WATERMARK: Final = -1
 
 
 class OffsetHandlers:
-    def __init__(self, *, replicas: ReplicaManager, purgatory: Purgatory) -> None:
+    def __init__(
+        self, *, replicas: ReplicaManager, purgatory: Purgatory, tier: TierReads | None = None
+    ) -> None:
+        """Without a `tier` no time is looked up in it."""
         self._replicas = replicas
         self._purgatory = purgatory
+        self._tier = tier
 
     def routes(self) -> Mapping[int, Handler]:
         return {
@@ -67,7 +72,8 @@ class OffsetHandlers:
 
     # --- looking up ---
 
-    def list_offsets(self, ctx: Context, request: ListOffsetsRequest) -> Fields:
+    def list_offsets(self, ctx: Context, request: ListOffsetsRequest) -> Fields | Awaitable[Fields]:
+        """Return the answer, late if times are to be looked up in the tier."""
         asked = Counter(
             (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
         )
@@ -75,42 +81,83 @@ class OffsetHandlers:
             raise KafkaError(ErrorCode.unknown_server_error, f"no isolation level {request.isolation_level}")
         isolation = request.isolation_level if request.replica_id == _CONSUMER else None
         from_leader = request.replica_id != _DEBUGGER
-        topics: dict[str, dict[int, Fields]] = {}
+        topics: dict[str, dict[int, dict[str, Any]]] = {}
+        late: list[tuple[dict[str, Any], LookUp]] = []
         for topic in request.topics:
             for each in topic.partitions:
-                if asked[topic.name, each.partition_index] > 1:
-                    answer: Fields = {"error_code": ErrorCode.invalid_request}
-                else:
-                    answer = self._list_offset(ctx, topic.name, each, isolation, from_leader)
-                topics.setdefault(topic.name, {})[each.partition_index] = {
+                answer: dict[str, Any] = {
                     "partition_index": each.partition_index,
+                    "error_code": ErrorCode.invalid_request,
                     "timestamp": -1,
                     "offset": -1,
                     "leader_epoch": -1,
-                    **answer,
                 }
+                topics.setdefault(topic.name, {})[each.partition_index] = answer
+                if asked[topic.name, each.partition_index] > 1:
+                    continue
+                look_up = LookUp(topic.name, each, isolation, from_leader, ctx.api_version)
+                if self._look_up(look_up, answer):
+                    late.append((answer, look_up))
         rows = [
             {"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()
         ]
-        return {"throttle_time": 0, "topics": rows}
+        response: Fields = {"throttle_time": 0, "topics": rows}
+        if not late or self._tier is None:
+            return response
+        wait_s = request.timeout.total_seconds()
+        return self._look_up_in_tier(
+            self._tier, late, wait_s if wait_s > 0 else self._tier.list_wait_s(), response
+        )
 
-    def _list_offset(
-        self, ctx: Context, topic: str, asked: ListOffsetsPartition, isolation: int | None, from_leader: bool
-    ) -> Fields:
+    def _look_up(self, look_up: LookUp, answer: dict[str, Any]) -> bool:
+        """Fill in the answer; return True if it has to come from the tier."""
+        asked = look_up.asked
         try:
-            if asked.timestamp < 0 and ctx.api_version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
+            if asked.timestamp < 0 and look_up.version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
                 raise KafkaError(ErrorCode.unsupported_version)
-            look_up = self._replicas.find if from_leader else self._replicas.replica
-            partition = look_up(topic, asked.partition_index, asked.current_leader_epoch)
-            if isinstance(partition, ErrorCode):
-                raise KafkaError(partition)
-            timestamp, offset, epoch = offset_at(partition, asked.timestamp, isolation)
+            partition = self._find(look_up)
+            if asked.timestamp >= 0 and lies_in_tier(partition):
+                if self._tier is None:
+                    raise KafkaError(ErrorCode.offset_not_available)
+                return True
+            look_up.found(answer, offset_at(partition, asked.timestamp, look_up.isolation))
         except KafkaError as failure:
-            code = failure.code
-            if code is ErrorCode.offset_not_available and ctx.api_version < _OFFSET_NOT_AVAILABLE_FROM:
-                code = ErrorCode.leader_not_available
-            return {"error_code": code}
-        return {"error_code": ErrorCode.none, "timestamp": timestamp, "offset": offset, "leader_epoch": epoch}
+            look_up.failed(answer, failure.code)
+        return False
+
+    def _find(self, look_up: LookUp) -> Partition:
+        asked = look_up.asked
+        find = self._replicas.find if look_up.from_leader else self._replicas.replica
+        partition = find(look_up.topic, asked.partition_index, asked.current_leader_epoch)
+        if isinstance(partition, ErrorCode):
+            raise KafkaError(partition)
+        return partition
+
+    async def _look_up_in_tier(
+        self,
+        tier: TierReads,
+        late: list[tuple[dict[str, Any], LookUp]],
+        wait_s: float,
+        response: Fields,
+    ) -> Fields:
+        async def look(answer: dict[str, Any], look_up: LookUp) -> None:
+            try:
+                async with asyncio.timeout(wait_s):
+                    found = await tier.offset_for_timestamp(
+                        self._find(look_up), look_up.asked.timestamp, look_up.isolation
+                    )
+                self._find(look_up)  # whoever leads by now may have another log
+            except TimeoutError:
+                look_up.failed(answer, ErrorCode.request_timed_out)
+            except KafkaError as failure:
+                look_up.failed(answer, failure.code)
+            else:
+                look_up.found(answer, found)
+
+        async with asyncio.TaskGroup() as group:
+            for answer, look_up in late:
+                group.create_task(look(answer, look_up))
+        return response
 
     def offset_for_leader_epoch(self, ctx: Context, request: OffsetForLeaderEpochRequest) -> Fields:
         topics = []
@@ -195,6 +242,25 @@ class OffsetHandlers:
         deletion = Deletion(partition, target, self._purgatory)
         deletion.begin(wait_s)
         return deletion
+
+
+class LookUp(NamedTuple):
+    """What ListOffsets asks of one partition."""
+
+    topic: str
+    asked: ListOffsetsPartition
+    isolation: int | None
+    from_leader: bool
+    version: int
+
+    def found(self, answer: dict[str, Any], found: tuple[int, int, int]) -> None:
+        answer["error_code"] = ErrorCode.none
+        answer["timestamp"], answer["offset"], answer["leader_epoch"] = found
+
+    def failed(self, answer: dict[str, Any], code: ErrorCode) -> None:
+        if code is ErrorCode.offset_not_available and self.version < _OFFSET_NOT_AVAILABLE_FROM:
+            code = ErrorCode.leader_not_available
+        answer["error_code"] = code
 
 
 class Deletion(CommitFuture):

@@ -180,7 +180,15 @@ def _next_chunk(pieces: deque[Piece]) -> bytes:
 def _send_piece(out: socket.socket, pieces: deque[Piece]) -> int:
     """Send as much of the first piece as the socket takes; return how much."""
     piece = pieces[0]
-    if isinstance(piece, LogSlice) and piece.size < SLICE_SENDFILE_MIN:
+    if isinstance(piece, LogSlice) and piece.file.fileno() < 0:
+        # it is in memory: a chunk of it at a time
+        pieces.popleft()
+        rest = piece.size - CHUNK
+        if rest > 0:
+            pieces.appendleft(piece._replace(position=piece.position + CHUNK, size=rest))
+        piece = piece.file.pread(min(piece.size, CHUNK), piece.position)
+        pieces.appendleft(piece)
+    elif isinstance(piece, LogSlice) and piece.size < SLICE_SENDFILE_MIN:
         piece = pieces[0] = piece.read()
     if isinstance(piece, LogSlice):
         sent = os.sendfile(out.fileno(), piece.file.fileno(), piece.position, piece.size)

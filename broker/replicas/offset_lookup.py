@@ -33,26 +33,38 @@ def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tu
         return _at_offset(partition, held.local_log_start_offset)
     if timestamp == LATEST_TIERED:
         return _at_offset(partition, held.tiered_end - 1) if held.is_tiered and held.tiered_end else _UNKNOWN
-    bound = held.log_end_offset
-    if isolation is not None:
-        bound = held.last_stable_offset if isolation == _READ_COMMITTED else held.high_watermark
+    bound = bound_of(partition, isolation)
     if timestamp == EARLIEST_PENDING_UPLOAD:
         pending = _pending_upload(held)
         # Kafka tells followers as little as clients, so that one waits for somebody to produce
         is_told = pending >= 0 and (isolation is None or pending < bound)
         return _at_offset(partition, pending) if is_told else _UNKNOWN
-    is_lagging = isolation is not None and partition.epoch_start > held.high_watermark
     if timestamp == LATEST:
-        if is_lagging:
+        if _is_lagging(partition, isolation):
             raise KafkaError(ErrorCode.offset_not_available)
         return -1, bound, partition.leader_epoch
     if timestamp == MAX_TIMESTAMP:
         found = held.offset_of_max_timestamp()
     else:
         found = held.offset_for_timestamp(timestamp, bound)
-    if found is not None and found[1] < bound:
+    return answer_of(partition, found, isolation)
+
+
+def bound_of(partition: Partition, isolation: int | None) -> int:
+    """Return where what may be read ends; None is the isolation of a replica, which reads everything."""
+    held = partition.log
+    if isolation is None:
+        return held.log_end_offset
+    return held.last_stable_offset if isolation == _READ_COMMITTED else held.high_watermark
+
+
+def answer_of(
+    partition: Partition, found: tuple[int, int, int] | None, isolation: int | None
+) -> tuple[int, int, int]:
+    """Return what was found, if it may be told."""
+    if found is not None and found[1] < bound_of(partition, isolation):
         return found
-    if is_lagging:
+    if _is_lagging(partition, isolation):
         raise KafkaError(ErrorCode.offset_not_available)
     return _UNKNOWN
 
@@ -66,6 +78,11 @@ def _pending_upload(held: AbstractLog) -> int:
     if held.local_log_start_offset == held.log_start_offset:
         return held.log_start_offset
     return -1
+
+
+def _is_lagging(partition: Partition, isolation: int | None) -> bool:
+    """Whether a leader does not know yet how much of what it leads is committed."""
+    return isolation is not None and partition.epoch_start > partition.log.high_watermark
 
 
 def _at_offset(partition: Partition, offset: int) -> tuple[int, int, int]:

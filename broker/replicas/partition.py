@@ -161,9 +161,12 @@ class TopicStats:
         "failed_aux_state_builds",
         "failed_fetch",
         "failed_produce",
+        "failed_remote_fetch",
         "fetch",
         "messages_in",
         "produce",
+        "remote_fetch",
+        "remote_fetch_bytes",
         "replication_bytes_in",
         "replication_bytes_out",
     )
@@ -176,6 +179,9 @@ class TopicStats:
         self.failed_produce = 0
         self.fetch = 0
         self.failed_fetch = 0
+        self.remote_fetch = 0
+        self.remote_fetch_bytes = 0
+        self.failed_remote_fetch = 0
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
         self.aux_state_builds = 0

@@ -11,7 +11,7 @@ always advances.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from broker.control.cluster import Cluster
@@ -34,6 +34,10 @@ _LEADER_UNKNOWN: Final = (
     ErrorCode.unknown_topic_or_partition,
 )
 _NO_ABORTED: Final[tuple[tuple[int, int], ...]] = ()
+_OFFSET_NOT_AVAILABLE_FROM: Final = 11
+REMOTE_READS_MAX: Final = 64
+"""How many partitions of one Fetch are read from the tier; the others are empty and come first another time.
+"""
 
 
 class PartitionRead:
@@ -71,15 +75,46 @@ class PartitionRead:
         self.diverging: tuple[int, int] | None = None
         self.preferred = -1
 
+    def fail(self, error: ErrorCode) -> None:
+        """Become a read that failed; one without an error stays as it is."""
+        if error is ErrorCode.none:
+            return
+        self.high_watermark = self.last_stable = self.start = -1
+        self.part = self.aborted = None
+        self.error = error
+
+
+class RemoteWant(NamedTuple):
+    """A read of what the log has in the tier alone."""
+
+    read: PartitionRead
+    """Where it goes."""
+    partition: Partition
+    offset: int
+    limit: int
+    min_one: bool
+    bound: int
+    committed: bool
+
+
+class Tier(Protocol):
+    def is_open(self) -> bool:
+        """Whether another read from the tier may begin now."""
+
 
 class FetchPass:
     """All reads of one pass. `is_due` when the answer must not wait for more bytes."""
 
-    __slots__ = ("available", "is_due", "reads", "size")
+    __slots__ = ("available", "is_due", "is_held_back", "reads", "size", "wants")
 
     def __init__(self) -> None:
         self.reads: list[PartitionRead] = []
+        self.wants: list[RemoteWant] | None = None
+        """What is still to be read, from the tier."""
+        self.is_held_back = False
+        """A partition got nothing because the quota of the tier is spent."""
         self.size = 0
+        """With what is set aside for the tier."""
         self.available = 0
         """What min_bytes is compared with: a partition that has more than was read counts with all it may
         give, because Kafka would fill that with a piece of the next batch."""
@@ -128,16 +163,20 @@ class ClientReader:
         replicas: ReplicaManager,
         cluster: Cluster,
         near: ReplicaSelector | None = None,
+        tier: Tier | None = None,
         max_bytes: int,
     ) -> None:
-        """`near` chooses the replica that a client with a rack is sent to."""
+        """`near` chooses the replica that a client with a rack is sent to. Without a `tier` what is in it
+        cannot be read."""
         self._replicas = replicas
         self._finder = PartitionFinder(replicas=replicas, cluster=cluster)
         self._near = near
+        self._tier = tier
         self._max_bytes = max_bytes
 
     def read(self, turn: FetchTurn, request: FetchRequest, version: int) -> FetchPass:
-        """Read all partitions of a request, within the bytes it allows."""
+        """Read all partitions of a request, within the bytes it allows; what is in the tier is only planned,
+        with its share of those bytes."""
         fetched = FetchPass()
         room = min(request.max_bytes, self._max_bytes)
         committed = request.isolation == _READ_COMMITTED
@@ -179,9 +218,13 @@ class ClientReader:
                     aborted = _NO_ABORTED if committed else None
                     reads.append(PartitionRead(wanted, high_watermark, last_stable, start, None, aborted))
                 continue
-            read = self._read_one(
-                wanted, partition, bound, room, version, min_one=fetched.size == 0, committed=committed
-            )
+            try:
+                read = self._read_one(
+                    wanted, partition, bound, room, version, min_one=fetched.size == 0, committed=committed
+                )
+            except TieredOffset:
+                room = self._plan(fetched, wanted, bound, room, version, committed=committed)
+                continue
             if read.part is not None:
                 size = read.part.size
                 fetched.size += size
@@ -223,9 +266,57 @@ class ClientReader:
                     read.part = part
                     if committed:
                         read.aborted = held.aborted_in(wanted.offset, part.next_offset)
+        except TieredOffset:
+            raise
         except KafkaError as failure:
             return PartitionRead(wanted, error=error_known_to(version, failure.code))
         return read
+
+    def _plan(
+        self,
+        fetched: FetchPass,
+        wanted: PartitionRequest,
+        bound: int,
+        room: int,
+        version: int,
+        *,
+        committed: bool,
+    ) -> int:
+        """Take a read from the tier into the plan, in its turn; return the room that is left then."""
+        partition: Partition = wanted.partition
+        held = partition.log
+        read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
+        if committed:
+            read.aborted = []
+        fetched.reads.append(read)
+        if self._tier is None:
+            read.fail(error_known_to(version, ErrorCode.offset_not_available))
+            fetched.is_due = True
+            return room
+        wants = fetched.wants or []
+        if len(wants) >= REMOTE_READS_MAX:
+            return room
+        if not self._tier.is_open():
+            fetched.is_held_back = True
+            return room
+        limit = min(wanted.max_bytes, room)
+        wants.append(RemoteWant(read, partition, wanted.offset, limit, fetched.size == 0, bound, committed))
+        fetched.wants = wants
+        fetched.size += max(limit, 1)
+        return max(0, room - limit)
+
+    def look_again(self, want: RemoteWant, version: int) -> bool:
+        """Whether a partition may still be read; fails its read if not."""
+        wanted = want.read.wanted
+        if wanted.generation == self._replicas.generation:
+            return True
+        error = self._finder.find(wanted, reads_followers=version >= _RACK_FROM)
+        if error is None and wanted.partition is want.partition:
+            error = want.partition.epoch_error(wanted.leader_epoch)
+            if error is ErrorCode.none:
+                return True
+        want.read.fail(error_known_to(version, error or ErrorCode.not_leader_or_follower))
+        return False
 
 
 class FollowerReader:
@@ -326,9 +417,12 @@ class FollowerReader:
 
 def error_known_to(version: int, code: ErrorCode) -> ErrorCode:
     """The error in a version's terms: clients before v6 do not know KAFKA_STORAGE_ERROR, and look elsewhere
-    after NOT_LEADER_OR_FOLLOWER."""
+    after NOT_LEADER_OR_FOLLOWER; those before v11 do not know OFFSET_NOT_AVAILABLE, and ask again when they
+    are told nothing."""
     if code is ErrorCode.kafka_storage_error and version < _STORAGE_ERROR_FROM:
         return ErrorCode.not_leader_or_follower
+    if code is ErrorCode.offset_not_available and version < _OFFSET_NOT_AVAILABLE_FROM:
+        return ErrorCode.none
     return code
 
 

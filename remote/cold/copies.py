@@ -158,6 +158,13 @@ class OpenCopies:
     def chunk_bytes(self) -> int:
         return self._chunks.chunk_bytes
 
+    async def start(self) -> None:
+        await self._indexes.open()
+
+    @property
+    def waiting(self) -> int:
+        return self._chunks.waiting
+
     async def open(self, segment: RemoteSegment) -> OpenCopy:
         """Return the copy with its offset index; StoreError, NoSuchObject, BadObject, BadIndex."""
         copy = self._copies.get(segment.id)

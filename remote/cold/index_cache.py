@@ -158,8 +158,9 @@ class IndexCache:
 
     def _list(self) -> list[tuple[str, int]]:
         """(name, size) of what is there, oldest first; what is no file of ours goes."""
-        self._files.makedirs(self._directory)
-        found = []
+        found: list[tuple[int, str, int]] = []
+        if not self._files.exists(self._directory):
+            return []
         for name in self._files.listdir(self._directory):
             path = join(self._directory, name)
             if _is_name(name):

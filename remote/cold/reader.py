@@ -55,8 +55,8 @@ class Fold(Protocol):
 
 
 class Metadata(Protocol):
-    on_change: list[Callable[[TieredPartition], None]]
-
+    @property
+    def on_change(self) -> list[Callable[[TieredPartition], None]]: ...
     def fold(self, partition: TieredPartition) -> Fold | None: ...
     def is_caught_up(self, partition: TieredPartition) -> bool: ...
     async def wait_caught_up(self, partition: TieredPartition) -> None: ...
@@ -69,6 +69,9 @@ class ReadQuota(Protocol):
     def note(self, size_bytes: int) -> None: ...
     def opens_in(self) -> float:
         """Return the seconds until it is not spent any more."""
+
+    def note_throttled(self) -> None:
+        """Count one who was sent away because it is spent."""
 
 
 class RemoteSlice(LogSlice):
@@ -117,6 +120,15 @@ class RemoteReader:
 
     def __repr__(self) -> str:
         return f"<RemoteReader {self.reads} reads, {self.damaged} damaged, {self._copies!r}>"
+
+    async def start(self) -> None:
+        """Take over the index files of an earlier run. Reads before that are fine."""
+        await self._copies.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many chunks wait to be read from the store."""
+        return self._copies.waiting
 
     # --- records ---
 

@@ -81,16 +81,8 @@ def is_read(field: str) -> bool:
 
 
 AWAITED = {
-    "remote_fetch_max_wait_ms",
-    "remote_list_offsets_request_timeout_ms",
-    "remote_log_index_file_cache_total_size_bytes",
-    "remote_log_manager_fetch_max_bytes_per_second",
-    "remote_log_manager_fetch_quota_window_num",
-    "remote_log_manager_fetch_quota_window_size_seconds",
     "remote_log_metadata_manager_class_name",
     "remote_log_metadata_manager_class_path",
-    "remote_log_reader_max_pending_tasks",
-    "remote_log_reader_threads",
     "remote_log_storage_system_enable",
     "remote_metadata_manager_configs",
     "remote_metadata_topic",

@@ -102,6 +102,9 @@ class Unlimited:
     def opens_in(self) -> float:
         return 0.0
 
+    def note_throttled(self) -> None:
+        pass
+
 
 class Tier:
     """A log's closed segments, copied; its batches are kept to compare with."""
