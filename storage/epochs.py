@@ -128,6 +128,8 @@ def decode_epochs(data: bytes) -> list[tuple[int, int]]:
     lines = data.decode("ascii").splitlines()
     if len(lines) < 2 or lines[0].strip() != "0":
         raise ValueError("unknown version of a leader epoch checkpoint")
+    if not data.endswith(b"\n"):  # torn within its last number, it may still look whole
+        raise ValueError("a leader epoch checkpoint without its end")
     entries = [
         (int(epoch), int(start)) for epoch, start in (line.split() for line in lines[2:] if line.strip())
     ]

@@ -683,6 +683,7 @@ class UnifiedLog(AbstractLog):
             file.close()
         if unsynced:
             self.files.fsync_dir(self.directory)
+        self._anchor()
         if self._epochs_dirty or join(self.directory, EPOCHS) in self._unsynced.paths:
             self._write_epochs(force=True, is_durable=True)
 
@@ -839,9 +840,7 @@ class UnifiedLog(AbstractLog):
 
     def _save_beginning(self, start: int) -> None:
         """Save what an empty segment at `start` does not tell of the log before it."""
-        if not self._unsynced.is_anchored:
-            self.files.fsync_dir(self.log_dir)
-            self.anchored()
+        self._anchor()
         self._write_epochs(force=True, is_durable=True)
         write_whole(self.files, snapshot_path(self.directory, start), self.producer_table.encode())
 
@@ -1102,6 +1101,12 @@ class UnifiedLog(AbstractLog):
             with self._disk():
                 job.run()
         self.closed(job)
+
+    def _anchor(self) -> None:
+        """Have the name of this log's directory on the disk."""
+        if not self._unsynced.is_anchored:
+            self.files.fsync_dir(self.log_dir)
+            self.anchored()
 
     def anchored(self) -> None:
         """The owner synced the name of this log's directory."""

@@ -58,6 +58,7 @@ class Copy:
     end: int
     epochs: tuple[tuple[int, int], ...]
     producers: bytes
+    knows_producers: bool
     is_whole: bool = True
 
 
@@ -93,6 +94,7 @@ class Shelf:
         self.epoch = 0
         self.next_value = 1
         self.is_beginning = False
+        self.is_mixed = False
         self.knows_producers = True
         self.jobs: list[tuple[Callable[[], None], Done]] = []
 
@@ -231,6 +233,7 @@ class Shelf:
                     closed.end_offset,
                     tuple(held.epochs_until_end),
                     _drained(log.producers_until(closed.end_offset)),
+                    self.knows_producers,
                 )
             )
         log.tiered_end = self.tiered_end
@@ -271,7 +274,7 @@ class Shelf:
         assert done == [None]
         self.is_beginning = False
         self.synced = copy.end
-        self.knows_producers = True
+        self.knows_producers = copy.knows_producers
         self._lead_anew()
         self._cut_copies(copy.end)
 
@@ -302,7 +305,7 @@ class Shelf:
         self.jobs.clear()
         logs = self._opened(disk.mount())
         if TP not in logs.logs:
-            assert not self.synced and not self.told_start, "the log is gone"
+            assert not self.synced, "the log is gone"
             self._forget_all()
             return
         log = logs.logs[TP]
@@ -358,13 +361,12 @@ class Shelf:
 
     def _check_epochs(self, log: UnifiedLog) -> None:
         self._restore_epochs(log)
-        epoch = -1
-        for first in self._firsts(log.log_start_offset, log.log_end_offset):
+        epochs = [row.epoch for _, row in sorted(self.rows.items())]
+        # a power cut may bring back a batch behind one of a newer leader: then the epochs are nobody's
+        self.is_mixed = self.is_mixed or epochs != sorted(epochs)
+        for first in [] if self.is_mixed else self._firsts(log.log_start_offset, log.log_end_offset):
             at = max(first, log.log_start_offset)
-            epoch = max(
-                epoch, self.rows[first].epoch
-            )  # a power cut may bring a batch back behind a newer one
-            assert log.epoch_for_offset(at) == epoch, f"{log.epochs} at {at}"
+            assert log.epoch_for_offset(at) == self.rows[first].epoch, f"{log.epochs} at {at}"
 
     def _restore_epochs(self, log: UnifiedLog) -> None:
         """As the tier does when the file was torn."""
@@ -390,8 +392,9 @@ class Shelf:
         self.epoch += 1
 
     def _forget_all(self) -> None:
+        """The directory's name was never synced, nor what was in it."""
         self.rows, self.copies = {}, []
-        self.asked_start = self.copied_end = 0
+        self.told_start = self.copied_end = 0
         self.is_beginning = False
         self.knows_producers = True
 

@@ -74,6 +74,14 @@ def test_a_bad_epoch_checkpoint_is_refused(bad: bytes) -> None:
         decode_epochs(bad)
 
 
+@given(HISTORY)
+def test_a_torn_epoch_checkpoint_is_refused_wherever_it_ends(history: list[tuple[int, int]]) -> None:
+    data = cache_of(history).encode()
+    for size in range(len(data)):
+        with pytest.raises(ValueError):
+            decode_epochs(data[:size])
+
+
 @given(HISTORY, st.integers(0, 60))
 def test_spans_are_where_each_epoch_begins_and_ends(history: list[tuple[int, int]], offset: int) -> None:
     cache = cache_of(history)
