@@ -258,7 +258,6 @@ class Tiering:
         held.partition.log.on_roll = None
         held.partition.log.tiered_end = 0
         self.removal.forget(held.key)
-        self.copier.doubts.pop(held.key, None)
         self.metadata.unfollow(held.key)
 
     def _set_tenure(self, held: Held) -> None:
@@ -319,6 +318,7 @@ class Tiering:
         tenure = held.tenure
         if tenure is None or not held.partition.log.is_tiered or not self._is_ready(held):
             return
+        self._settle(held)
         try:
             is_more = await self.copier.copy_next(tenure)
         except TenureOver:

@@ -6,10 +6,6 @@ Owns: the order of a copy's steps, and what is checked between them. Does not ow
 same epoch, after all of it is durable, and while the log still has just these bytes; whatever ends a copy
 earlier leaves it begun, for a deletion, and the next attempt has another id.
 
-Whether FINISHED was taken may stay unknown. Until it is known the copy is neither finished nor nobody's: if
-it were given up while the word is under way, all brokers would see it finished for a moment, and delete what
-only they have. So the same word is said again before anything else.
-
 The steps: look through the segment, say STARTED, store it, ask whether role, epoch and log are what they
 were, say FINISHED. Two leaders may copy the same offsets at once: what both have is below what is stable, so
 it is the same, and one of the copies is found superfluous later.
@@ -20,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import KafkaError
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged, SegmentScan, read_again
@@ -33,7 +28,6 @@ from remote.cold.segments import (
     SegmentStarted,
     SegmentState,
     SegmentUpdated,
-    TieredPartition,
 )
 from remote.cold.storage_manager import BadObject, SegmentData, StorageManager
 from remote.cold.tenure import Metadata, Tenure, TenureOver
@@ -43,10 +37,6 @@ from storage.log import ClosedSegment, HeldSegment
 STALL_S: Final = 300.0
 """The longest time without a step of an upload; a wait for the quota does not count."""
 
-_REFUSALS: Final = frozenset(
-    {ErrorCode.invalid_record, ErrorCode.fenced_leader_epoch, ErrorCode.unknown_topic_id}
-)
-"""After these FINISHED was not taken and will not be; after any other it may be."""
 _KNOWN: Final = (TenureOver, SegmentChanged, KafkaError, StoreError, NoSuchObject, BadObject)
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -55,17 +45,6 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 class Quota(Protocol):
     async def take(self, size: int) -> None:
         """Wait until so many more bytes may be sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """A copy of which it is not known whether its end was heard."""
-
-    tenure: Tenure
-    generation: int
-    """Of the log."""
-    finished: SegmentUpdated
-    size_bytes: int
 
 
 class CopyFailed(Exception):
@@ -91,8 +70,6 @@ class Copier:
         self.copied_bytes = 0
         self.under_way: set[UUID] = set()
         """Copies that are begun and may yet be finished; all other unfinished ones are nobody's."""
-        self.doubts: dict[TieredPartition, Doubt] = {}
-        """Of each partition at most one, and it is the next thing to be settled."""
         self._broker_id = broker_id
         self._cluster_id = cluster_id
         self._storage = storage
@@ -114,8 +91,6 @@ class Copier:
         keeps the others from what is left of it.
         """
         tenure.check()
-        if await self._settle_doubt(tenure):
-            return True
         due = self.due(tenure)
         if not due:
             return False
@@ -143,10 +118,12 @@ class Copier:
 
     async def _give_up_earlier(self, tenure: Tenure) -> None:
         """Say of every unfinished copy that it goes: nobody is at work on it, because a partition has one
-        copy at a time, and its beginner, if that is not this broker, leads no more."""
+        copy at a time, and its beginner, if that is not this broker, leads no more. The word that one of them
+        is finished may still be under way: then it is refused that it goes, and the next turn finds it
+        finished."""
         fold = self._metadata.fold(tenure.partition)
-        for segment in [] if fold is None else list(fold.unfinished()):
-            await self._removal.begin(tenure, segment.id)
+        for segment in [] if fold is None else fold.unfinished():
+            await self._removal.begin(tenure, segment)
 
     async def _copy(self, tenure: Tenure, closed: ClosedSegment, held: HeldSegment) -> None:
         log = tenure.log
@@ -177,6 +154,8 @@ class Copier:
             await self._carry(tenure, segment, held, scan, producers, generation)
         finally:
             self.under_way.discard(segment.id)
+        self.copied += 1
+        self.copied_bytes += segment.size_bytes
 
     async def _carry(
         self,
@@ -202,42 +181,9 @@ class Copier:
             custom=custom,
         )
         self._removal.finished(segment.id)
-        await self._finish(
-            Doubt(tenure=tenure, generation=generation, finished=finished, size_bytes=segment.size_bytes)
+        await self._metadata.submit(
+            finished, leader_epoch=tenure.leader_epoch, expects=SegmentState.COPY_STARTED
         )
-
-    async def _finish(self, doubt: Doubt) -> None:
-        """Say that a copy is finished; forget it once the answer is certain."""
-        tenure = doubt.tenure
-        self.doubts[tenure.partition] = doubt
-        try:
-            await self._metadata.submit(doubt.finished, leader_epoch=tenure.leader_epoch)
-        except KafkaError as error:
-            if error.code in _REFUSALS:
-                del self.doubts[tenure.partition]
-            raise
-        del self.doubts[tenure.partition]
-        self.copied += 1
-        self.copied_bytes += doubt.size_bytes
-
-    async def _settle_doubt(self, tenure: Tenure) -> bool:
-        """Say again what may not have been heard; return whether there was anything. What an earlier tenure
-        said is heard no more once the metadata's leader knows of this one, and it is told nothing before."""
-        doubt = self.doubts.get(tenure.partition)
-        if doubt is None:
-            return False
-        if doubt.tenure is tenure and doubt.generation == tenure.log.generation:
-            await self._finish(doubt)
-            return True
-        del self.doubts[tenure.partition]
-        return False
-
-    def is_nobodys(self, tenure: Tenure, id_: UUID) -> bool:
-        """Whether an unfinished copy of this partition will never be finished."""
-        doubt = self.doubts.get(tenure.partition)
-        if doubt is not None and doubt.finished.id == id_ and doubt.tenure is tenure:
-            return not tenure.log.is_tiered  # where it takes nothing from the disk that it seems finished
-        return id_ not in self.under_way
 
     async def _store(
         self,

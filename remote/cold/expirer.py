@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from typing import Final
-from uuid import UUID
 
 from remote.cold.copier import Copier
 from remote.cold.fold import PartitionFold
@@ -48,10 +47,10 @@ class Expirer:
             await tenure.start_log_at(start)
             tenure.check()
         wait_s: float | None = None
-        for count, id_ in enumerate(self._useless(tenure, fold)):
+        for count, segment in enumerate(self._useless(log, fold)):
             if count == REMOVED_AT_ONCE:
                 return 0.0
-            left_s = await self._removal.remove(tenure, id_)
+            left_s = await self._removal.remove(tenure, segment)
             if left_s > 0:
                 wait_s = left_s if wait_s is None else min(wait_s, left_s)
         return wait_s
@@ -71,16 +70,15 @@ class Expirer:
         )
         return plan.log_start
 
-    def _useless(self, tenure: Tenure, fold: PartitionFold) -> list[UUID]:
+    def _useless(self, log: AbstractLog, fold: PartitionFold) -> list[RemoteSegment]:
         """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
         never finished, or with a deletion that somebody began."""
-        log = tenure.log
         finished: Iterable[RemoteSegment] = fold.finished()
         if log.is_tiered:
             start = log.log_start_offset
             finished = (*fold.below(start), *fold.superseded(log.epochs, start))
-        unfinished = [each for each in fold.unfinished() if self._copier.is_nobodys(tenure, each.id)]
-        return list(dict.fromkeys(each.id for each in (*fold.deleting(), *unfinished, *finished)))
+        unfinished = [each for each in fold.unfinished() if each.id not in self._copier.under_way]
+        return list({each.id: each for each in (*fold.deleting(), *unfinished, *finished)}.values())
 
 
 def may_expire(log: AbstractLog) -> bool:

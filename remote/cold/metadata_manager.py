@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from remote.cold.fold import PartitionFold
-from remote.cold.segments import TieredPartition, TierEvent
+from remote.cold.segments import SegmentState, TieredPartition, TierEvent
 
 
 class MetadataManager(Protocol):
@@ -47,8 +47,12 @@ class MetadataManager(Protocol):
     async def wait_caught_up(self, partition: TieredPartition) -> None:
         """Return when it is, which may be never: the caller sets the deadline."""
 
-    async def submit(self, event: TierEvent, *, leader_epoch: int) -> None:
-        """Return once the event is kept for good and in the fold here.
+    async def submit(
+        self, event: TierEvent, *, leader_epoch: int, expects: SegmentState | None = None
+    ) -> None:
+        """Return once the event is kept for good and in the fold here. `expects` is the state of the copy out
+        of which the event was decided: in another one, but for the event's own, it is to be refused, also
+        if the copy came there a moment ago.
 
         Raise KafkaError where it is refused: INVALID_RECORD after what was told before, FENCED_LEADER_EPOCH
         and UNKNOWN_LEADER_EPOCH for another leader epoch of the partition than it has, UNKNOWN_TOPIC_ID;

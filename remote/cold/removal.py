@@ -3,7 +3,8 @@
 Owns: the steps of a deletion (said first, then the objects, then said to be done), which copies need a second
 deletion of their objects, and when that is due. Does not own: which copies go (expirer), what may follow
 which state (segments), the objects (storage manager). Invariant: no object goes before its deletion was
-committed, and the deletion is not said to be done while a late upload may still bring an object back.
+committed, on the state in which the copy was chosen, and the deletion is not said to be done while a late
+upload may still bring an object back.
 
 A request that its sender gave up may reach the store afterwards, within a minute by all that stores promise.
 So the objects of an upload that did not end well, or ended a moment ago, are deleted twice, a minute apart.
@@ -11,16 +12,22 @@ So the objects of an upload that did not end well, or ended a moment ago, are de
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
+from protocol.errors import ErrorCode, KafkaError
 from remote.cold.segments import RemoteSegment, SegmentState, SegmentUpdated, TieredPartition
 from remote.cold.storage_manager import StorageManager
 from remote.cold.tenure import Metadata, Tenure
 
 LATE_UPLOAD_S: Final = 60.0
 """Within this time after its last attempt an upload may still arrive."""
+LOOK_AGAIN_S: Final = 1.0
+"""When a copy is looked at again that became another one than was chosen."""
+
+logger = logging.getLogger(__name__)
 
 
 class Removal:
@@ -58,31 +65,40 @@ class Removal:
         for old in [old for old, at in self._finished_at.items() if now - at >= LATE_UPLOAD_S]:
             del self._finished_at[old]
 
-    async def begin(self, tenure: Tenure, id_: UUID) -> None:
-        """Commit that this copy goes, unless that was said already."""
-        segment = self._find(tenure, id_)
-        if segment is not None and segment.state is not SegmentState.DELETE_STARTED:
-            await self._say(tenure, segment, SegmentState.DELETE_STARTED)
+    async def begin(self, tenure: Tenure, seen: RemoteSegment) -> None:
+        """Commit that this copy goes, unless that was said already. KafkaError INVALID_RECORD where it is not
+        any more what it was when it was chosen: the word that it is finished may have been under way."""
+        known = self._find(tenure, seen.id)
+        if known is not None and known.state is not SegmentState.DELETE_STARTED:
+            await self._say(tenure, known, SegmentState.DELETE_STARTED, expects=seen.state)
 
-    async def remove(self, tenure: Tenure, id_: UUID) -> float:
+    async def remove(self, tenure: Tenure, seen: RemoteSegment) -> float:
         """Take the next steps with this copy, as far as they are due. Return how long to wait until more is
         due, 0 when the copy is gone."""
-        segment = self._find(tenure, id_)
-        if segment is None:
-            self._first_at.pop(id_, None)
+        known = self._find(tenure, seen.id)
+        if known is None:
+            self._first_at.pop(seen.id, None)
             return 0.0
-        left_s = self._wait_s(id_)
+        if known.state not in (seen.state, SegmentState.DELETE_STARTED):
+            return LOOK_AGAIN_S
+        left_s = self._wait_s(seen.id)
         if left_s > 0:
             return left_s
-        is_once = self._is_settled(tenure, segment)
-        await self.begin(tenure, id_)
+        is_once = self._is_settled(tenure, known)
+        try:
+            await self.begin(tenure, seen)
+        except KafkaError as error:
+            if error.code is not ErrorCode.invalid_record:
+                raise
+            logger.info("%s keeps a copy that has changed since it was to go: %s", tenure.name, error)
+            return LOOK_AGAIN_S
         tenure.check()
-        await self._storage.delete_segment(segment)
-        if not is_once and id_ not in self._first_at:
-            self._first_at[id_] = (tenure.partition, self._clock())
+        await self._storage.delete_segment(known)
+        if not is_once and seen.id not in self._first_at:
+            self._first_at[seen.id] = (tenure.partition, self._clock())
             return LATE_UPLOAD_S
-        await self._say(tenure, segment, SegmentState.DELETE_FINISHED)
-        self._first_at.pop(id_, None)
+        await self._say(tenure, known, SegmentState.DELETE_FINISHED, expects=SegmentState.DELETE_STARTED)
+        self._first_at.pop(seen.id, None)
         self.deleted += 1
         return 0.0
 
@@ -108,7 +124,9 @@ class Removal:
         first_at = self._first_at.get(id_)
         return 0.0 if first_at is None else max(0.0, first_at[1] + LATE_UPLOAD_S - self._clock())
 
-    async def _say(self, tenure: Tenure, segment: RemoteSegment, state: SegmentState) -> None:
+    async def _say(
+        self, tenure: Tenure, segment: RemoteSegment, state: SegmentState, *, expects: SegmentState
+    ) -> None:
         event = SegmentUpdated(
             partition=segment.partition,
             topic=tenure.topic,
@@ -118,4 +136,4 @@ class Removal:
             event_timestamp_ms=self._now_ms(),
             custom=segment.custom,
         )
-        await self._metadata.submit(event, leader_epoch=tenure.leader_epoch)
+        await self._metadata.submit(event, leader_epoch=tenure.leader_epoch, expects=expects)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from protocol.errors import KafkaError
 from remote.cold.fold import PartitionFold
-from remote.cold.segments import TieredPartition, TierEvent
+from remote.cold.segments import SegmentState, TieredPartition, TierEvent
 from storage.log import AbstractLog
 
 LOG_START_S: Final = 30.0
@@ -26,8 +26,11 @@ class Metadata(Protocol):
     def fold(self, partition: TieredPartition) -> PartitionFold | None:
         """Return what is known so far; None when that is nothing."""
 
-    async def submit(self, event: TierEvent, *, leader_epoch: int) -> None:
-        """Return once it is committed and in this broker's fold; raise KafkaError."""
+    async def submit(
+        self, event: TierEvent, *, leader_epoch: int, expects: SegmentState | None = None
+    ) -> None:
+        """Return once it is committed and in this broker's fold; raise KafkaError. It is refused where the
+        copy is in another state than `expects`."""
 
 
 class TenureOver(Exception):

@@ -45,6 +45,8 @@ class TierCommand:
 
     event: TierEvent
     leader_epoch: int | None
+    expects: SegmentState | None = None
+    """Told only of a copy that is in this state, or in the event's own; None for any."""
 
     def decide(self, state: TierMachine, means: Instant, /) -> TierDecision:
         return state.decide(self, -1, means)
@@ -91,6 +93,7 @@ class TierMachine:
         if _is_forgotten(partition, event):
             return Decision(records=_left_over(partition, event), response=False)
         if isinstance(event, SegmentUpdated):
+            _check_state(partition, event, command.expects)
             event = _with_custom(partition, event)
         refusal = self.fold.refusal(event) or _refusal_to_forget(partition, event)
         if refusal is not None:
@@ -181,6 +184,18 @@ def _is_forgotten(partition: PartitionFold | None, event: TierEvent) -> bool:
             return partition is None or (partition.deletion is None and not _has_segments(partition))
         case _:
             return False
+
+
+def _check_state(
+    partition: PartitionFold | None, event: SegmentUpdated, expects: SegmentState | None
+) -> None:
+    """Refuse what was decided about a copy in another state than it has: an end of it that was under way may
+    have come before."""
+    known = None if partition is None else partition.segment(event.id)
+    if expects is not None and known is not None and known.state not in (expects, event.state):
+        raise KafkaError(
+            ErrorCode.invalid_record, f"the copy is {known.state.name} and no longer {expects.name}"
+        )
 
 
 def _left_over(partition: PartitionFold | None, event: TierEvent) -> tuple[TierRow, ...]:

@@ -31,7 +31,7 @@ from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
 from remote.cold.fold import PartitionFold
 from remote.cold.partitioner import metadata_partition
-from remote.cold.segments import TieredPartition, TierEvent, partition_of
+from remote.cold.segments import SegmentState, TieredPartition, TierEvent, partition_of
 from storage.policy import LogConfig
 
 logger = logging.getLogger(__name__)
@@ -209,10 +209,12 @@ class TierMetadata:
 
     # --- telling ---
 
-    async def submit(self, event: TierEvent, *, leader_epoch: int) -> None:
+    async def submit(
+        self, event: TierEvent, *, leader_epoch: int, expects: SegmentState | None = None
+    ) -> None:
         """Return once the event is committed and in the fold here; raise KafkaError where it is refused, and
         REQUEST_TIMED_OUT where that is not known in time. Cancelling leaves the outcome open."""
-        command = TierCommand(event=event, leader_epoch=leader_epoch)
+        command = TierCommand(event=event, leader_epoch=leader_epoch, expects=expects)
         why: list[str] = []
         try:
             async with asyncio.timeout(self._wait_s), self._room:
@@ -270,8 +272,7 @@ class TierMetadata:
             raise KafkaError(ErrorCode.leader_not_available, f"nobody leads {TOPIC}-{index}")
         if part.leader == self._node_id:
             return await self.coordinator.ask(index, command)
-        assert command.leader_epoch is not None
-        records = encode_commands([(command.event, command.leader_epoch)], now_ms=self._world.now_ms())
+        records = encode_commands([command], now_ms=self._world.now_ms())
         fields: Fields = {
             "transactional_id": None,
             "acks": -1,

@@ -27,6 +27,7 @@ from remote.cold.segments import (
     SegmentUpdated,
     TieredPartition,
     TierEvent,
+    partition_of,
 )
 from remote.cold.tenure import Tenure
 from remote.store.memory_store import MemoryStore
@@ -60,20 +61,30 @@ class Agreed:
     def fold(self, partition: TieredPartition) -> PartitionFold | None:
         return self.known.get(partition)
 
-    async def submit(self, event: TierEvent, *, leader_epoch: int) -> None:
+    async def submit(
+        self, event: TierEvent, *, leader_epoch: int, expects: SegmentState | None = None
+    ) -> None:
         await asyncio.sleep(0)
         waited = self.before(event)
         if waited is not None:
             await waited
         if leader_epoch < self.leader_epoch:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
-        why = self.known.refusal(event)
+        why = self.known.refusal(event) or self._other_state(event, expects)
         if why is not None:
             raise KafkaError(ErrorCode.invalid_record, why)
         self.known.apply(event)
         self.events.append(event)
         if self.loses_answers:
             raise KafkaError(ErrorCode.request_timed_out)
+
+    def _other_state(self, event: TierEvent, expects: SegmentState | None) -> str | None:
+        fold = self.known.get(partition_of(event))
+        if fold is None or expects is None or not isinstance(event, SegmentUpdated):
+            return None
+        known = fold.segment(event.id)
+        is_other = known is not None and known.state not in (expects, event.state)
+        return f"the copy is no longer {expects.name}" if is_other else None
 
     def states(self) -> list[SegmentState]:
         """Of the events, in their order."""
@@ -210,6 +221,7 @@ class Stage:
         """Turns of the copier until nothing is due; the number of segments."""
         before = self.copier.copied
         while True:
+            self.settle()
             is_more = await self.copier.copy_next(self.tenure)
             self.settle()
             if not is_more:

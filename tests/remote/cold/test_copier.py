@@ -217,57 +217,35 @@ async def test_a_start_whose_answer_is_lost_is_given_up(stage: Stage) -> None:
     assert len(stage.objects()) == 2
 
 
-@pytest.mark.parametrize("is_heard", [True, False])
-async def test_an_end_that_may_not_have_been_heard_is_said_again_before_anything_else(
-    stage: Stage, is_heard: bool
+@pytest.mark.parametrize("is_heard", ["at once", "amid the next turn", "never"])
+async def test_an_end_whose_answer_is_lost_is_given_up_only_if_it_was_not_heard(
+    stage: Stage, is_heard: str
 ) -> None:
-    stage.fill(2)
-
-    def lose(event: TierEvent) -> None:
-        if isinstance(event, SegmentUpdated) and event.state is FINISHED:
-            stage.agreed.loses_answers = is_heard
-            if not is_heard:
-                raise KafkaError(ErrorCode.request_timed_out)
-
-    stage.agreed.before = lose
-    with pytest.raises(KafkaError):
-        await stage.copy_all()
-    stage.agreed.before, stage.agreed.loses_answers = (lambda event: None), False
-    assert await stage.expirer.expire(stage.tenure) is None
-    assert DELETING not in stage.agreed.states()
-    assert await stage.copy_all() == 2
-    assert DELETING not in stage.agreed.states()
-    assert stage.agreed.states().count(STARTED) == 2
-    assert stage.copier.doubts == {}
-
-
-async def test_a_doubt_of_an_earlier_tenure_is_given_up(stage: Stage) -> None:
     stage.fill(1)
+    late: list[TierEvent] = []
 
     def lose(event: TierEvent) -> None:
         if isinstance(event, SegmentUpdated) and event.state is FINISHED:
+            late.append(event)
+            if is_heard == "at once":
+                stage.agreed.known.apply(event)
             raise KafkaError(ErrorCode.request_timed_out)
 
+    def hear(event: TierEvent) -> None:
+        while late and is_heard == "amid the next turn":
+            stage.agreed.known.apply(late.pop())
+
     stage.agreed.before = lose
     with pytest.raises(KafkaError):
         await stage.copy_all()
-    stage.agreed.before = lambda event: None
-    stage.lead(1)
-    assert await stage.copy_all() == 1
-    assert stage.agreed.states() == [STARTED, DELETING, STARTED, FINISHED]
-
-
-async def test_a_refusal_leaves_no_doubt(stage: Stage) -> None:
-    stage.fill(1)
-
-    def depose(event: TierEvent) -> None:
-        if isinstance(event, SegmentUpdated):
-            stage.agreed.leader_epoch = 1
-
-    stage.agreed.before = depose
-    with pytest.raises(KafkaError):
-        await stage.copy_all()
-    assert stage.copier.doubts == {}
+    stage.agreed.before = hear
+    if is_heard == "amid the next turn":
+        with pytest.raises(KafkaError) as refused:
+            await stage.copy_all()
+        assert refused.value.code is ErrorCode.invalid_record
+    assert await stage.copy_all() == (is_heard == "never")
+    assert (DELETING in stage.agreed.states()) == (is_heard == "never")
+    assert stage.log.tiered_end > 0
 
 
 async def test_custom_metadata_is_kept_and_has_a_bound(stage: Stage) -> None:

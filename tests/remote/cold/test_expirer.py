@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.expirer import may_expire
-from remote.cold.removal import LATE_UPLOAD_S
+from remote.cold.removal import LATE_UPLOAD_S, LOOK_AGAIN_S
 from remote.cold.segments import SegmentState, SegmentUpdated, TierEvent
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
@@ -221,6 +222,47 @@ async def test_an_unfinished_copy_of_another_life_goes_and_one_under_way_stays(s
     await stage.expire_all()
     assert stage.fold.unfinished() == stage.fold.deleting() == []
     assert stage.agreed.states()[-1] is SegmentState.DELETE_FINISHED
+
+
+async def test_a_copy_that_is_finished_amid_the_turn_that_would_clear_it_stays(stage: Stage) -> None:
+    stage.fill(1)
+    late: list[TierEvent] = []
+
+    def lose(event: TierEvent) -> None:
+        if has_state(event, SegmentState.COPY_FINISHED):
+            late.append(event)
+            raise KafkaError(ErrorCode.request_timed_out)
+
+    def hear(event: TierEvent) -> None:
+        while late:
+            stage.agreed.known.apply(late.pop())
+
+    stage.agreed.before = lose
+    with pytest.raises(KafkaError):
+        await stage.copy_all()
+    stage.agreed.before = hear
+    stage.lead(1)
+    assert await stage.expirer.expire(stage.tenure) == LOOK_AGAIN_S
+    stage.settle()
+    assert await stage.expirer.expire(stage.tenure) is None
+    assert SegmentState.DELETE_STARTED not in stage.agreed.states()
+    assert len(stage.objects()) == 2
+
+
+async def test_a_copy_that_was_finished_since_it_was_chosen_is_not_touched(stage: Stage) -> None:
+    stage.fill(1)
+    await stage.copy_all()
+    (finished,) = stage.fold.finished()
+    seen = replace(finished, state=SegmentState.COPY_STARTED)
+    assert await stage.removal.remove(stage.tenure, seen) == LOOK_AGAIN_S
+    with pytest.raises(KafkaError) as refused:
+        await stage.removal.begin(stage.tenure, seen)
+    assert refused.value.code is ErrorCode.invalid_record
+    assert len(stage.objects()) == 2
+
+
+def has_state(event: TierEvent, state: SegmentState) -> bool:
+    return isinstance(event, SegmentUpdated) and event.state is state
 
 
 async def test_a_tenure_that_ends_stops_at_the_next_object(stage: Stage) -> None:

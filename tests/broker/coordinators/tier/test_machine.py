@@ -53,8 +53,11 @@ class Shell:
             on_applied=lambda machine, partition: self.heard.append(partition),
         )
 
-    def tell(self, event: TierEvent, *, leader_epoch: int | None = EPOCH) -> bool:
-        decision = self.machine.decide(TierCommand(event=event, leader_epoch=leader_epoch), 0, NOW)
+    def tell(
+        self, event: TierEvent, *, leader_epoch: int | None = EPOCH, expects: SegmentState | None = None
+    ) -> bool:
+        command = TierCommand(event=event, leader_epoch=leader_epoch, expects=expects)
+        decision = self.machine.decide(command, 0, NOW)
         for row in decision.records:
             key, value = self.machine.encode(row)
             self.rows.append((key, value))
@@ -62,11 +65,13 @@ class Shell:
         assert decision.response is not None
         return decision.response
 
-    def refuses(self, event: TierEvent, *, leader_epoch: int | None = EPOCH) -> ErrorCode:
+    def refuses(
+        self, event: TierEvent, *, leader_epoch: int | None = EPOCH, expects: SegmentState | None = None
+    ) -> ErrorCode:
         """Nothing is appended, whatever the reason."""
         before = len(self.rows)
         with pytest.raises(KafkaError) as caught:
-            self.tell(event, leader_epoch=leader_epoch)
+            self.tell(event, leader_epoch=leader_epoch, expects=expects)
         assert len(self.rows) == before
         return caught.value.code
 
@@ -116,6 +121,17 @@ def test_what_is_told_again_leaves_nothing_and_is_not_refused(shell: Shell) -> N
         before = len(shell.rows)
         assert not shell.tell(event)
         assert len(shell.rows) == before
+
+
+def test_what_was_decided_about_another_state_is_refused(shell: Shell) -> None:
+    """Of a leader that gives a copy up while the word that it is finished was under way."""
+    shell.tell(started())
+    shell.tell(finished())
+    going = update(SegmentState.DELETE_STARTED)
+    assert shell.refuses(going, expects=SegmentState.COPY_STARTED) is ErrorCode.invalid_record
+    assert shell.tell(going, expects=SegmentState.COPY_FINISHED)
+    assert not shell.tell(going, expects=SegmentState.COPY_FINISHED), "told again it changes nothing"
+    assert shell.tell(update(SegmentState.DELETE_FINISHED), expects=SegmentState.DELETE_STARTED)
 
 
 def test_custom_metadata_is_carried_on(shell: Shell) -> None:

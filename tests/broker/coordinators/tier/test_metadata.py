@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.coordinators.tier.commands import encode_commands
+from broker.coordinators.tier.machine import TierCommand
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import build_batch
@@ -45,8 +46,16 @@ def follow(world: Replicas, *node_ids: int) -> None:
         world.nodes[node_id].here(metadata_of(world, node_id).follow, USER)
 
 
-async def submit(world: Replicas, node_id: int, event: TierEvent, *, leader_epoch: int = 0) -> None:
-    await world.nodes[node_id].run(metadata_of(world, node_id).submit(event, leader_epoch=leader_epoch))
+async def submit(
+    world: Replicas,
+    node_id: int,
+    event: TierEvent,
+    *,
+    leader_epoch: int = 0,
+    expects: SegmentState | None = None,
+) -> None:
+    metadata = metadata_of(world, node_id)
+    await world.nodes[node_id].run(metadata.submit(event, leader_epoch=leader_epoch, expects=expects))
 
 
 async def refused(world: Replicas, node_id: int, event: TierEvent, *, leader_epoch: int = 0) -> ErrorCode:
@@ -72,6 +81,23 @@ def test_an_event_is_committed_and_in_the_own_fold_wherever_it_is_told() -> None
         await world.agree(1, 2, 3, topic=TOPIC)
 
     Replicas(3).run(main)
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+def test_the_state_out_of_which_an_event_was_decided_travels_with_it(node_id: int) -> None:
+    async def main(world: Replicas) -> None:
+        create(world)
+        follow(world, node_id)
+        await submit(world, node_id, started())
+        await submit(world, node_id, finished(), expects=SegmentState.COPY_STARTED)
+        going = update(SegmentState.DELETE_STARTED)
+        with pytest.raises(KafkaError) as refused:
+            await submit(world, node_id, going, expects=SegmentState.COPY_STARTED)
+        assert refused.value.code is ErrorCode.invalid_record
+        assert states(world, node_id) == COPIED
+        await submit(world, node_id, going, expects=SegmentState.COPY_FINISHED)
+
+    Replicas(2).run(main)
 
 
 def test_it_is_told_without_being_followed() -> None:
@@ -307,7 +333,7 @@ def test_a_client_does_not_write_to_it() -> None:
 
 @pytest.mark.parametrize("node_id", [1, 2])
 def test_a_command_that_is_none_is_refused_as_a_whole(node_id: int) -> None:
-    good = encode_commands([(started(), 0)], now_ms=1)
+    good = encode_commands([TierCommand(event=started(), leader_epoch=0)], now_ms=1)
     key, value = encode_event(started())
     header = (("leader-epoch", b"\0\0\0\0"),)
 
@@ -318,6 +344,10 @@ def test_a_command_that_is_none_is_refused_as_a_whole(node_id: int) -> None:
             bytes(build_batch([(None, value, header, 1)])): ErrorCode.invalid_topic_exception,
             bytes(build_batch([(key, b"garbage", header, 1)])): ErrorCode.invalid_record,
             bytes(build_batch([(key, None, header, 1)])): ErrorCode.invalid_record,
+            bytes(
+                build_batch([(key, value, (*header, ("from-state", b"\x09")), 1)])
+            ): ErrorCode.invalid_record,
+            bytes(build_batch([(key, value, (*header, ("from-state", b"")), 1)])): ErrorCode.invalid_record,
             bytes(good[:-1] + b"x"): ErrorCode.corrupt_message,
         }
         for records, code in expected.items():
@@ -344,8 +374,10 @@ def test_several_commands_in_one_batch_are_answered_by_the_first_refusal() -> No
     async def main(world: Replicas) -> None:
         create(world)
         follow(world, 1)
-        events = [(started(1), 0), (finished(9), 0), (started(2), 0)]
-        answer = await send(world, 1, bytes(encode_commands(events, now_ms=1)))
+        commands = [
+            TierCommand(event=event, leader_epoch=0) for event in (started(1), finished(9), started(2))
+        ]
+        answer = await send(world, 1, bytes(encode_commands(commands, now_ms=1)))
         assert answer.error_code is ErrorCode.invalid_record
         assert set(states(world, 1)) == {1, 2}
 
