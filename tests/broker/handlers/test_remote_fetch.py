@@ -16,6 +16,7 @@ from remote.cold.segments import RemoteSegment
 from remote.keys import SegmentPart
 from remote.store.object_store import StoreError
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields
+from tests.broker.replication_driver import Replicas
 from tests.broker.tiered import TIERED, log_of, roll, tier
 
 if TYPE_CHECKING:
@@ -493,3 +494,44 @@ async def test_a_wait_for_the_quota_ends_in_its_time(make_broker: MakeBroker) ->
         await client.fetch("t", 0)
         answer = await client.fetch("t", 5, max_wait=50)
         assert (answer.error_code, answer.records) == (ErrorCode.none, b"")
+
+
+# --- followers ---
+
+
+def test_a_follower_that_serves_consumers_reads_the_tier_itself() -> None:
+    """KIP-392: its own local log may begin elsewhere than the leader's."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, topic="__remote_log_metadata")
+        world.create(1, 2, **TIERED)
+        for _ in range(3):
+            for at in range(3):
+                await world.append(1, b"%d" % at)
+            await world.agree(1, 2)
+            for node in world.nodes.values():
+                log: Any = node.partition().log
+                node.here(log.roll, log.log_end_offset, world.now_ms())
+        await world.append(1, b"last")
+        await world.agree(1, 2)
+        held = world.nodes[2].partition().log
+        await world.until(lambda: held.tiered_end == 9)
+
+        def is_freed() -> bool:
+            world.nodes[2].here(held.free_tiered, world.now_ms())
+            return held.local_log_start_offset == 9
+
+        await world.until(is_freed)
+        assert world.nodes[1].partition().log.local_log_start_offset == 0
+        got: list[int] = []
+        while len(got) < 10:
+            response = await world.ask(2, Api.FETCH, 12, **fetch_fields("t", len(got)))
+            answer = response.responses[0].partitions[0]
+            assert answer.error_code is ErrorCode.none
+            assert answer.high_watermark == 10
+            got += offsets_in(answer.records)
+        assert got == list(range(10))
+        stats = world.nodes[2].partition().stats
+        assert stats.remote_fetch >= 3
+
+    Replicas(2).run(main)
