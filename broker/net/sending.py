@@ -180,27 +180,32 @@ def _next_chunk(pieces: deque[Piece]) -> bytes:
 def _send_piece(out: socket.socket, pieces: deque[Piece]) -> int:
     """Send as much of the first piece as the socket takes; return how much."""
     piece = pieces[0]
-    if isinstance(piece, LogSlice) and piece.file.fileno() < 0:
-        # it is in memory: a chunk of it at a time
-        pieces.popleft()
-        rest = piece.size - CHUNK
-        if rest > 0:
-            pieces.appendleft(piece._replace(position=piece.position + CHUNK, size=rest))
-        piece = piece.file.pread(min(piece.size, CHUNK), piece.position)
-        pieces.appendleft(piece)
-    elif isinstance(piece, LogSlice) and piece.size < SLICE_SENDFILE_MIN:
-        piece = pieces[0] = piece.read()
     if isinstance(piece, LogSlice):
-        sent = os.sendfile(out.fileno(), piece.file.fileno(), piece.position, piece.size)
-        if sent == 0:
-            raise OSError(f"{piece.file.path} ended early")
-        if sent < piece.size:
-            pieces[0] = piece._replace(position=piece.position + sent, size=piece.size - sent)
+        descriptor = piece.file.fileno()
+        if piece.size < SLICE_SENDFILE_MIN or descriptor < 0:
+            piece = _read_piece(pieces, piece)
+        else:
+            sent = os.sendfile(out.fileno(), descriptor, piece.position, piece.size)
+            if sent == 0:
+                raise OSError(f"{piece.file.path} ended early")
+            if sent < piece.size:
+                pieces[0] = piece._replace(position=piece.position + sent, size=piece.size - sent)
+            else:
+                pieces.popleft()
             return sent
+    sent = out.send(piece, socket.MSG_MORE if len(pieces) > 1 else 0)
+    if sent < len(piece):
+        pieces[0] = memoryview(piece)[sent:]
     else:
-        sent = out.send(piece, socket.MSG_MORE if len(pieces) > 1 else 0)
-        if sent < len(piece):
-            pieces[0] = memoryview(piece)[sent:]
-            return sent
-    pieces.popleft()
+        pieces.popleft()
     return sent
+
+
+def _read_piece(pieces: deque[Piece], piece: LogSlice) -> bytes:
+    """Put the bytes of the first piece in its place: those of one chunk, if it is of a file in memory."""
+    size = min(piece.size, CHUNK)
+    data = piece.file.pread(size, piece.position)
+    pieces[0] = data
+    if size < piece.size:
+        pieces.insert(1, piece._replace(position=piece.position + size, size=piece.size - size))
+    return data
