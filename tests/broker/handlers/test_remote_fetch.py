@@ -414,6 +414,36 @@ async def test_a_damaged_copy_costs_its_partition_alone(broker: Broker, kind: st
     assert stats.remote_fetch_bytes > 0
 
 
+async def test_an_object_that_cannot_be_read_costs_no_disk(broker: Broker) -> None:
+    await create_topic(broker, "t", **TIERED)
+    await fill(broker, "t")
+    async with await RawClient.open(broker) as client:
+        assert (await client.fetch("t", 0)).error_code is ErrorCode.none
+        for copy in reads_of(broker).reader._copies._copies.values():
+            copy.file = Unreadable(copy.file)  # type: ignore[assignment]
+        answer = await client.fetch("t", 0)
+        assert (answer.error_code, answer.records) == (ErrorCode.kafka_storage_error, b"")
+        assert offsets_in((await client.fetch("t", 10)).records) == [10, 11, 12, 13, 14]
+
+
+class Unreadable:
+    """A file whose headers can be read, and nothing longer."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.path = file.path
+        self.fails = False
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
+    def pread(self, size: int, offset: int) -> bytes:
+        if self.fails:
+            raise OSError(5, "damaged")
+        self.fails = True
+        return bytes(self._file.pread(size, offset))
+
+
 async def test_what_is_deleted_while_it_is_read_is_out_of_range(broker: Broker) -> None:
     await create_topic(broker, "t", **TIERED)
     first, _ = await fill(broker, "t")
