@@ -286,8 +286,6 @@ class ClientReader:
         partition: Partition = wanted.partition
         held = partition.log
         read = PartitionRead(wanted, held.high_watermark, held.last_stable_offset, held.log_start_offset)
-        if committed:
-            read.aborted = []
         fetched.reads.append(read)
         if self._tier is None:
             read.fail(error_known_to(version, ErrorCode.offset_not_available))
