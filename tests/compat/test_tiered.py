@@ -261,8 +261,8 @@ def test_generated_requests_are_answered_alike(
 
 def is_known(found: Difference) -> bool:
     """Whether the difference is one of two that mean the same to a client: an answer of ours ends at a batch
-    that the index knows, where one of Kafka's may end anywhere; and of a partition for which there was no room
-    Kafka leaves the list of aborted transactions out, where ours is empty."""
+    that the index knows, where one of Kafka's may end anywhere; and where there was no room for a partition
+    Kafka leaves the list of aborted transactions out, ours is empty."""
     if found.path.endswith(".aborted_transactions"):
         return found.ours == [] and found.theirs is None
     is_bytes = isinstance(found.ours, bytes) and isinstance(found.theirs, bytes)
