@@ -70,4 +70,5 @@ class Components:
             cluster=self.cluster,
             store_stats=self.world.store_stats,
             tiering=self.tiering,
+            tier_reads=self.tier_reads,
         )

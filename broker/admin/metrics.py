@@ -12,8 +12,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
+from broker.admin.pieces import pieces
+from broker.admin.tier_metrics import tier_families
 from broker.control.metadata_records import NO_LEADER
 from broker.coordinators.groups.membership import State
 from protocol.apis import KNOWN
@@ -33,14 +35,10 @@ if TYPE_CHECKING:
     from broker.replicas.partition import Partition
     from broker.replicas.purgatory import Purgatory
     from broker.replicas.replica_manager import ReplicaManager
+    from broker.replicas.tier_reads import TierReads
     from broker.replicas.tiering import Tiering
     from remote.store.metered import StoreStats
     from storage.log_manager import LogManager
-
-T = TypeVar("T")
-
-PIECE: Final = 200
-"""Samples in one piece, about 1 ms; those of 5,000 partitions would hold the loop for 0.2 s."""
 
 
 def collect(
@@ -55,6 +53,7 @@ def collect(
     cluster: Cluster,
     store_stats: StoreStats,
     tiering: Tiering | None,
+    tier_reads: TierReads | None,
 ) -> Iterator[Metric]:
     """Every family, a large one in several pieces that follow each other."""
     yield from _requests(counters)
@@ -67,8 +66,8 @@ def collect(
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _store(store_stats)
-    if tiering is not None:
-        yield from _tiering(tiering)
+    if tiering is not None and tier_reads is not None:
+        yield from tier_families(replicas, tiering, tier_reads)
 
 
 def _requests(counters: Counters) -> Iterator[Metric]:
@@ -106,7 +105,7 @@ def _topics(replicas: ReplicaManager) -> Iterator[Metric]:
 
     stats = list(replicas.topic_stats.items())
     for name, attribute, text in _TOPIC_FAMILIES:
-        for rows in _pieces(stats):
+        for rows in pieces(stats):
             family = CounterMetricFamily(f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"])
             for topic, counted in rows:
                 family.add_metric([topic], getattr(counted, attribute))
@@ -135,7 +134,7 @@ def _logs(replicas: ReplicaManager, logs: LogManager) -> Iterator[Metric]:
 
     partitions = list(replicas.partitions())
     for name, text, value in _PARTITION_FAMILIES:
-        for rows in _pieces(partitions):
+        for rows in pieces(partitions):
             family = GaugeMetricFamily(name, text, labels=["topic", "partition"])
             for partition in rows:
                 family.add_metric([partition.topic, str(partition.index)], value(partition))
@@ -150,12 +149,6 @@ def _logs(replicas: ReplicaManager, logs: LogManager) -> Iterator[Metric]:
         "Logs of deleted partitions whose files are still there.",
         value=logs.to_be_deleted,
     )
-
-
-def _pieces(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Slices of `rows`; at least one, so that a family without samples is named too."""
-    for at in range(0, max(len(rows), 1), PIECE):
-        yield rows[at : at + PIECE]
 
 
 def _replicas(replicas: ReplicaManager, isr: IsrChanges) -> Iterator[Metric]:
@@ -365,31 +358,3 @@ def _store(stats: StoreStats) -> Iterator[Metric]:
     yield errors
     for attribute, text in _STORE_COUNTERS:
         yield CounterMetricFamily(f"{name}_{attribute}", text, value=getattr(stats, attribute))
-
-
-def _tiering(tiering: Tiering) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    name, pressure = "tidewal_tier", tiering.pressure
-    yield CounterMetricFamily(f"{name}_copied_segments", "Segments copied.", value=tiering.copier.copied)
-    yield CounterMetricFamily(f"{name}_copied_bytes", "Bytes copied.", value=tiering.copier.copied_bytes)
-    yield CounterMetricFamily(f"{name}_deleted_segments", "Copies deleted.", value=tiering.removal.deleted)
-    failed = CounterMetricFamily(
-        f"{name}_failures", "Turns that failed and are tried again.", labels=["work"]
-    )
-    failed.add_metric(["copy"], tiering.failed_copies)
-    failed.add_metric(["expiration"], tiering.failed_expiries)
-    yield failed
-    yield CounterMetricFamily(
-        f"{name}_dropped_bytes",
-        "Bytes never copied that remote.log.pressure.policy=drop gave up.",
-        value=pressure.dropped_bytes,
-    )
-    missing = GaugeMetricFamily(
-        "tidewal_log_dir_missing_bytes",
-        "Bytes a log directory has less than log.dir.min.free.bytes.",
-        labels=["directory"],
-    )
-    for path, size in pressure.missing.items():
-        missing.add_metric([path], size)
-    yield missing

@@ -148,6 +148,7 @@ class OffsetHandlers:
                     )
                 self._find(look_up)  # whoever leads by now may have another log
             except TimeoutError:
+                tier.expired_lists += 1
                 look_up.failed(answer, ErrorCode.request_timed_out)
             except KafkaError as failure:
                 look_up.failed(answer, failure.code)

@@ -161,10 +161,15 @@ class TopicStats:
         "failed_aux_state_builds",
         "failed_fetch",
         "failed_produce",
+        "failed_remote_copy",
+        "failed_remote_delete",
         "failed_remote_fetch",
         "fetch",
         "messages_in",
         "produce",
+        "remote_copy",
+        "remote_copy_bytes",
+        "remote_delete",
         "remote_fetch",
         "remote_fetch_bytes",
         "replication_bytes_in",
@@ -182,6 +187,11 @@ class TopicStats:
         self.remote_fetch = 0
         self.remote_fetch_bytes = 0
         self.failed_remote_fetch = 0
+        self.remote_copy = 0
+        self.remote_copy_bytes = 0
+        self.failed_remote_copy = 0
+        self.remote_delete = 0
+        self.failed_remote_delete = 0
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
         self.aux_state_builds = 0

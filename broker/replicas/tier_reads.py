@@ -48,6 +48,11 @@ class TierReads:
         self._timer: asyncio.TimerHandle | None = None
         self.expired = 0
         """How many Fetches were answered before all they wanted from the tier was there."""
+        self.expired_lists = 0
+        """How many look-ups of times were given up because they took too long."""
+        self.fills = 0
+        self.fill_s = 0.0
+        """How long these took, each by itself."""
 
     def __repr__(self) -> str:
         return f"<TierReads {len(self._held_back)} held back, {self.reader!r}>"
@@ -95,6 +100,14 @@ class TierReads:
 
     async def fill(self, want: RemoteWant, version: int) -> None:
         """Read what is wanted into its `PartitionRead`: batches, an error, or nothing."""
+        begun = asyncio.get_running_loop().time()
+        try:
+            await self._fill(want, version)
+        finally:
+            self.fills += 1
+            self.fill_s += asyncio.get_running_loop().time() - begun
+
+    async def _fill(self, want: RemoteWant, version: int) -> None:
         partition, read = want.partition, want.read
         held = partition.log
         generation = held.generation

@@ -115,13 +115,11 @@ class Tiering:
         self.metadata = metadata
         self.storage = storage
         self.copier = copier
+        self.expirer = expirer
         self.removal = removal
         self.pressure = pressure
-        self.failed_copies = 0
-        self.failed_expiries = 0
         self._config = config
         self._replicas = replicas
-        self._expirer = expirer
         self._loop = asyncio.get_running_loop()
         self._held: dict[TieredPartition, Held] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -143,6 +141,14 @@ class Tiering:
     def __repr__(self) -> str:
         led = sum(held.tenure is not None for held in self._held.values())
         return f"<Tiering {len(self._held)} partitions, {led} led, {self._copying}, {self._expiring}>"
+
+    def led(self) -> list[tuple[Partition, Tenure]]:
+        """The tiered partitions that this broker leads."""
+        return [(held.partition, held.tenure) for held in self._held.values() if held.tenure is not None]
+
+    @property
+    def groups(self) -> tuple[WorkerGroup[Held], ...]:
+        return self._copying, self._expiring, self._following
 
     def _group(
         self, name: str, size: Callable[[], int], turn: Callable[[Held], Coroutine[Any, Any, None]]
@@ -274,6 +280,7 @@ class Tiering:
             log=partition.log,
             leader_epoch=partition.leader_epoch,
             began_at=self._loop.time(),
+            counts=partition.stats,
             on_start_moved=lambda: self._start_moved(partition),
         )
         self.removal.forget(held.key)
@@ -324,7 +331,7 @@ class Tiering:
         except TenureOver:
             return
         except _EXPECTED as error:
-            self.failed_copies += 1
+            tenure.counts.failed_remote_copy += 1
             held.copy_failures += 1
             self._put_off(self._copying, held, held.copy_failures, "copied to the tier", error)
             return
@@ -338,11 +345,11 @@ class Tiering:
         if tenure is None or not self._is_ready(held):
             return
         try:
-            wait_s = await self._expirer.expire(tenure)
+            wait_s = await self.expirer.expire(tenure)
         except TenureOver:
             return
         except _EXPECTED as error:
-            self.failed_expiries += 1
+            tenure.counts.failed_remote_delete += 1
             held.expiry_failures += 1
             self._put_off(self._expiring, held, held.expiry_failures, "cleared in the tier", error)
             return

@@ -47,6 +47,10 @@ class WorkerGroup(Generic[KeyT]):
         )
 
     @property
+    def size(self) -> int:
+        return max(1, self._size())
+
+    @property
     def waiting(self) -> int:
         return len(self._queue)
 
@@ -93,13 +97,13 @@ class WorkerGroup(Generic[KeyT]):
         return None
 
     def _staff(self) -> None:
-        if self._workers < max(1, self._size()):
+        if self._workers < self.size:
             self._workers += 1
             self._spawn(self._work())
 
     async def _work(self) -> None:
         try:
-            while self._queue and self._workers <= max(1, self._size()):
+            while self._queue and self._workers <= self.size:
                 key, _ = self._queue.popitem(last=False)
                 self._busy[key] = False
                 try:

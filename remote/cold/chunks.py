@@ -85,6 +85,14 @@ class ChunkCache:
         return key in self._chunks
 
     @property
+    def parallel(self) -> int:
+        return max(1, self._parallel())
+
+    @property
+    def loading(self) -> int:
+        return self._loading
+
+    @property
     def waiting(self) -> int:
         """How many loads have not started yet."""
         return len(self._turns)
@@ -171,7 +179,7 @@ class ChunkCache:
 
     def _may_start(self) -> bool:
         """Whether one more may be loaded; makes the room for it."""
-        if self._loading >= max(1, self._parallel()):
+        if self._loading >= self.parallel:
             return False
         limit = self._bytes_max + max(0, self.pinned_bytes - self._bytes_max // 2) - self.chunk_bytes
         if self.size_bytes > limit:

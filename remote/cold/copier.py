@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from protocol.errors import KafkaError
+from remote.cold.pacing import PacerStatistics
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged, SegmentScan, read_again
@@ -46,6 +47,8 @@ class Quota(Protocol):
     async def take(self, size: int) -> None:
         """Wait until so many more bytes may be sent."""
 
+    def statistics(self) -> PacerStatistics: ...
+
 
 class CopyFailed(Exception):
     """The copy cannot be finished; the next attempt may do better."""
@@ -67,7 +70,6 @@ class Copier:
         offload: Offload,
     ) -> None:
         self.copied = 0
-        self.copied_bytes = 0
         self.under_way: set[UUID] = set()
         """Copies that are begun and may yet be finished; all other unfinished ones are nobody's."""
         self._broker_id = broker_id
@@ -75,14 +77,14 @@ class Copier:
         self._storage = storage
         self._metadata = metadata
         self._removal = removal
-        self._quota = quota
+        self.quota = quota
         self._custom_bytes_max = custom_bytes_max
         self._now_ms = now_ms
         self._random = random
         self._offload = offload
 
     def __repr__(self) -> str:
-        return f"<Copier {self.copied} copied, {self.copied_bytes} bytes>"
+        return f"<Copier {self.copied} copied, {len(self.under_way)} under way>"
 
     async def copy_next(self, tenure: Tenure) -> bool:
         """Copy the oldest segment that is due, if one is. Return whether another one may be due after it.
@@ -100,10 +102,15 @@ class Copier:
             await self._copy(tenure, due[0], held)
         return len(due) > 1
 
+    def waiting(self, tenure: Tenure) -> list[ClosedSegment]:
+        """The segments that are closed, committed and not in the tier, oldest first."""
+        log = tenure.log
+        return log.closed_segments(max(log.tiered_end, log.log_start_offset), log.last_stable_offset)
+
     def due(self, tenure: Tenure) -> list[ClosedSegment]:
         """The segments to copy now, oldest first."""
         log = tenure.log
-        closed = log.closed_segments(max(log.tiered_end, log.log_start_offset), log.last_stable_offset)
+        closed = self.waiting(tenure)
         if not closed or log.epochs_incomplete:
             return []
         return plan_copy(
@@ -155,7 +162,7 @@ class Copier:
         finally:
             self.under_way.discard(segment.id)
         self.copied += 1
-        self.copied_bytes += segment.size_bytes
+        tenure.counts.remote_copy_bytes += segment.size_bytes
 
     async def _carry(
         self,
@@ -193,6 +200,7 @@ class Copier:
         scan: SegmentScan,
         producers: bytes,
     ) -> bytes | None:
+        tenure.counts.remote_copy += 1
         limit = asyncio.timeout(STALL_S)
 
         def progress(within_s: float | None) -> None:
@@ -211,7 +219,7 @@ class Copier:
 
         async def pace(size: int) -> None:
             progress(None)
-            await self._quota.take(size)
+            await self.quota.take(size)
             progress(STALL_S)
 
         data = SegmentData(

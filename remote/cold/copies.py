@@ -136,8 +136,8 @@ class OpenCopies:
         copies_max: int = OPEN_MAX,
     ) -> None:
         self._storage = storage
-        self._chunks = chunks
-        self._indexes = indexes
+        self.chunks = chunks
+        self.indexes = indexes
         self._files = files
         self._offload = offload
         self._bytes_max = bytes_max
@@ -146,7 +146,7 @@ class OpenCopies:
         """Least recently used first."""
 
     def __repr__(self) -> str:
-        return f"<OpenCopies {len(self._copies)} open, {self._chunks!r}>"
+        return f"<OpenCopies {len(self._copies)} open, {self.chunks!r}>"
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -156,20 +156,20 @@ class OpenCopies:
 
     @property
     def chunk_bytes(self) -> int:
-        return self._chunks.chunk_bytes
+        return self.chunks.chunk_bytes
 
     async def start(self) -> None:
-        await self._indexes.open()
+        await self.indexes.open()
 
     @property
     def waiting(self) -> int:
-        return self._chunks.waiting
+        return self.chunks.waiting
 
     async def open(self, segment: RemoteSegment) -> OpenCopy:
         """Return the copy with its offset index; StoreError, NoSuchObject, BadObject, BadIndex."""
         copy = self._copies.get(segment.id)
         if copy is None:
-            sums = BlockSums.decode(await self._indexes.get(segment.id, "sums", lambda: self._sums(segment)))
+            sums = BlockSums.decode(await self.indexes.get(segment.id, "sums", lambda: self._sums(segment)))
             if sums.size_bytes != segment.size_bytes:
                 raise BadObject(f"{sums.size_bytes} bytes where {segment.size_bytes} were copied")
             data = await self._index(segment, IndexKind.OFFSET)
@@ -194,14 +194,14 @@ class OpenCopies:
 
     def source(self, copy: OpenCopy) -> Source:
         if copy.file is not None:
-            return LocalSource(copy, copy.file, self._chunks.chunk_bytes, self._offload)
-        return ChunkedSource(copy, self._storage, self._chunks)
+            return LocalSource(copy, copy.file, self.chunks.chunk_bytes, self._offload)
+        return ChunkedSource(copy, self._storage, self.chunks)
 
     async def forget(self, segment_id: UUID) -> None:
         """Drop everything that is kept of a copy: it is gone, or it is to be fetched again."""
         self._copies.pop(segment_id, None)
-        self._chunks.drop(segment_id)
-        await self._indexes.forget(segment_id)
+        self.chunks.drop(segment_id)
+        await self.indexes.forget(segment_id)
 
     async def _sums(self, segment: RemoteSegment) -> bytes:
         header = await self._storage.fetch_header(segment)
@@ -210,7 +210,7 @@ class OpenCopies:
         ).encode()
 
     async def _index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
-        return await self._indexes.get(
+        return await self.indexes.get(
             segment.id, _INDEX_NAMES[kind], lambda: self._storage.fetch_index(segment, kind)
         )
 
@@ -243,11 +243,11 @@ class ChunkedSource:
     def __init__(self, copy: OpenCopy, storage: StorageManager, chunks: ChunkCache) -> None:
         self._copy = copy
         self._storage = storage
-        self._chunks = chunks
+        self.chunks = chunks
         self.file = PinnedChunks(chunks, str(copy.segment.id))
 
     async def load(self, first: int, stop: int, *, is_sequential: bool = False) -> None:
-        chunks, segment_id = self._chunks, self._copy.segment.id
+        chunks, segment_id = self.chunks, self._copy.segment.id
         if is_sequential:
             last = -(-self._copy.segment.size_bytes // chunks.chunk_bytes)
             ahead = range(stop, min(stop + _AHEAD_CHUNKS, last))
@@ -264,12 +264,12 @@ class ChunkedSource:
                 return
 
     def held(self, start: int, end: int) -> ReadableFile:
-        chunk_bytes = self._chunks.chunk_bytes
+        chunk_bytes = self.chunks.chunk_bytes
         self.file.keep(start // chunk_bytes, -(-end // chunk_bytes))
         return self.file
 
     def _loader(self, number: int) -> _Load:
-        return _Load(self._copy, self._storage, number, self._chunks.chunk_bytes)
+        return _Load(self._copy, self._storage, number, self.chunks.chunk_bytes)
 
 
 class _Load:

@@ -47,7 +47,7 @@ class Expirer:
             await tenure.start_log_at(start)
             tenure.check()
         wait_s: float | None = None
-        for count, segment in enumerate(self._useless(log, fold)):
+        for count, segment in enumerate(self.useless(tenure)):
             if count == REMOVED_AT_ONCE:
                 return 0.0
             left_s = await self._removal.remove(tenure, segment)
@@ -70,9 +70,12 @@ class Expirer:
         )
         return plan.log_start
 
-    def _useless(self, log: AbstractLog, fold: PartitionFold) -> list[RemoteSegment]:
+    def useless(self, tenure: Tenure) -> list[RemoteSegment]:
         """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
         never finished, or with a deletion that somebody began."""
+        log, fold = tenure.log, self._metadata.fold(tenure.partition)
+        if fold is None or not may_expire(log):
+            return []
         finished: Iterable[RemoteSegment] = fold.finished()
         if log.is_tiered:
             start = log.log_start_offset

@@ -21,6 +21,7 @@ from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from remote.cold.chunks import Missing
 from remote.cold.copies import OpenCopies, Source, reading
 from remote.cold.flights import Spawn
+from remote.cold.pacing import PacerStatistics
 from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
 from remote.cold.storage_manager import BadObject
 from remote.store.object_store import NoSuchObject, StoreError
@@ -70,6 +71,8 @@ class ReadQuota(Protocol):
     def opens_in(self) -> float:
         """Return the seconds until it is not spent any more."""
 
+    def statistics(self) -> PacerStatistics: ...
+
     def note_throttled(self) -> None:
         """Count one who was sent away because it is spent."""
 
@@ -99,7 +102,7 @@ class RemoteReader:
     ) -> None:
         """`barrier_wait_s` is how long a read waits for the fold to catch up."""
         self._metadata = metadata
-        self._copies = copies
+        self.copies = copies
         self.quota = quota
         self._spawn = spawn
         self._barrier_wait_s = barrier_wait_s
@@ -119,16 +122,16 @@ class RemoteReader:
         metadata.on_change.append(self._changed)
 
     def __repr__(self) -> str:
-        return f"<RemoteReader {self.reads} reads, {self.damaged} damaged, {self._copies!r}>"
+        return f"<RemoteReader {self.reads} reads, {self.damaged} damaged, {self.copies!r}>"
 
     async def start(self) -> None:
         """Take over the index files of an earlier run. Reads before that are fine."""
-        await self._copies.start()
+        await self.copies.start()
 
     @property
     def waiting(self) -> int:
         """How many chunks wait to be read from the store."""
-        return self._copies.waiting
+        return self.copies.waiting
 
     # --- records ---
 
@@ -169,8 +172,8 @@ class RemoteReader:
     async def _read(
         self, segment: RemoteSegment, offset: int, limit: int, bound: int, *, min_one: bool
     ) -> RemoteSlice | None:
-        copy = await self._copies.open(segment)
-        source = self._copies.source(copy)
+        copy = await self.copies.open(segment)
+        source = self.copies.source(copy)
         view = reading(copy, source.file)
         hint = copy.hints.get(offset)
         is_sequential = hint is not None or offset == segment.base_offset
@@ -185,7 +188,7 @@ class RemoteReader:
         if not segment.base_offset <= part.first_offset < segment.end_offset:
             raise BadObject(f"a batch of offset {part.first_offset} at {part.position}")
         end = part.position + part.size
-        size = self._copies.chunk_bytes
+        size = self.copies.chunk_bytes
         await source.load(part.position // size, -(-end // size), is_sequential=is_sequential)
         copy.remember(part.next_offset, end)
         return RemoteSlice(
@@ -196,13 +199,13 @@ class RemoteReader:
         """Open the next copy while the reader still has the last bytes of this one before it."""
         fold = self._metadata.fold(partition)
         segment = None if fold is None else fold.find(read.next_offset, epochs)
-        if segment is not None and segment.base_offset == read.next_offset and segment.id not in self._copies:
+        if segment is not None and segment.base_offset == read.next_offset and segment.id not in self.copies:
             self._spawn(self._open_ahead(self._whole(segment)))
 
     async def _open_ahead(self, segment: RemoteSegment) -> None:
         try:
-            copy = await self._copies.open(segment)
-            await self._copies.source(copy).load(0, 1)
+            copy = await self.copies.open(segment)
+            await self.copies.source(copy).load(0, 1)
         except (*_DAMAGE, StoreError, OSError) as error:
             logger.debug("%s could not be opened ahead of its reader: %s", segment.id, error)
 
@@ -247,7 +250,7 @@ class RemoteReader:
         return () if fold is None else fold.aborting(start)
 
     async def _aborted_of(self, _: RemoteSegment, segment: RemoteSegment) -> list[AbortedTxn]:
-        return await self._copies.aborted(await self._copies.open(segment))
+        return await self.copies.aborted(await self.copies.open(segment))
 
     # --- times ---
 
@@ -282,9 +285,9 @@ class RemoteReader:
         self, partition: TieredPartition, epochs: EpochCache, timestamp: int, start: int
     ) -> tuple[int, int, int] | None:
         async def use(_: RemoteSegment, segment: RemoteSegment) -> tuple[int, int, int] | None:
-            copy = await self._copies.open(segment)
-            times = await self._copies.times(copy)
-            source = self._copies.source(copy)
+            copy = await self.copies.open(segment)
+            times = await self.copies.times(copy)
+            source = self.copies.source(copy)
             view = reading(copy, source.file, times=times)
             return await _loading(source, lambda: view.find_timestamp(timestamp, start))
 
@@ -316,7 +319,7 @@ class RemoteReader:
                 raise self._not_available(f"copy {segment.id} could not be read: {error}") from error
             except _DAMAGE as error:
                 self.damaged += 1
-                await self._copies.forget(segment.id)
+                await self.copies.forget(segment.id)
                 if segment.id in failed:
                     self.refused += 1
                     self._tell(segment, error)
@@ -389,7 +392,7 @@ class RemoteReader:
             segment = None if fold is None else fold.segment(segment_id)
             if segment is None or segment.state is not SegmentState.COPY_FINISHED:
                 self._unused(segment_id)
-                self._spawn(self._copies.forget(segment_id))
+                self._spawn(self.copies.forget(segment_id))
 
 
 async def _loading(source: Source, look: Callable[[], T]) -> T:

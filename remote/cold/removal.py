@@ -93,6 +93,7 @@ class Removal:
             logger.info("%s keeps a copy that has changed since it was to go: %s", tenure.name, error)
             return LOOK_AGAIN_S
         tenure.check()
+        tenure.counts.remote_delete += 1
         await self._storage.delete_segment(known)
         if not is_once and seen.id not in self._first_at:
             self._first_at[seen.id] = (tenure.partition, self._clock())

@@ -33,12 +33,31 @@ class Metadata(Protocol):
         copy is in another state than `expects`."""
 
 
+class Counts(Protocol):
+    """What was asked of the tier for a topic, and how it went, since the broker started."""
+
+    remote_copy: int
+    remote_copy_bytes: int
+    failed_remote_copy: int
+    remote_delete: int
+    failed_remote_delete: int
+
+
 class TenureOver(Exception):
     """This broker leads the partition no more, or in another epoch: what was begun is another's to settle."""
 
 
 class Tenure:
-    __slots__ = ("began_at", "is_over", "leader_epoch", "log", "on_start_moved", "partition", "topic")
+    __slots__ = (
+        "began_at",
+        "counts",
+        "is_over",
+        "leader_epoch",
+        "log",
+        "on_start_moved",
+        "partition",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -48,6 +67,7 @@ class Tenure:
         log: AbstractLog,
         leader_epoch: int,
         began_at: float,
+        counts: Counts,
         on_start_moved: Callable[[], None],
     ) -> None:
         self.partition = partition
@@ -56,6 +76,7 @@ class Tenure:
         self.leader_epoch = leader_epoch
         self.began_at = began_at
         """On the loop's clock."""
+        self.counts = counts
         self.on_start_moved = on_start_moved
         """Called, not from within a change of the log, after its start moved."""
         self.is_over = False

@@ -153,6 +153,17 @@ class TierMetadata:
         """Whether the metadata topic is needed and cannot be made yet: nothing is copied meanwhile."""
         return bool(self._followed) and TOPIC not in self._cluster.image.topics
 
+    @property
+    def waiting(self) -> int:
+        """How many followed partitions are not caught up: they copy, delete and bootstrap nothing."""
+        return sum(not self.is_caught_up(partition) for partition in self._followed)
+
+    @property
+    def reader_lag_s(self) -> float:
+        """The longest time since what is read from another broker was read up to its end."""
+        read = (self._views[index] for index, (leader, _) in self._sources.items() if leader != NO_LEADER)
+        return max((self._loop.time() - view.at_end_s for view in read if view.at_end_s), default=0.0)
+
     # --- what is known ---
 
     def fold(self, partition: TieredPartition) -> PartitionFold | None:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin import metrics
+from broker.admin import pieces
 from broker.admin.http import AdminHttp
 from protocol.apis import Api
 from tests.broker.raw_client import RawClient, batch_of, create_topic
@@ -23,11 +23,11 @@ HAS_PROC = Path("/proc/self/stat").exists()
 async def test_a_scrape_of_many_partitions_comes_in_pieces_and_reads_as_one(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "PIECE", 10)
-    count = 2 * metrics.PIECE + 1
+    monkeypatch.setattr(pieces, "PIECE", 10)
+    count = 2 * pieces.PIECE + 1
     await create_topic(broker, "t", count)
-    pieces = list(broker.components.metrics())
-    sizes = [len(piece.samples) for piece in pieces if piece.name == "kafka_log_log_size"]
+    told = list(broker.components.metrics())
+    sizes = [len(piece.samples) for piece in told if piece.name == "kafka_log_log_size"]
     assert sizes == [10, 10, 1]
     admin = AdminHttp(broker.components.metrics, is_ready=lambda: True)
     await admin.start("127.0.0.1", 0)
@@ -39,7 +39,7 @@ async def test_a_scrape_of_many_partitions_comes_in_pieces_and_reads_as_one(
         await admin.stop()
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
-    assert len(names) == len(set(names)) == len({piece.name for piece in pieces})
+    assert len(names) == len(set(names)) == len({piece.name for piece in told})
     assert text.count("# TYPE ") == text.count("# HELP ") == len(names)
     (of_logs,) = (family for family in families if family.name == "kafka_log_log_size")
     assert sorted(int(sample.labels["partition"]) for sample in of_logs.samples) == list(range(count))

@@ -37,7 +37,7 @@ class Store:
     """Stands between the reads and the store: without files of this machine, perhaps slow or down."""
 
     def __init__(self, broker: Broker) -> None:
-        copies = reads_of(broker).reader._copies
+        copies = reads_of(broker).reader.copies
         storage: Any = copies._storage
         self._fetch: Callable[..., Awaitable[bytes]] = storage.fetch_segment
         storage.local_path = lambda segment: None

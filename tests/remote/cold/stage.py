@@ -46,6 +46,14 @@ TIERED = LogConfig(
 )
 
 
+class Told:
+    """The counters of a topic."""
+
+    def __init__(self) -> None:
+        self.remote_copy = self.remote_copy_bytes = self.failed_remote_copy = 0
+        self.remote_delete = self.failed_remote_delete = 0
+
+
 class Agreed:
     """What brokers agree on: every event that is legal, at once."""
 
@@ -109,6 +117,7 @@ class Stage:
         self.now_ms = NOW
         self.time = 1_000.0
         self.quota: Any = Unlimited()
+        self.counts = Told()
         self.moved: list[int] = []
         """The log starts that were told."""
         self.live(seed)
@@ -143,6 +152,7 @@ class Stage:
             log=self.log,
             leader_epoch=leader_epoch,
             began_at=self.time,
+            counts=self.counts,
             on_start_moved=lambda: self.moved.append(self.log.log_start_offset),
         )
         return self.tenure
