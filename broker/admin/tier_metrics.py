@@ -268,6 +268,12 @@ def _places(tiering: Tiering, reads: TierReads) -> Iterator[Metric]:
         turns.add_metric([group.name, "busy"], group.busy)
         turns.add_metric([group.name, "waiting"], group.waiting)
     yield turns
+    failing = GaugeMetricFamily(
+        "tidewal_tier_failing_partitions", "Partitions whose last turn failed.", labels=["work"]
+    )
+    failing.add_metric(["copy"], len(tiering.copy_trouble))
+    failing.add_metric(["expiration"], len(tiering.expiry_trouble))
+    yield failing
     pool = "kafka_log_remote_remotestoragethreadpool_remotelogreader"
     yield GaugeMetricFamily(
         f"{pool}taskqueuesize", "Chunks of copies that wait to be loaded.", value=chunks.waiting

@@ -16,7 +16,6 @@ all of them, and workers only while there is something to do.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
@@ -25,6 +24,7 @@ from broker.config.broker import BrokerConfig
 from broker.control.image import Delta
 from broker.replicas.partition import Partition
 from broker.replicas.pressure import Pressure
+from broker.replicas.trouble import Trouble
 from broker.replicas.worker_groups import WorkerGroup
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.copier import Copier, CopyFailed
@@ -36,8 +36,6 @@ from remote.cold.segments import TieredPartition
 from remote.cold.storage_manager import BadObject, StorageManager
 from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
-
-logger = logging.getLogger(__name__)
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
@@ -95,6 +93,10 @@ class Held:
         self.copy_failures = 0
         self.expiry_failures = 0
 
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic}-{self.partition.index}"
+
     def __repr__(self) -> str:
         return f"<Held {self.partition!r} {self.tenure!r}>"
 
@@ -122,6 +124,8 @@ class Tiering:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._held: dict[TieredPartition, Held] = {}
+        self.copy_trouble = Trouble("to be copied to the tier", self._loop.time)
+        self.expiry_trouble = Trouble("to be cleared in the tier", self._loop.time)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._nudge = asyncio.Event()
@@ -169,7 +173,7 @@ class Tiering:
         """End every copy and deletion; what they leave is settled by the next leader."""
         self._tasks = None
         for held in self._held.values():
-            _end_tenure(held)
+            self._end_tenure(held)
         for task in list(self._running):
             # after its first step: a coroutine cancelled before it would never await what it was given
             self._loop.call_soon(task.cancel)
@@ -257,7 +261,7 @@ class Tiering:
         return held
 
     def _let_go(self, held: Held) -> None:
-        _end_tenure(held)
+        self._end_tenure(held)
         del self._held[held.key]
         for group in (self._copying, self._expiring, self._following):
             group.discard(held)
@@ -270,7 +274,7 @@ class Tiering:
         partition, tenure = held.partition, held.tenure
         if partition.is_leader and tenure is not None and tenure.leader_epoch == partition.leader_epoch:
             return
-        _end_tenure(held)
+        self._end_tenure(held)
         if not partition.is_leader:
             return
         held.copy_failures = held.expiry_failures = 0
@@ -285,6 +289,14 @@ class Tiering:
         )
         self.removal.forget(held.key)
         self.metadata.renew(held.key)
+
+    def _end_tenure(self, held: Held) -> None:
+        if held.tenure is not None:
+            held.tenure.is_over = True
+            held.tenure = None
+        if self._tasks is not None:
+            self.copy_trouble.ended(held)
+            self.expiry_trouble.ended(held)
 
     def _start_moved(self, partition: Partition) -> None:
         partition.log_start_moved()
@@ -333,9 +345,11 @@ class Tiering:
         except _EXPECTED as error:
             tenure.counts.failed_remote_copy += 1
             held.copy_failures += 1
-            self._put_off(self._copying, held, held.copy_failures, "copied to the tier", error)
+            self.copy_trouble.failed(held, held.name, error)
+            self._put_off(self._copying, held, held.copy_failures)
             return
         held.copy_failures = 0
+        self.copy_trouble.ended(held)
         self._settle(held)
         if is_more:
             self._copying.add(held)
@@ -351,9 +365,11 @@ class Tiering:
         except _EXPECTED as error:
             tenure.counts.failed_remote_delete += 1
             held.expiry_failures += 1
-            self._put_off(self._expiring, held, held.expiry_failures, "cleared in the tier", error)
+            self.expiry_trouble.failed(held, held.name, error)
+            self._put_off(self._expiring, held, held.expiry_failures)
             return
         held.expiry_failures = 0
+        self.expiry_trouble.ended(held)
         if wait_s is not None:
             self._later(self._expiring, held, wait_s)
 
@@ -370,13 +386,9 @@ class Tiering:
         held.is_waiting = True
         return False
 
-    def _put_off(
-        self, group: WorkerGroup[Held], held: Held, failures: int, what: str, error: BaseException
-    ) -> None:
+    def _put_off(self, group: WorkerGroup[Held], held: Held, failures: int) -> None:
         interval_s = self._config().remote_log_manager_task_interval_ms / 1000
         wait_s = min(RETRY_MIN_S * 2 ** min(failures - 1, 10), max(RETRY_MIN_S, min(RETRY_MAX_S, interval_s)))
-        name = f"{held.partition.topic}-{held.partition.index}"
-        logger.warning("%s is %s later, after %.1f s: %s", name, what, wait_s, said_by(error))
         self._later(group, held, wait_s)
 
     def _settle(self, held: Held) -> None:
@@ -414,16 +426,3 @@ def has_tier(partition: Partition) -> bool:
     """Whether the partition has, or may still have, anything in the tier."""
     config = partition.log.config
     return not partition.offline and (config.remote_storage_enable or config.remote_log_delete_on_disable)
-
-
-def said_by(error: BaseException) -> str:
-    """An error in one line: KafkaError may have no words of its own."""
-    if isinstance(error, KafkaError):
-        return f"{error.code.name} {error.message or ''}".strip()
-    return f"{type(error).__name__}: {error}"
-
-
-def _end_tenure(held: Held) -> None:
-    if held.tenure is not None:
-        held.tenure.is_over = True
-        held.tenure = None

@@ -135,7 +135,7 @@ def log_bytes(world: Replicas) -> int:
 
 def test_segments_that_wait_for_their_time_wait_without_being_late() -> None:
     async def main(world: Replicas) -> None:
-        make(world, local_retention_ms="600000", local_retention_bytes="-1", remote_copy_lag_ms="600000")
+        make(world, local_retention_ms="7200000", local_retention_bytes="-1", remote_copy_lag_ms="7200000")
         await asyncio.sleep(30)
         await fill(world, 1)
         await asyncio.sleep(30)
