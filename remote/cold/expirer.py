@@ -46,14 +46,18 @@ class Expirer:
             logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
             await tenure.start_log_at(start)
             tenure.check()
-        wait_s: float | None = None
-        for count, segment in enumerate(self.useless(tenure)):
-            if count == REMOVED_AT_ONCE:
-                return 0.0
-            left_s = await self._removal.remove(tenure, segment)
+        waits_s: list[float] = []
+        removed = 0
+        for segment in self.useless(tenure):
+            left_s = self._removal.wait_s(segment.id)
+            if left_s <= 0:
+                if removed == REMOVED_AT_ONCE:
+                    return 0.0
+                removed += 1
+                left_s = await self._removal.remove(tenure, segment)
             if left_s > 0:
-                wait_s = left_s if wait_s is None else min(wait_s, left_s)
-        return wait_s
+                waits_s.append(left_s)
+        return min(waits_s, default=None)
 
     def _log_start(self, log: AbstractLog, fold: PartitionFold) -> int:
         """Where the log is to start before any copy goes."""

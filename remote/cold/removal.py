@@ -81,7 +81,7 @@ class Removal:
             return 0.0
         if known.state not in (seen.state, SegmentState.DELETE_STARTED):
             return LOOK_AGAIN_S
-        left_s = self._wait_s(seen.id)
+        left_s = self.wait_s(seen.id)
         if left_s > 0:
             return left_s
         is_once = self._is_settled(tenure, known)
@@ -121,7 +121,8 @@ class Removal:
         is_old = self._clock() - finished_at >= LATE_UPLOAD_S
         return segment.state is SegmentState.COPY_FINISHED and is_old
 
-    def _wait_s(self, id_: UUID) -> float:
+    def wait_s(self, id_: UUID) -> float:
+        """How long nothing is due for this copy, because its objects were deleted a moment ago."""
         first_at = self._first_at.get(id_)
         return 0.0 if first_at is None else max(0.0, first_at[1] + LATE_UPLOAD_S - self._clock())
 

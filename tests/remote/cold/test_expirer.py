@@ -361,3 +361,18 @@ async def test_a_few_are_removed_in_one_turn(stage: Stage) -> None:
     assert 0 < len(list(stage.fold.finished())) < 20
     await stage.expire_all()
     assert list(stage.fold.finished()) == []
+
+
+async def test_while_many_wait_for_their_second_deletion_nothing_is_due(stage: Stage) -> None:
+    stage.fill(21)
+    await stage.copy_all()
+    stage.configure(retention_bytes=1)
+    while (wait_s := await stage.expirer.expire(stage.tenure)) == 0.0:
+        pass
+    assert wait_s == LATE_UPLOAD_S
+    stage.time += LATE_UPLOAD_S / 2
+    assert await stage.expirer.expire(stage.tenure) == LATE_UPLOAD_S / 2
+    stage.time += LATE_UPLOAD_S / 2
+    while await stage.expirer.expire(stage.tenure) == 0.0:
+        pass
+    assert stage.objects() == []
