@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from broker.components import Components
 from broker.control.image import Image
-from broker.control.internal_topics import INTERNAL_TOPICS
+from broker.control.internal_topics import INTERNAL_TOPICS, REMOTE_LOG_METADATA
 from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import Channel
 from broker.server import Broker
@@ -48,6 +48,7 @@ def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: flo
         queues=_queues(components, _owed(process, connections)),
         no_more=tuple(sorted(_kept_of_no_more(node, broker, truth))),
         deleted=_deleted(files, node.disk),
+        tier_leaders=_tier_leaders(truth),
     )
 
 
@@ -65,6 +66,11 @@ def _followed(node_id: int, truth: Image) -> tuple[int, ...]:
         if node_id in partition.replicas
     }
     return tuple(sorted(leaders - {node_id, NO_LEADER}))
+
+
+def _tier_leaders(truth: Image) -> tuple[int, ...]:
+    topic = truth.topics.get(REMOTE_LOG_METADATA)
+    return tuple(sorted({each.leader for each in topic.partitions} - {NO_LEADER})) if topic else ()
 
 
 def _tasks(process: Process) -> Counter[str]:

@@ -264,7 +264,8 @@ def watermarks_are_ordered(case: Case) -> Iterator[str]:
     that crashed begins again with what it had noted of them."""
     history = case.history
     for tp, log in history.logs.items():
-        marks = (log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset)
+        last_stable = log.high_watermark if log.last_stable_offset is None else log.last_stable_offset
+        marks = (log.log_start_offset, last_stable, log.high_watermark, log.log_end_offset)
         if list(marks) != sorted(marks):
             yield f"{tp} ends with log start, LSO, HW, LEO = {marks}"
     by_epoch: dict[tuple[TopicPartition, int, int, int], list[Fetch]] = defaultdict(list)
@@ -358,11 +359,9 @@ def wrong_epoch_starts(log: ReplicaLog, where: str) -> Iterator[str]:
         yield f"{where}: the epoch cache is not strictly increasing: {log.epochs}"
     starts: dict[int, int] = {}
     for batch in log.counted:
-        starts.setdefault(batch.leader_epoch, max(batch.base_offset, log.log_start_offset))
+        starts.setdefault(batch.leader_epoch, max(batch.base_offset, log.begins))
     for epoch, start in starts.items():
-        if cache.get(epoch) != start and not (
-            start == log.log_start_offset and cache.get(epoch, start) <= start
-        ):
+        if cache.get(epoch) != start and not (start == log.begins and cache.get(epoch, start) <= start):
             yield f"{where}: epoch {epoch} begins at {start}, the cache says {cache.get(epoch)}"
 
 

@@ -281,16 +281,29 @@ class ReplicaLog:
     log_end_offset: int
     batches: tuple[Batch, ...]
     epochs: tuple[tuple[int, int], ...] = ()
+    local_log_start_offset: int | None = None
+    """Where `batches` begin, if not at the log start: what is before is in the tier and was not looked at."""
+    tiered_end: int = 0
+    readable_to: int | None = None
+    """How far the tier can be read from the log start on, as its objects are; None where that counts for
+    nothing."""
+    last_stable_offset: int | None = None
+
+    @property
+    def begins(self) -> int:
+        """The first offset that `batches` can tell of."""
+        local = self.local_log_start_offset
+        return self.log_start_offset if local is None else max(local, self.log_start_offset)
 
     @property
     def counted(self) -> tuple[Batch, ...]:
         """The batches with a record at or above the log start."""
-        return tuple(batch for batch in self.batches if batch.next_offset > self.log_start_offset)
+        return tuple(batch for batch in self.batches if batch.next_offset > self.begins)
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """(offset, value) of every record at or above the log start."""
-        start = self.log_start_offset
+        start = self.begins
         return tuple(pair for batch in self.counted for pair in batch.pairs() if pair[0] >= start)
 
 
@@ -298,7 +311,6 @@ class ReplicaLog:
 class FinalLog(ReplicaLog):
     """One partition after healing: its leader's log, and what the leader served of it."""
 
-    last_stable_offset: int
     served: tuple[tuple[int, int], ...]
 
 
@@ -309,6 +321,58 @@ class Sample:
     at: float
     tp: TopicPartition
     logs: tuple[ReplicaLog, ...]
+    is_final: bool = False
+
+
+# The cold tier ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCopy:
+    """One copy of a segment as the committed records of the tier tell of it; `partition` names the topic by
+    its id, `objects` are the sizes of its data and its index, None for one that is not there."""
+
+    partition: tuple[str, int]
+    id: str
+    base: int
+    end: int
+    size: int
+    state: str
+    objects: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectChange:
+    """One object of the tier that came or went, and what was said of its copy by then. `digest` is of what is
+    there afterwards; empty for nothing."""
+
+    at: float
+    node: int
+    key: str
+    copy: str
+    digest: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldSeen:
+    """What a broker takes the copies to be that one partition of the metadata tells of; node 0: what its log
+    says. Each is (partition, id, state)."""
+
+    node: int
+    index: int
+    copies: tuple[tuple[tuple[str, int], str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSeen:
+    """The tier in one moment; at the end, when nothing is under way, with the objects nobody speaks of."""
+
+    at: float
+    copies: tuple[TierCopy, ...]
+    unreferenced: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    folds: tuple[FoldSeen, ...] = ()
     is_final: bool = False
 
 
@@ -426,6 +490,8 @@ class Census:
     queues: Mapping[str, int] = field(default_factory=dict)
     no_more: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
+    tier_leaders: tuple[int, ...] = ()
+    """Who leads a partition of the cold tier's metadata."""
 
 
 @dataclass(slots=True)
@@ -453,6 +519,8 @@ class History:
     recoveries: list[Recovery] = field(default_factory=list)
     logs: dict[TopicPartition, FinalLog] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    tiers: list[TierSeen] = field(default_factory=list)
+    tier_changes: list[ObjectChange] = field(default_factory=list)
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)

@@ -20,7 +20,7 @@ from storage.unified_log import UnifiedLog
 from tests.sim.client import read_batch
 from tests.sim.disk import Disk
 from tests.sim.history import Batch, Recovery, TopicPartition
-from tests.sim.restart import open_logs
+from tests.sim.restart import TopicConfigs, open_logs, told_nothing
 
 REMEMBERED_BATCHES = 5
 
@@ -33,20 +33,25 @@ class FoundLog:
 
 
 def inspect(
-    disk: Disk, config: BrokerConfig, partitions: Sequence[TopicPartition], *, latest_ms: int
+    disk: Disk,
+    config: BrokerConfig,
+    partitions: Sequence[TopicPartition],
+    *,
+    latest_ms: int,
+    topic_configs: TopicConfigs = told_nothing,
 ) -> tuple[dict[TopicPartition, FoundLog], Recovery]:
     """What the logs hold after a kill at this moment, and every way in which recovery was not exact;
     `latest_ms` is the latest that the broker's clock ever showed."""
     expired_ms = latest_ms - config.producer_id_expiration_ms
     differences: list[str] = []
     first_disk = disk.clone()
-    first = open_logs(first_disk, config, differences)
+    first = open_logs(first_disk, config, differences, topic_configs)
     found = {tp: _contents(first.logs[tp]) for tp in partitions if tp in first.logs}
     for tp, log in sorted(first.logs.items()):
         differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log, expired_ms)]
     before = {tp: _state(log) for tp, log in sorted(first.logs.items())}
     second_disk = first_disk.clone()
-    second = open_logs(second_disk, config, differences)
+    second = open_logs(second_disk, config, differences, topic_configs)
     after = {tp: _state(log) for tp, log in sorted(second.logs.items())}
     differences += [
         f"{tp[0]}-{tp[1]}: a second restart changed {before.get(tp)} to {after.get(tp)}"
@@ -76,6 +81,7 @@ def _state(log: UnifiedLog) -> tuple[object, ...]:
     )
     return (
         log.log_start_offset,
+        log.local_log_start_offset,
         log.log_end_offset,
         tuple(log.epochs.entries()),
         tuple(map(str, producers)),

@@ -32,9 +32,11 @@ STANDING = (
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")
-# heartbeats, ISR changes, questions, looks, fetches; and what is forwarded
-CHANNELS_FOR_EACH_PEER = 5 + FORWARDED_AT_ONCE
+# heartbeats, ISR changes, questions, looks, fetches, events of the tier, reading them; what is forwarded
+CHANNELS_FOR_EACH_PEER = 7 + FORWARDED_AT_ONCE
 IN_FLIGHT = 1
+TIER_PARTITIONS_MAX = 2
+"""Of the metadata topic, in the simulation; a broker that leads some is asked for all of them at once."""
 
 
 def leaks(census: Census) -> Iterator[str]:
@@ -43,9 +45,13 @@ def leaks(census: Census) -> Iterator[str]:
     followed = len(census.followed)
     heartbeats = peers if census.is_controller else 0
     least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
-    for uneven in _uneven("tasks of", census.tasks, least, {**least, "Dispatcher._finish": heartbeats}):
+    most = {**least, "Dispatcher._finish": heartbeats, **_tier_tasks(census)}
+    for uneven in _uneven("tasks of", census.tasks, least, most):
         yield f"{uneven} (those that run as long as the broker are STANDING in leak_checks.py)"
-    yield from _uneven("waiters:", census.waiters, {}, dict.fromkeys(WAITERS_FOR_EACH_PEER, peers))
+    waiters = {**dict.fromkeys(WAITERS_FOR_EACH_PEER, peers)}
+    if census.node in census.tier_leaders:
+        waiters.update({"FetchWait": peers, "consumers": peers * TIER_PARTITIONS_MAX})
+    yield from _uneven("waiters:", census.waiters, {}, waiters)
     if census.overdue:
         yield f"{census.overdue} waiters are past their deadline"
     for peer, state in census.connections:
@@ -62,6 +68,13 @@ def leaks(census: Census) -> Iterator[str]:
     yield from census.no_more
     for path in census.deleted:
         yield f"{path} was deleted and is open"
+
+
+def _tier_tasks(census: Census) -> dict[str, int]:
+    """Whoever leads some of the tier's metadata sweeps it, for a while longer than it leads; the others read
+    it."""
+    readers = len({*census.tier_leaders} - {census.node})
+    return {"Sweep.run": 1, "_Reader.run": readers} if census.tier_leaders else {}
 
 
 def _uneven(

@@ -27,7 +27,7 @@ from tests.sim.disk import Disk, SimFiles
 from tests.sim.history import Crash, History, TopicPartition
 from tests.sim.loop import Killed, Process, SimFailure, SimLoop
 from tests.sim.net import Fabric
-from tests.sim.restart import recovered_ends
+from tests.sim.restart import TopicConfigs, recovered_ends, told_nothing
 from tests.sim.salvage import TornFiles, readable_ends
 from tests.sim.store import Bucket, SimStore, StoreProfile
 
@@ -60,6 +60,7 @@ class Node:
         node_id: int,
         seed: str,
         properties: Mapping[str, str],
+        topic_configs: TopicConfigs = told_nothing,
     ) -> None:
         self.loop = loop
         self.id = node_id
@@ -80,6 +81,7 @@ class Node:
         self._bucket = bucket
         self._common = common
         self._seed = seed
+        self._topic_configs = topic_configs
         self._left: dict[TopicPartition, int] = {}  # where logs ended when the last life did
         self._torn = TornFiles()
         self._stopped = False
@@ -267,7 +269,7 @@ class Node:
                 power=power,
                 synced_end=synced,
                 kept_end=kept,
-                recovered_end=recovered_ends(self.disk, self.config) if power else kept,
+                recovered_end=recovered_ends(self.disk, self.config, self._topic_configs) if power else kept,
                 was_ready=was_ready,
             )
         )

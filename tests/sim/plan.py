@@ -147,15 +147,18 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     replicas = min(brokers, rng.choice((1, 2, 3, 3, 3, 3))) if is_cluster else 1
     last_s = rng.choice((10.0, 20.0, 30.0)) if is_cluster else 5.0
     of_brokers, of_topics = _upkeep(random.Random(f"{seed}/upkeep"))
+    tier_of_brokers, tier_of_topics = _tiering(
+        random.Random(f"{seed}/tier"), brokers, int(of_topics.get("retention.ms", 4_000))
+    )
     of_quiet = random.Random(f"{seed}/quiet")
     of_walks = random.Random(f"{seed}/walks")
     walkers, packing = _walkers(of_walks, last_s)
     return Plan(
         brokers=brokers,
         replicas=replicas,
-        properties={**_properties(rng, brokers), **of_brokers},
+        properties={**_properties(rng, brokers), **of_brokers, **tier_of_brokers},
         topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
-        topic_configs={**_topic_configs(rng, replicas), **of_topics, **packing},
+        topic_configs={**_topic_configs(rng, replicas), **of_topics, **packing, **tier_of_topics},
         producers=_producers(rng, last_s, is_cluster=is_cluster),
         walkers=walkers,
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
@@ -233,6 +236,34 @@ def _upkeep(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
         of_brokers["log.roll.ms"] = rng.choice(("300", "1500"))
         of_brokers["log.cleaner.backoff.ms"] = "200"
         of_brokers["log.cleaner.min.cleanable.ratio"] = "0.01"
+    return of_brokers, of_topics
+
+
+def _tiering(rng: random.Random, brokers: int, retention_ms: int) -> tuple[dict[str, str], dict[str, str]]:
+    """In half of all runs topics are tiered, in small segments that leave the disk soon: what brokers, and
+    what topics are told."""
+    if rng.random() < 0.5:
+        return {}, {}
+    of_brokers = {
+        "remote.log.manager.task.interval.ms": rng.choice(("300", "1000")),
+        "log.retention.check.interval.ms": rng.choice(("300", "1000")),
+        "rlmm.config.remote.log.metadata.topic.num.partitions": rng.choice(("1", "2")),
+        "rlmm.config.remote.log.metadata.topic.replication.factor": str(min(3, brokers)),
+        "rlmm.config.remote.log.metadata.topic.min.isr": str(min(2, brokers)),
+        "follower.fetch.last.tiered.offset.enable": rng.choice(("true", "true", "false")),
+    }
+    if rng.random() < 0.2:
+        of_brokers["remote.log.manager.copy.max.bytes.per.second"] = "20000"
+    if rng.random() < 0.2:
+        of_brokers["remote.log.manager.fetch.max.bytes.per.second"] = "20000"
+    of_topics = {
+        "remote.storage.enable": "true",
+        "segment.ms": "300",
+        "local.retention.ms": str(min(rng.choice((1, 500, 1_500)), retention_ms)),
+    }
+    if rng.random() < 0.2:
+        of_topics["remote.copy.lag.ms"] = rng.choice(("1", "500", "-1"))
+        of_topics["local.retention.ms"] = str(min(1_500, retention_ms))
     return of_brokers, of_topics
 
 

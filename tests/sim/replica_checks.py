@@ -59,7 +59,7 @@ def replicas_agree(case: Case) -> Iterator[str]:
                         f"{sample.tp} ends at {one.log_end_offset} on node {one.node},"
                         f" at {other.log_end_offset} on node {other.node}"
                     )
-            start = max(one.log_start_offset, other.log_start_offset)
+            start = max(one.begins, other.begins)
             first, second = _digests(one, start, end), _digests(other, start, end)
             if first != second:
                 at = min(place for place, _ in first.items() ^ second.items())

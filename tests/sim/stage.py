@@ -12,14 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.config.values import ResourceType
 from broker.control.image import Image
 from protocol.errors import ErrorCode
-from tests.sim import census, inspection, leak_checks, metalog, salvage
+from remote.cold.segments import SegmentState
+from tests.sim import census, inspection, leak_checks, metalog, salvage, tier
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
-from tests.sim.history import Batch, FinalLog, History, MetaSlot, Remains, ReplicaLog, Sample, TopicPartition
+from tests.sim.history import (
+    Batch,
+    FinalLog,
+    FoldSeen,
+    History,
+    MetaSlot,
+    Remains,
+    ReplicaLog,
+    Sample,
+    TierSeen,
+    TopicPartition,
+)
 from tests.sim.inspection import FoundLog
 from tests.sim.loop import SimFailure, SimLoop
 from tests.sim.net import Fabric, NetworkProfile
@@ -30,6 +43,8 @@ from tests.sim.store import Bucket, StoreProfile
 READY_S = 60.0
 SETTLE_S = 90.0
 WHOLE_S = 60.0
+TIER_RESTS_S = 300.0
+"""An orphan is deleted twice, with a wait between for a put that is late; each may meet a new leader."""
 QUIESCE_S = 5.0
 LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
 QUIET_DELETE_MS = 4_000
@@ -71,6 +86,9 @@ class Truth:
                 self.slots.append(self._reader.read(int(name), change))
         return self._reader.image
 
+    def topic_configs(self, topic: str) -> Mapping[str, str]:
+        return self.image.config(ResourceType.TOPIC, topic)
+
 
 class Stage:
     def __init__(
@@ -88,7 +106,10 @@ class Stage:
         self.fabric = Fabric(self.loop, random.Random(f"{seed}/network"), network)
         self.bucket = Bucket(lambda: WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000))
         self.store = StoreProfile()  # the store itself; each node's line is its own
+        self.bucket.said_of = self._said_of
         self.truth = Truth(self.bucket)
+        self._metadata_log = tier.MetadataLog()
+        self._objects = tier.Objects()
         self.stuck: list[str] = []
         self._clients: list[SimClient] = []
         self.nodes = {
@@ -101,6 +122,7 @@ class Stage:
                 node_id=number,
                 seed=seed,
                 properties={"broker.rack": RACKS[number % len(RACKS)], **properties},
+                topic_configs=self.truth.topic_configs,
             )
             for number in range(1, brokers + 1)
         }
@@ -202,19 +224,28 @@ class Stage:
         if late:
             raise SimFailure(f"brokers {late} did not start in a healthy world")
 
-    async def eventually(self, what: str, is_so: Callable[[], object], *, seconds: float) -> None:
+    async def eventually(
+        self, what: str, is_so: Callable[[], object], *, seconds: float, every_s: float = 0.05
+    ) -> None:
         """Liveness: what has to come true, in virtual time; looked at often."""
         deadline = self.loop.now + seconds
         while not is_so():
             if self.loop.now > deadline:
                 self.stuck.append(f"{what}: not within {seconds:g} s")
                 raise Stuck(self.stuck[-1])
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(every_s)
 
-    async def settled(self, what: str, exceptions: Callable[[], list[str]]) -> None:
+    async def settled(
+        self,
+        what: str,
+        exceptions: Callable[[], list[str]],
+        *,
+        seconds: float = WHOLE_S,
+        every_s: float = 0.05,
+    ) -> None:
         """Eventually without exceptions; those that are left are said by name."""
         try:
-            await self.eventually(what, lambda: not exceptions(), seconds=WHOLE_S)
+            await self.eventually(what, lambda: not exceptions(), seconds=seconds, every_s=every_s)
         except Stuck:
             self.stuck += exceptions()
             raise
@@ -286,6 +317,7 @@ class Stage:
 
     def sample(self, partitions: Sequence[TopicPartition]) -> None:
         """Every replica as it is now, mid-way: the bytes on its disk and the HW its broker knows."""
+        copies = self.see_tier()
         disks = {
             number: salvage.segments(node.disk.snapshot(), node.log_dirs)
             for number, node in self.nodes.items()
@@ -293,15 +325,38 @@ class Stage:
         }
         for tp in partitions:
             logs = [
-                self._replica(number, tp, tuple(inspection.batches_of(found[tp])))
+                self._replica(number, tp, tuple(inspection.batches_of(found[tp])), copies)
                 for number, found in disks.items()
                 if tp in found and self.nodes[number].log(tp) is not None
             ]
             self.history.samples.append(Sample(at=self.loop.now, tp=tp, logs=tuple(logs)))
 
-    def _replica(self, number: int, tp: TopicPartition, batches: tuple[Batch, ...]) -> ReplicaLog:
+    def _replica(
+        self,
+        number: int,
+        tp: TopicPartition,
+        batches: tuple[Batch, ...],
+        copies: Sequence[tier.Copy],
+        *,
+        is_whole: bool = False,
+    ) -> ReplicaLog:
+        """`is_whole` when `batches` begin at the log start, wherever the files do."""
         log = self.nodes[number].log(tp)
         assert log is not None
+        topic = self.truth.image.topics.get(tp[0])
+        start, local = log.log_start_offset, log.local_log_start_offset
+        readable_to = None
+        is_leader = self.leader(tp) is self.nodes[number]
+        if topic is not None and start < local and is_leader and self._is_tier_told():
+            tiered = self._objects.of_lineage(
+                start,
+                local,
+                partition=(topic.id, tp[1]),
+                epochs=log.epochs.entries(),
+                found=copies,
+                objects=self.bucket.objects,
+            )
+            readable_to = tiered[-1].next_offset if tiered else start
         return ReplicaLog(
             node=number,
             log_start_offset=log.log_start_offset,
@@ -309,14 +364,78 @@ class Stage:
             log_end_offset=log.log_end_offset,
             batches=batches,
             epochs=tuple(log.epochs.entries()),
+            local_log_start_offset=None if is_whole else log.local_log_start_offset,
+            tiered_end=log.tiered_end,
+            readable_to=readable_to,
+            last_stable_offset=log.last_stable_offset,
         )
+
+    def tier_said(self, index: int) -> list[object]:
+        """What the leader of a partition of the tier's metadata has of it on its disk; nothing while it is
+        down: what a crash left there may be less than others have."""
+        leader = self.leader((tier.METADATA_TOPIC, index))
+        if leader is None or not leader.is_ready:
+            return []
+        return list(self._metadata_log.said(leader.disk, leader.log_dirs, index))
+
+    def _is_tier_told(self) -> bool:
+        """Whether all that is committed about the tier can be seen."""
+        leaders = [self.leader(tp) for tp in self._tier_partitions()]
+        return all(leader is not None and leader.is_ready for leader in leaders)
+
+    def tier_copies(self) -> list[tier.Copy]:
+        """Every copy that these leaders speak of."""
+        return [copy for _, index in self._tier_partitions() for copy in tier.copies(self.tier_said(index))]
+
+    def _said_of(self, key: str) -> str:
+        """What is said of the copy that has this object; empty for nothing."""
+        return next((copy.state for copy in self.tier_copies() if key in copy.keys), "")
+
+    def _tier_partitions(self) -> list[TopicPartition]:
+        image = self.truth.image
+        return self.partitions_of([tier.METADATA_TOPIC]) if tier.METADATA_TOPIC in image.topics else []
+
+    def see_tier(self, *, is_final: bool = False) -> list[tier.Copy]:
+        """Note what the tier's metadata says and what is in the bucket, in one moment."""
+        copies, objects = self.tier_copies(), self.bucket.objects
+        said = [(index, self.tier_said(index)) for _, index in self._tier_partitions()]
+        self.history.tiers.append(
+            TierSeen(
+                at=self.loop.now,
+                copies=tier.told(copies, objects),
+                unreferenced=tier.unreferenced(copies, objects, self.bucket.uploads) if is_final else (),
+                backward=tuple(what for _, each in said for what in tier.backward(each)),
+                folds=tuple(self._folds(said)) if is_final else (),
+                is_final=is_final,
+            )
+        )
+        return copies
+
+    def _folds(self, said: Sequence[tuple[int, list[object]]]) -> Iterator[FoldSeen]:
+        """What each broker that follows a partition of the metadata knows of it, and what it says."""
+        for index, each in said:
+            yield tier.fold_seen(0, index, tier.copies(each))
+            for node in self.ready():
+                found = tier.fold_of(node, index)
+                if found is not None:
+                    yield found
+
+    def restless_copies(self) -> list[str]:
+        """Copies that are neither whole nor gone, and changes of objects that are still to come."""
+        resting = (SegmentState.COPY_FINISHED.name, tier.GONE)
+        unsettled = [str(copy) for copy in self.tier_copies() if copy.state not in resting]
+        return unsettled + self.bucket.tier_under_way
 
     def inspect(self, partitions: Sequence[TopicPartition], nodes: Sequence[Node]) -> list[Found]:
         """Open copies of their disks as after a kill; whatever is not exact goes into the history."""
         found = []
         for node in nodes:
             logs, recovery = inspection.inspect(
-                node.disk, node.config, partitions, latest_ms=node.latest_ms()
+                node.disk,
+                node.config,
+                partitions,
+                latest_ms=node.latest_ms(),
+                topic_configs=self.truth.topic_configs,
             )
             self.history.recoveries.append(recovery)
             found.append(Found(node=node.id, logs=logs))
@@ -328,6 +447,7 @@ class Stage:
         await asyncio.sleep(QUIESCE_S)
         passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
         await self.settled("every replica has everything", lambda: self.uneven([*partitions, *passing]))
+        await self.settled("the tier is at rest", self.restless_copies, seconds=TIER_RESTS_S, every_s=1.0)
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 
@@ -339,6 +459,7 @@ class Stage:
                 await reader.refresh(None, is_final=True)
 
         await self.finish([reader.start(read())])
+        copies = self.see_tier(is_final=True)
         found = self.inspect([*partitions, *passing], list(self.nodes.values()))
         self._keep_remains(passing, found)
         for node in self.nodes.values():
@@ -346,7 +467,7 @@ class Stage:
             if image is not None:
                 self.history.images.append(metalog.seen_by(image, node=node.id, life=node.life))
         for tp in partitions:
-            self._keep_final(tp, served[tp], found)
+            self._keep_final(tp, served[tp], found, copies)
         self._keep_slots()
         await self._take_census()
 
@@ -364,34 +485,64 @@ class Stage:
         self.history.censuses += found
 
     def _keep_final(
-        self, tp: TopicPartition, served: tuple[tuple[int, int], ...], found: Sequence[Found]
+        self,
+        tp: TopicPartition,
+        served: tuple[tuple[int, int], ...],
+        found: Sequence[Found],
+        copies: Sequence[tier.Copy],
     ) -> None:
+        """Keep what the leader has, in the tier and in its files, and the same of every replica."""
         marks = [fetch for fetch in self.history.fetches if fetch.client == "reader" and fetch.tp == tp][-1]
         logs = {each.node: each.logs[tp] for each in found if tp in each.logs}
         final = logs[marks.node]
+        starts = {number: log.log_start_offset for number in logs if (log := self.nodes[number].log(tp))}
+        starts[marks.node] = marks.log_start_offset
+        whole = {
+            number: self._with_tiered(tp, log, starts.get(number, marks.log_start_offset), copies)
+            for number, log in logs.items()
+        }
         self.history.logs[tp] = FinalLog(
             node=marks.node,
             log_start_offset=marks.log_start_offset,
             last_stable_offset=marks.last_stable_offset,
             high_watermark=marks.high_watermark,
             log_end_offset=final.log_end_offset,
-            batches=final.batches,
+            batches=whole[marks.node],
             served=served,
             epochs=final.epochs,
         )
         replicas = [
-            self._replica(number, tp, log.batches)
-            for number, log in logs.items()
+            self._replica(number, tp, whole[number], copies, is_whole=True)
+            for number in logs
             if self.nodes[number].log(tp) is not None
         ]
         self.history.samples.append(Sample(at=self.loop.now, tp=tp, logs=tuple(replicas), is_final=True))
+
+    def _with_tiered(
+        self, tp: TopicPartition, log: FoundLog, start: int, copies: Sequence[tier.Copy]
+    ) -> tuple[Batch, ...]:
+        """The log's batches, after those that it may read from the tier."""
+        local = min((batch.base_offset for batch in log.batches), default=log.log_end_offset)
+        tiered = self._objects.of_lineage(
+            start,
+            local,
+            partition=(self.truth.image.topics[tp[0]].id, tp[1]),
+            epochs=log.epochs,
+            found=copies,
+            objects=self.bucket.objects,
+        )
+        return (
+            *tiered,
+            *(batch for batch in log.batches if not tiered or batch.base_offset >= tiered[-1].next_offset),
+        )
 
     def _keep_remains(self, passing: Sequence[TopicPartition], found: Sequence[Found]) -> None:
         """Of topics that come and go: what is in the replicas of those that are there."""
         for tp in passing:
             topic = self.truth.image.topics[tp[0]]
             for each in found:
-                if tp[1] == 0 and not topic.internal and each.node in topic.partitions[0].replicas:
+                is_made = not topic.internal and tp[0] != tier.METADATA_TOPIC
+                if tp[1] == 0 and is_made and each.node in topic.partitions[0].replicas:
                     batches = each.logs[tp].batches if tp in each.logs else ()
                     values = tuple(value for batch in batches for value in batch.values)
                     self.history.remains.append(
@@ -401,6 +552,7 @@ class Stage:
     def _keep_slots(self) -> None:
         assert self.truth.image is not None
         self.history.slots = tuple(self.truth.slots)
+        self.history.tier_changes = list(self.bucket.tier_objects)
         self.history.collected_early = metalog.collected_early(self.bucket.journal)
 
 

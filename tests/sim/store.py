@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from protocol.checksum import Buffer
+from remote.keys import parse_tier_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload
-from tests.sim.history import StoreChange
+from tests.sim.history import ObjectChange, StoreChange, digest
 from tests.sim.loop import Process, SimLoop
 
 T = TypeVar("T")
@@ -51,6 +52,16 @@ class Bucket(MemoryStore):
         super().__init__(now_ms=now_ms)
         self.journal: list[StoreChange] = []
         self.tier_journal: list[TierChange] = []
+        self.tier_objects: list[ObjectChange] = []
+        self.tier_under_way: list[str] = []
+        """Keys of the tier that a change is on its way to, mostly for a short while."""
+        self.said_of: Callable[[str], str] = lambda key: ""
+        """What is said of the copy that has this object."""
+
+    @property
+    def uploads(self) -> list[str]:
+        """The keys of uploads in parts that are neither ended nor given up."""
+        return [begun.key for begun in self._uploads.values()]
 
 
 @dataclass(slots=True)
@@ -188,13 +199,20 @@ class SimStore:
         holder = next((profile for profile in self._profiles if profile.holds), None)
 
         def take_effect() -> None:
+            if key.startswith(TIER_OF):
+                self._bucket.tier_under_way.remove(key)
+            before = self._bucket.objects.get(key)
             outcome = _run_now(call)
             self._loop.trace("store", kind, key, outcome)
             if outcome is not PutResult.LOST and not isinstance(outcome, Exception):
                 self._note(kind, key, data)
+            if key.startswith(TIER_OF) and self._bucket.objects.get(key) != before:
+                self._note_object(key)
             if not done.done():
                 done.set_result(outcome)
 
+        if key.startswith(TIER_OF):
+            self._bucket.tier_under_way.append(key)
         if holder is not None:
             holder.held.append(take_effect)
             await self._give_up()
@@ -218,6 +236,20 @@ class SimStore:
         elif key.startswith(TIER_OF):
             size = len(self._bucket.objects[key]) if kind == "complete" else len(data)
             self._bucket.tier_journal.append(TierChange(at, node, life, kind, key, size))
+
+    def _note_object(self, key: str) -> None:
+        after = self._bucket.objects.get(key)
+        named = parse_tier_key(key)
+        self._bucket.tier_objects.append(
+            ObjectChange(
+                at=self._loop.now,
+                node=self._node,
+                key=key,
+                copy="" if named is None else str(named.segment_id),
+                digest="" if after is None else digest(after),
+                state=self._bucket.said_of(key),
+            )
+        )
 
     async def _give_up(self) -> None:
         await asyncio.sleep(CALL_TIMEOUT_S)

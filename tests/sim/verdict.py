@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.sim import admin_checks, checks, leak_checks, replica_checks
+from tests.sim import admin_checks, checks, leak_checks, replica_checks, tier_checks
 from tests.sim.checks import Case
 from tests.sim.history import History, Send
 
 RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     **checks.RULES,
     **replica_checks.RULES,
+    **tier_checks.RULES,
     **admin_checks.RULES,
     **leak_checks.RULES,
 }

@@ -1,0 +1,184 @@
+"""The rules about the cold tier are checked: a clean history passes, and every way to spoil it is caught by
+the rule that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import ErrorCode
+from tests.sim.history import FoldSeen, History, ObjectChange, ReplicaLog, Sample, TierCopy, TierSeen
+from tests.sim.test_checks import T, batch, fetch, final, send
+from tests.sim.tier_checks import RULES
+from tests.sim.verdict import judge
+
+B0, B1, B2 = batch(0, 10, 11), batch(2, 12, 13), batch(4, 14)
+ID = ("topic", 0)
+KEY = "tier/topic/0/0-one.log"
+
+
+def copy(id_: str, state: str, objects: tuple[int | None, ...] = (100, 50)) -> TierCopy:
+    return TierCopy(partition=ID, id=id_, base=0, end=4, size=100, state=state, objects=objects)
+
+
+def replica(local: int, tiered: int, readable_to: int | None = None) -> ReplicaLog:
+    whole = final(B0, B1, B2)
+    return ReplicaLog(
+        log_start_offset=0,
+        high_watermark=5,
+        log_end_offset=5,
+        batches=tuple(each for each in whole.batches if each.next_offset > local),
+        epochs=whole.epochs,
+        local_log_start_offset=local,
+        tiered_end=tiered,
+        readable_to=readable_to,
+        last_stable_offset=5,
+    )
+
+
+def change(at: float, digest: str, state: str, key: str = KEY) -> ObjectChange:
+    return ObjectChange(at=at, node=1, key=key, copy="one", digest=digest, state=state)
+
+
+def clean() -> History:
+    """One broker. [0, 4) is copied at 3 and leaves the disk; a second copy of it was begun and given up."""
+    history = History()
+    history.sends = [send((10, 11), 1, 0), send((12, 13), 2, 2), send((14,), 2.6, 4)]
+    history.fetches = [fetch(3, 0, B0, B1, hw=5, seek=True), fetch(8, 4, B2, hw=5)]
+    history.tier_changes = [
+        change(3.0, "data", "COPY_STARTED"),
+        change(3.1, "data", "COPY_STARTED", "tier/topic/0/0-two.log"),
+        change(4.0, "", "DELETE_STARTED", "tier/topic/0/0-two.log"),
+    ]
+    history.samples = [
+        Sample(at=2.9, tp=T, logs=(replica(0, 0),)),
+        Sample(at=5, tp=T, logs=(replica(4, 4, readable_to=4),)),
+    ]
+    told = ((ID, "one", "COPY_FINISHED"),)
+    history.tiers = [
+        TierSeen(at=3.05, copies=(copy("one", "COPY_STARTED", (100, None)),)),
+        TierSeen(at=3.5, copies=(copy("one", "COPY_FINISHED"), copy("two", "COPY_STARTED", (100, None)))),
+        TierSeen(
+            at=9,
+            copies=(copy("one", "COPY_FINISHED"),),
+            folds=(FoldSeen(node=0, index=0, copies=told), FoldSeen(node=1, index=0, copies=told)),
+            is_final=True,
+        ),
+    ]
+    history.logs = {T: final(B0, B1, B2)}
+    return history
+
+
+Mutation = Callable[[History], None]
+
+
+def change_log(history: History, **what: object) -> None:
+    sample = history.samples[1]
+    history.samples[1] = replace(sample, logs=(replace(sample.logs[0], **what),))  # type: ignore[arg-type]
+
+
+def start_locally_before_the_log(history: History) -> None:
+    change_log(history, log_start_offset=4, local_log_start_offset=2)
+
+
+def start_locally_past_what_is_stable(history: History) -> None:
+    change_log(history, local_log_start_offset=5, last_stable_offset=4, readable_to=5, batches=())
+
+
+def take_for_tiered_what_the_log_has_not(history: History) -> None:
+    change_log(history, tiered_end=6)
+
+
+def let_go_of_what_is_not_in_the_tier(history: History) -> None:
+    change_log(history, readable_to=2)
+
+
+def lose_an_object(history: History) -> None:
+    history.tiers[1] = replace(history.tiers[1], copies=(copy("one", "COPY_FINISHED", (100, None)),))
+
+
+def finish_with_a_short_object(history: History) -> None:
+    history.tiers[1] = replace(history.tiers[1], copies=(copy("one", "COPY_FINISHED", (60, 50)),))
+
+
+def delete_before_it_is_said(history: History) -> None:
+    history.tier_changes.append(change(5, "", "COPY_FINISHED"))
+
+
+def finish_before_the_object_is_there(history: History) -> None:
+    history.tier_changes[0] = change(3.0, "data", "COPY_FINISHED")
+
+
+def put_other_bytes(history: History) -> None:
+    history.tier_changes.append(change(3.2, "other", "COPY_STARTED"))
+
+
+def go_back(history: History) -> None:
+    history.tiers[2] = replace(
+        history.tiers[2], backward=("copy one goes from DELETE_STARTED to COPY_FINISHED",)
+    )
+
+
+def know_too_little(history: History) -> None:
+    folds = (*history.tiers[2].folds, FoldSeen(node=2, index=0, copies=()))
+    history.tiers[2] = replace(history.tiers[2], folds=folds)
+
+
+def know_too_much(history: History) -> None:
+    more = ((ID, "one", "COPY_FINISHED"), (ID, "two", "DELETE_STARTED"))
+    folds = (*history.tiers[2].folds, FoldSeen(node=2, index=0, copies=more))
+    history.tiers[2] = replace(history.tiers[2], folds=folds)
+
+
+def leave_an_object(history: History) -> None:
+    history.tiers[2] = replace(history.tiers[2], unreferenced=("tier/topic/0/0-two.log",))
+
+
+def say_out_of_range(history: History) -> None:
+    refused = fetch(6, 2, hw=-1, seek=True, client="late")
+    history.fetches.append(replace(refused, result="fail", error=ErrorCode.offset_out_of_range.name))
+
+
+@pytest.mark.parametrize(
+    ("rule", "mutation"),
+    [
+        ("9 tier bounds", start_locally_before_the_log),
+        ("9 tier bounds", start_locally_past_what_is_stable),
+        ("9 tier bounds", take_for_tiered_what_the_log_has_not),
+        ("7 nobody is sent away", say_out_of_range),
+        ("11 tier objects", put_other_bytes),
+        ("17 leaders have all", let_go_of_what_is_not_in_the_tier),
+        ("17 copies have objects", lose_an_object),
+        ("17 copies have objects", finish_with_a_short_object),
+        ("17 copies have objects", delete_before_it_is_said),
+        ("17 copies have objects", finish_before_the_object_is_there),
+        ("17 states go forward", go_back),
+        ("17 folds are equal", know_too_little),
+        ("17 folds are equal", know_too_much),
+        ("17 nothing unreferenced", leave_an_object),
+    ],
+)
+def test_a_spoiled_history_is_caught_by_its_rule(rule: str, mutation: Mutation) -> None:
+    history = clean()
+    mutation(history)
+    assert rule in judge(history).rules()
+
+
+def test_a_clean_history_passes() -> None:
+    verdict = judge(clean())
+    assert verdict.clean, "\n".join(map(str, verdict.violations))
+
+
+def test_every_rule_has_a_mutation() -> None:
+    marks = test_a_spoiled_history_is_caught_by_its_rule.pytestmark  # type: ignore[attr-defined]
+    assert {rule for rule, _ in marks[0].args[1]} == set(RULES)
+
+
+def test_out_of_range_is_right_where_the_log_does_not_reach() -> None:
+    history = clean()
+    for offset in (5, 9):
+        refused = fetch(6, offset, hw=-1, seek=True, client="late")
+        history.fetches.append(replace(refused, result="fail", error=ErrorCode.offset_out_of_range.name))
+    assert judge(history).clean

@@ -1,0 +1,135 @@
+"""Owns the rules about the cold tier: what a log may let go of, and what the bucket owes whom.
+
+What is in the tier is read from the brokers' committed records and from the bucket, not asked of a broker.
+The rules of the logs themselves (nothing acked is lost, nothing is missing in the middle, replicas agree)
+look at the tier and the files as one log; they are in checks.py and replica_checks.py.
+
+Invariant: a rule looks only at values; the same history gives the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from protocol.errors import ErrorCode
+from tests.sim.checks import LATEST, Case
+from tests.sim.history import TierCopy
+
+FINISHED = "COPY_FINISHED"
+METADATA_TOPIC = "__remote_log_metadata"
+
+
+def is_metadata_forgotten(case: Case, since: float) -> bool:
+    """Whether something that was committed about the tier by then may be known to nobody any more."""
+    partitions = (tp for tp in case.custody.partitions() if tp[0] == METADATA_TOPIC)
+    return any(case.is_forgotten(tp, LATEST, since, since) for tp in partitions)
+
+
+def tier_bounds_are_ordered(case: Case) -> Iterator[str]:
+    """9 (tier) log start <= local start <= LSO on every replica; none takes for tiered what it has not."""
+    for sample in case.history.samples:
+        for log in sample.logs:
+            local = log.local_log_start_offset
+            if local is None:
+                continue
+            where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
+            stable = log.high_watermark if log.last_stable_offset is None else log.last_stable_offset
+            if not log.log_start_offset <= local <= max(stable, log.log_start_offset):
+                yield f"{where}: log start, local start, LSO = {(log.log_start_offset, local, stable)}"
+            if log.tiered_end > log.log_end_offset:
+                yield f"{where}: tiered up to {log.tiered_end}, the log ends at {log.log_end_offset}"
+
+
+def leaders_have_all(case: Case) -> Iterator[str]:
+    """17 Whoever leads has everything from its log start on, in the tier or in its files."""
+    for sample in case.history.samples:
+        for log in sample.logs:
+            local = log.local_log_start_offset
+            if local is not None and log.readable_to is not None and log.readable_to < local:
+                where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
+                yield f"{where}: {log.readable_to} to {local - 1} are neither in the tier nor in the files"
+
+
+def copies_have_their_objects(case: Case) -> Iterator[str]:
+    """17 A copy that is said to be whole has both its objects, at any moment, with the bytes it says."""
+    for change in case.history.tier_changes:
+        if change.state == FINISHED:
+            yield f"{change.key} {'comes' if change.digest else 'goes'} at {change.at:.3f}, its copy is whole"
+    for seen in case.history.tiers:
+        for copy in seen.copies:
+            is_whole = None not in copy.objects and copy.objects[0] == copy.size
+            if copy.state == FINISHED and not is_whole and not _is_end_forgotten(case, copy):
+                yield f"copy {copy.id} of {copy.base} to {copy.end} of {copy.size} bytes has {copy.objects}"
+
+
+def _is_end_forgotten(case: Case, copy: TierCopy) -> bool:
+    """Whether its objects were deleted, and that this was to be may be known to nobody any more."""
+    gone = [change.at for change in case.history.tier_changes if change.copy == copy.id and not change.digest]
+    return any(is_metadata_forgotten(case, at) for at in gone)
+
+
+def objects_stay_as_they_are(case: Case) -> Iterator[str]:
+    """11 (tier) Under one key there is ever one object."""
+    first: dict[str, str] = {}
+    for change in case.history.tier_changes:
+        if change.digest and first.setdefault(change.key, change.digest) != change.digest:
+            yield f"{change.key} was put anew at {change.at:.3f} with other bytes"
+
+
+def states_go_forward(case: Case) -> Iterator[str]:
+    """17 What is said of a copy follows what was said before."""
+    for seen in case.history.tiers:
+        for what in seen.backward:
+            yield f"{what}, seen at {seen.at:.3f}"
+
+
+def folds_are_equal(case: Case) -> Iterator[str]:
+    """17 In the end every broker knows the copies that the metadata tells of, and no others."""
+    for seen in case.history.tiers:
+        told = {fold.index: set(fold.copies) for fold in seen.folds if fold.node == 0}
+        for fold in seen.folds:
+            odd = told[fold.index] ^ set(fold.copies)
+            if odd:
+                yield f"node {fold.node} differs on metadata partition {fold.index} by {sorted(odd)[:4]}"
+
+
+def nothing_is_unreferenced(case: Case) -> Iterator[str]:
+    """17 In the end every object of the tier belongs to a copy, unless all who were told of it lost that."""
+    since: dict[str, float] = {}
+    for change in case.history.tier_changes:
+        since.setdefault(change.key, change.at)
+    for seen in case.history.tiers:
+        for key in seen.unreferenced:
+            if not is_metadata_forgotten(case, since.get(key, 0.0)):
+                yield f"nobody speaks of {key}"
+
+
+def nobody_is_sent_away(case: Case) -> Iterator[str]:
+    """7 (tier) No consumer hears that an offset is out of range that it may read, in the tier or not."""
+    history = case.history
+    for fetch in history.fetches:
+        log = history.logs.get(fetch.tp)
+        if log is None or fetch.error != ErrorCode.offset_out_of_range.name:
+            continue
+        earlier = [
+            each.high_watermark
+            for each in history.fetches
+            if each.tp == fetch.tp and each.result == "ok" and each.done < fetch.invoked
+        ]
+        end = max(earlier, default=0)
+        if log.log_start_offset <= fetch.offset < min(end, log.log_end_offset) and not case.is_forgotten(
+            fetch.tp, fetch.offset, 0.0, fetch.done
+        ):
+            yield f"{fetch.tp} {fetch.client} heard that {fetch.offset} is out of range at {fetch.done:.3f}"
+
+
+RULES: dict[str, Callable[[Case], Iterable[str]]] = {
+    "9 tier bounds": tier_bounds_are_ordered,
+    "7 nobody is sent away": nobody_is_sent_away,
+    "11 tier objects": objects_stay_as_they_are,
+    "17 leaders have all": leaders_have_all,
+    "17 copies have objects": copies_have_their_objects,
+    "17 states go forward": states_go_forward,
+    "17 folds are equal": folds_are_equal,
+    "17 nothing unreferenced": nothing_is_unreferenced,
+}
