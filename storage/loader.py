@@ -76,6 +76,8 @@ class Loaded:
     dropped_bytes: int = 0
     has_snapshot: bool = False
     """Whether there is one of the producers at the log's end."""
+    is_noted: bool = False
+    """Whether a clean stop left the log just so."""
     rewritten: list[str] = field(default_factory=list)
     """Files to sync with the next flush."""
 
@@ -206,6 +208,7 @@ def _start_at(loaded: Loaded, files: Files, path: str, log_start_offset: int, no
         loaded.rewritten = [loaded.segments[0].path(LOG)]
         loaded.log_end_offset = loaded.log_start_offset = loaded.local_log_start_offset = log_start_offset
         loaded.recovery_point = min(loaded.recovery_point, log_start_offset)
+        loaded.is_noted = False
         loaded.epochs.clear()
         loaded.producers.clear()
     # From the start first: an epoch that is moved up to the end of the log has no records, and goes.
@@ -238,6 +241,7 @@ def _load_noted(
         log_end_offset=state.log_end_offset,
         recovery_point=state.log_end_offset,
         has_snapshot=True,
+        is_noted=True,
     )
 
 

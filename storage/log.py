@@ -169,6 +169,7 @@ class AbstractLog(ABC):
         "local_log_start_offset",
         "log_end_offset",
         "log_start_offset",
+        "may_lack_end",
         "needs_walk",
         "offline",
         "on_roll",
@@ -201,6 +202,9 @@ class AbstractLog(ABC):
         self.tiered_end = 0
         """Where what is safely in the tier ends; 0 while nothing is known of it. The tier sets it, every cut
         lowers it."""
+        self.may_lack_end = True
+        """Whether more may have been committed here than there is: the log was not found as a clean stop left
+        it, and has neither led nor been in sync since."""
         self.generation = 0
         """Rises with every cut and every change of closed segments but deletion from the front: what was
         read of them before may be another log's."""
@@ -451,6 +455,7 @@ class AbstractLog(ABC):
     def epoch_start(self, leader_epoch: int) -> None:
         """This replica leads from here on with `leader_epoch`. A higher one in the log is damage: the
         field is not under the CRC, and nobody can have led with it."""
+        self.may_lack_end = False
         if leader_epoch != self.epochs.latest:
             self.epochs.assign(leader_epoch, start_offset=self.log_end_offset)
             self._epochs_changed()

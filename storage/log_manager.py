@@ -569,7 +569,12 @@ class LogManager:
                     self._dir_failed(path, error)
 
     def _mark_clean(self, path: str, broker_epoch: int) -> None:
-        logs = [log for log in self.logs.values() if log.log_dir == path]
+        # not those that may have to be brought up from the tier: the next start would take them for whole
+        logs = [
+            log
+            for log in self.logs.values()
+            if log.log_dir == path and not (log.is_tiered and log.may_lack_end)
+        ]
         try:
             notes = {basename(log.directory): log.clean_state() for log in logs}
             put_marker(self.files, path, encode_notes(notes, broker_epoch))

@@ -177,6 +177,7 @@ class UnifiedLog(AbstractLog):
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
         self.dropped_bytes = loaded.dropped_bytes
+        self.may_lack_end = not loaded.is_noted
         self._epochs_dirty = bool(loaded.rewritten)
         self._epochs_written = None if loaded.rewritten else loaded.epochs.entries()
 

@@ -356,6 +356,8 @@ class Partition:
         self.replicas = view.replicas
         self.leader_epoch = view.leader_epoch
         self.partition_epoch = view.partition_epoch
+        if len(view.isr) > 1 and self.node_id in view.isr and view.leader != self.node_id:
+            self.log.may_lack_end = False
         self._resign(view.leader)
         return newer
 

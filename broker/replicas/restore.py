@@ -8,16 +8,18 @@ the fold of the tier's metadata, the log's files (storage), tasks and positions 
 
 Invariants. A log is touched only once everything that is to be put into it was read and checked, and only
 while its partition is still what it was when that began. What failed is tried again: nothing here ends a
-broker, and one partition that waits for a store holds up no other. A replica with an empty log leads a tiered
-partition only after the tier's own metadata said that there is nothing, or what there is was taken over: an
-empty log in a new epoch would make all of it unreadable.
+broker, and one partition that waits for the tier's metadata holds up no other. A replica whose log is empty,
+or may have lost its end with the power, leads a tiered partition only after the tier's own metadata said that
+there is no more of it, or what there is was taken over: a new epoch that begins earlier would make all of it
+unreadable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 from broker.config.broker import BrokerConfig
@@ -27,10 +29,12 @@ from broker.replicas.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.bootstrap import (
     RestorePoint,
+    copies_ahead,
     copy_before,
     copy_below_local,
     fetch_epochs,
     fetch_restore_point,
+    is_continued,
 )
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment, TieredPartition
@@ -103,6 +107,8 @@ class Restores:
         self._is_started = asyncio.Event()
         self._before_leading: dict[Partition, int] = {}
         """Partitions to be led after their restore, and the leader epoch they wait in."""
+        self._at_work: set[Partition] = set()
+        """Partitions with a task that restores them before they are led."""
         self._settled: dict[Partition, int] = {}
         """Those that may be led now, until they are."""
         self._completing: set[Partition] = set()
@@ -129,8 +135,7 @@ class Restores:
         while is_current():
             partition.stats.aux_state_builds += 1
             try:
-                async with self._slots, asyncio.timeout(ATTEMPT_S):
-                    begin = await self._plan(partition, leader)
+                begin = await self._plan(partition, leader)
             except KafkaError as error:
                 if error.code is ErrorCode.fenced_leader_epoch:
                     raise
@@ -152,52 +157,50 @@ class Restores:
         """Return what is to be done to the log. Where the leader's log begins and ends is asked first: what
         it has in the tier only grows meanwhile."""
         held = partition.log
-        end = await leader.offset(_LATEST)
-        start = await leader.offset(_EARLIEST)
-        if not held.is_tiered:
-            raise NotYet("this broker does not know yet that the topic is tiered")
-        if may_begin_at_tier(held, self._config(), leader_end=end.offset):
-            target = await _pending_upload(leader, start)
-        else:
-            target = await leader.offset(_EARLIEST_LOCAL)
-        if target.offset <= start.offset:
-            return lambda log: _begin_empty(log, start.offset)
-        fold, copy, begins_at = await self._copy_before(partition, leader, target)
-        point = await fetch_restore_point(self._storage, fold, copy, begins_at)
+        async with self._slot():
+            end = await leader.offset(_LATEST)
+            start = await leader.offset(_EARLIEST)
+            if may_begin_at_tier(held, self._config(), leader_end=end.offset):
+                target = await _pending_upload(leader, start)
+            else:
+                target = await leader.offset(_EARLIEST_LOCAL)
+            if target.offset <= start.offset:
+                return lambda log: _begin_empty(log, start.offset)
+            if not held.is_tiered:
+                raise NotYet("this broker does not know yet that the topic is tiered")
+            epoch = await _epoch_before(leader, target)
+        fold, copy = await self._copy_before(partition, target.offset, epoch)
+        async with self._slot():
+            begins_at = await _common_end(leader, copy, target.offset)
+            point = await fetch_restore_point(self._storage, fold, copy, begins_at)
         return lambda log: _begin_at(log, point, start.offset)
 
     async def _copy_before(
-        self, partition: Partition, leader: LeaderLog, target: OffsetAndEpoch
-    ) -> tuple[PartitionFold, RemoteSegment, int]:
-        """Find the copy that the leader means, and the offset to begin at: its end if all of it is the
-        leader's."""
-        epoch = await _epoch_before(leader, target)
-        tiered = tiered_partition(partition)
-        fold = self._metadata.fold(tiered)
-        copy = None if fold is None else copy_before(fold, target.offset, epoch=epoch)
+        self, partition: Partition, offset: int, epoch: int
+    ) -> tuple[PartitionFold, RemoteSegment]:
+        """Find the copy that the leader means."""
+        fold = self._metadata.fold(tiered_partition(partition))
+        copy = None if fold is None else copy_before(fold, offset, epoch=epoch)
         if copy is None:
-            self._metadata.renew(tiered)
-            await self._metadata.wait_caught_up(tiered)
-            fold = self._metadata.fold(tiered)
-            copy = None if fold is None else copy_before(fold, target.offset, epoch=epoch)
+            fold = await self._caught_up(partition)
+            copy = None if fold is None else copy_before(fold, offset, epoch=epoch)
         if fold is None or copy is None:
-            raise NotYet(f"no copy before offset {target.offset} of epoch {epoch} is known here")
-        if copy.end_offset > target.offset:
-            last_epoch = copy.epochs[-1][0]
-            known_epoch, known_end = await leader.epoch_end(last_epoch)
-            if known_epoch != last_epoch or known_end < copy.end_offset:
-                return fold, copy, target.offset
-        return fold, copy, copy.end_offset
+            raise NotYet(f"no copy before offset {offset} of epoch {epoch} is known here")
+        return fold, copy
 
     # --- a replica that has to lead ---
 
     def is_needed(self, partition: Partition, view: PartitionImage) -> bool:
-        """Whether this replica must not lead as `view` says before the tier was asked: it has nothing, and
-        others have led before, or this broker in an earlier life."""
+        """Whether this replica must not lead as `view` says before the tier was asked: others have led
+        before, or this broker in an earlier life, and it has nothing, or may have lost the end of what it
+        had. Who was elected from several in sync has what they have; and a sole replica that a clean stop
+        left empty had nothing."""
         held = partition.log
+        is_empty = held.log_start_offset == held.log_end_offset
         return (
             held.is_tiered
-            and held.log_start_offset == held.log_end_offset
+            and (held.may_lack_end or (is_empty and len(view.replicas) > 1))
+            and len(view.isr) <= 1
             and view.leader_epoch > 0
             and not partition.is_leader
             and self._settled.get(partition) != view.leader_epoch
@@ -206,9 +209,9 @@ class Restores:
 
     def begin(self, partition: Partition, done: Callable[[Partition, KafkaError | None], None]) -> None:
         """Restore before leading; `done` is called once it may lead, or with the reason why it never will."""
-        is_under_way = partition in self._before_leading
         self._before_leading[partition] = partition.leader_epoch
-        if not is_under_way:
+        if partition not in self._at_work:
+            self._at_work.add(partition)
             self._spawn(self._restore_to_lead(partition, done))
 
     def role_changed(self, partition: Partition) -> None:
@@ -227,53 +230,78 @@ class Restores:
     ) -> None:
         name = f"{partition.topic}-{partition.index}"
         attempts = self._attempts(name)
-        await self._is_started.wait()
-        logger.info("%s: is not led before it is known what of it is in the tier: its log is empty", name)
-        while partition in self._before_leading:
-            try:
-                async with self._slots, asyncio.timeout(ATTEMPT_S):
-                    found = await self._newest(partition)
-            except (*_TRANSIENT, KafkaError) as error:
-                await attempts.failed(partition, error)
-                continue
-            if partition not in self._before_leading:
-                return
-            try:
-                if found is not None:
-                    point, log_start = found
-                    logger.warning(
-                        "%s: taken over from the tier: [%d, %d); what had not been copied is lost",
-                        name,
-                        log_start,
-                        point.start,
-                    )
-                    _begin_at(partition.log, point, log_start)
-            except NoDescriptor as error:
-                await attempts.failed(partition, error)
-                continue
-            except KafkaError as error:
-                del self._before_leading[partition]
-                done(partition, error)
-                return
-            self._settled[partition] = self._before_leading.pop(partition)
-            done(partition, None)
-            return
+        try:
+            await self._is_started.wait()
+            logger.info("%s: is not led before it is known what of it is in the tier", name)
+            while (epoch := self._before_leading.get(partition)) is not None:
+                try:
+                    found = await self._ahead(partition)
+                    if self._before_leading.get(partition) != epoch:
+                        continue  # it may have followed another leader meanwhile
+                    if found is not None:
+                        _take_over(partition.log, *found)
+                except (*_TRANSIENT, NoDescriptor) as error:
+                    await attempts.failed(partition, error)
+                    continue
+                except KafkaError as error:
+                    if partition.log.offline is None:
+                        await attempts.failed(partition, error)
+                    elif self._before_leading.pop(partition, None) is not None:
+                        done(partition, error)
+                    continue
+                self._settled[partition] = self._before_leading.pop(partition)
+                done(partition, None)
+        finally:
+            self._at_work.discard(partition)
 
-    async def _newest(self, partition: Partition) -> tuple[RestorePoint, int] | None:
-        """Return the newest point of the tier, and where its log begins; None when the tier has no more than
-        the log."""
+    async def _ahead(self, partition: Partition) -> tuple[RestorePoint, int] | None:
+        """Return the point of the tier from which the log is to go on, and where it is to start; None when
+        the tier has no more than the log."""
+        held = partition.log
         fold = await self._caught_up(partition)
-        newest = None if fold is None else fold.newest()
-        if fold is None or newest is None or newest.end_offset <= partition.log.log_end_offset:
+        if fold is None:
             return None
-        point = await fetch_restore_point(self._storage, fold, newest, newest.end_offset)
-        log_start = fold.chain_start(EpochCache(point.epochs), point.start)
-        return point, max(log_start, point.known_from)
+        if held.log_start_offset == held.log_end_offset:
+            return await self._newest(held, fold)
+        copies = copies_ahead(
+            fold,
+            held.epochs,
+            log_start=held.log_start_offset,
+            local_start=held.local_log_start_offset,
+            log_end=held.log_end_offset,
+        )
+        for copy, end in copies:
+            async with self._slot():
+                point = await fetch_restore_point(self._storage, fold, copy, end)
+            chain_start = fold.chain_start(EpochCache(point.epochs), end)
+            is_agreed = is_continued(held.epochs, held.log_end_offset, point)
+            if is_agreed and chain_start <= held.local_log_start_offset:
+                return point, held.log_start_offset
+            why = "the tier lacks some that it has" if is_agreed else "they are of another history"
+            logger.warning("%s: ends before the copies up to %d, but %s", held, end, why)
+        return None
+
+    async def _newest(self, held: AbstractLog, fold: PartitionFold) -> tuple[RestorePoint, int] | None:
+        """Return the newest point for a log that has nothing."""
+        newest = fold.newest()
+        if newest is None or newest.end_offset <= held.log_end_offset:
+            return None
+        async with self._slot():
+            point = await fetch_restore_point(self._storage, fold, newest, newest.end_offset)
+        chain_start = fold.chain_start(EpochCache(point.epochs), point.start)
+        return point, max(chain_start, held.log_start_offset)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Ask leaders or the store, while few others do. The tier's metadata is waited for without one."""
+        async with self._slots, asyncio.timeout(ATTEMPT_S):
+            yield
 
     async def _caught_up(self, partition: Partition) -> PartitionFold | None:
         tiered = tiered_partition(partition)
         self._metadata.renew(tiered)
-        await self._metadata.wait_caught_up(tiered)
+        async with asyncio.timeout(ATTEMPT_S):
+            await self._metadata.wait_caught_up(tiered)
         return self._metadata.fold(tiered)
 
     # --- a log without its epochs ---
@@ -283,11 +311,10 @@ class Restores:
         held = partition.log
         await self._is_started.wait()
         try:
-            while not partition.offline and held.is_tiered and held.epochs_incomplete:
+            while held.offline is None and held.is_tiered and held.epochs_incomplete:
                 local_start = held.local_log_start_offset
                 try:
-                    async with self._slots, asyncio.timeout(ATTEMPT_S):
-                        epochs = await self._epochs_below(partition, local_start)
+                    epochs = await self._epochs_below(partition, local_start)
                 except (*_TRANSIENT, KafkaError) as error:
                     await attempts.failed(partition, error)
                     continue
@@ -321,7 +348,8 @@ class Restores:
         copy = None if fold is None else copy_below_local(fold, partition.log.epochs, local_start)
         if copy is None:
             return None
-        epochs = await fetch_epochs(self._storage, copy)
+        async with self._slot():
+            epochs = await fetch_epochs(self._storage, copy)
         return tuple(entry for entry in epochs if entry[1] < local_start)
 
     def _attempts(self, name: str) -> _Attempts:
@@ -387,6 +415,28 @@ async def _epoch_before(leader: LeaderLog, target: OffsetAndEpoch) -> int:
         return target.epoch
     epoch, end = await leader.epoch_end(target.epoch - 1)
     return epoch if end >= target.offset else target.epoch
+
+
+async def _common_end(leader: LeaderLog, copy: RemoteSegment, offset: int) -> int:
+    """Ask where to begin: at the end of the copy if all of it is the leader's, else at `offset` inside it."""
+    if copy.end_offset > offset:
+        last_epoch = copy.epochs[-1][0]
+        known_epoch, known_end = await leader.epoch_end(last_epoch)
+        if known_epoch != last_epoch or known_end < copy.end_offset:
+            return offset
+    return copy.end_offset
+
+
+def _take_over(held: AbstractLog, point: RestorePoint, log_start: int) -> None:
+    if held.log_start_offset == held.log_end_offset:
+        logger.warning(
+            "%s: is empty and taken over from the tier up to %d; what had not been copied is lost",
+            held,
+            point.start,
+        )
+    else:
+        logger.warning("%s: had lost its end; it goes on from the tier, at %d", held, point.start)
+    _begin_at(held, point, log_start)
 
 
 def _begin_empty(held: AbstractLog, start: int) -> None:

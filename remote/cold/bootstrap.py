@@ -70,6 +70,30 @@ def copy_below_local(fold: PartitionFold, epochs: EpochCache, local_start: int) 
     return found
 
 
+def copies_ahead(
+    fold: PartitionFold, epochs: EpochCache, *, log_start: int, local_start: int, log_end: int
+) -> list[tuple[RemoteSegment, int]]:
+    """Return the copies that may go on where a log ends, and up to where: the newest of all, which may be of
+    epochs that this log has lost, then the last of those that its own epochs tell of."""
+    newest = fold.newest()
+    found = [] if newest is None or newest.end_offset <= log_end else [(newest, newest.end_offset)]
+    end = fold.chain_end(epochs, log_start=log_start, local_start=local_start)
+    own = fold.find(end - 1, epochs) if end > log_end else None
+    whole = None if own is None else fold.segment(own.id)
+    if whole is not None and (whole, end) not in found:
+        found.append((whole, end))
+    return found
+
+
+def is_continued(epochs: EpochCache, log_end: int, point: RestorePoint) -> bool:
+    """Whether a log with these epochs, which ends there, is the beginning of the log before the point: both
+    have the same epochs in all that both know, and something in common."""
+    start = max(epochs.known_from or 0, point.known_from)
+    if epochs.known_from is None or start >= log_end:
+        return False
+    return epochs.entries_within(start, log_end) == EpochCache(point.epochs).entries_within(start, log_end)
+
+
 def _epoch_at(copy: RemoteSegment, offset: int) -> int:
     epoch = EpochCache(copy.epochs).epoch_for(offset)
     assert epoch is not None, (offset, copy)

@@ -529,6 +529,7 @@ def test_a_follower_begins_inside_a_copy_that_goes_on_with_what_its_leader_never
         await tier.copy(1)
         world.kill(1)
         await world.start(2)
+        log_of(world, 2).may_lack_end = False  # as after a clean stop
         world.change(leader=2, isr=(2,), unclean=True)
         held = log_of(world, 2)
         tier.roll(2)
@@ -573,6 +574,7 @@ def test_a_follower_that_parts_below_its_local_start_begins_in_the_tier_again(*,
         world.kill(1)
         world.kill(2)
         await world.start(3)
+        log_of(world, 3).may_lack_end = False  # as after a clean stop
         world.change(leader=3, isr=(3,), unclean=True)
         tier.tell(3)
         assert log_of(world, 3).tiered_end == 4
@@ -609,6 +611,7 @@ def test_a_copy_that_goes_on_with_what_the_leader_never_had_is_passed_over_for_a
         await tier.copy(1)
         world.kill(1)
         await world.start(2)
+        log_of(world, 2).may_lack_end = False  # as after a clean stop
         world.change(leader=2, isr=(2,), unclean=True)
         await world.append(2, b"c")
         tier.tell(2)
@@ -750,6 +753,229 @@ def test_whoever_is_to_follow_instead_does_not_restore_to_lead() -> None:
     world.run(main)
 
 
+# --- leading with less than the tier has ---
+
+
+async def cut_in_the_tier(world: Replicas, tier: Tier, *, from_epoch: int) -> None:
+    """A sole replica with all of [0, 8) in the tier: producers 6 and 7, epochs (0, 0) and (1, 5), of which a
+    power cut has left [0, 3) or [0, 6)."""
+    create(world, 1)
+    held = log_of(world, 1)
+    await produce(world, 1, sent_by(6))
+    await world.append(1, b"a")
+    if from_epoch == 0:
+        held.fsync()
+    await produce(world, 1, sent_by(7))
+    world.change(leader=1)
+    await world.append(1, b"b")
+    if from_epoch == 1:
+        held.fsync()
+    await world.append(1, b"c")
+    await world.append(1, b"d")
+    tier.roll(1)
+    await tier.copy(1)
+    assert held.tiered_end == 8
+    world.kill(1, is_noticed=False)
+    world.nodes[1].disk.power_cut("nothing")
+
+
+@pytest.mark.parametrize("from_epoch", [0, 1])
+def test_a_sole_replica_that_lost_its_end_with_the_power_goes_on_from_the_tier(from_epoch: int) -> None:
+    async def main(world: Replicas) -> None:
+        await cut_in_the_tier(world, tier, from_epoch=from_epoch)
+        tier.storage.is_away = True
+        await world.start(1)
+        assert bounds(world, 1) == (0, 0, (3, 6)[from_epoch])
+        await asyncio.sleep(3)
+        assert not world.nodes[1].partition().is_leader
+        tier.storage.is_away = False
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert bounds(world, 1) == (0, 8, 8)
+        assert log_of(world, 1).producer_table.entries.keys() == {6, 7}
+        assert (await world.append(1, b"next")).first_offset == 8
+        assert epochs(world, 1) == [(0, 0), (1, 5), (2, 8)]
+        tier.tell(1)
+        assert log_of(world, 1).tiered_end == 8
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_a_log_of_another_history_than_the_tier_is_led_as_it_is() -> None:
+    async def main(world: Replicas) -> None:
+        await cut_in_the_tier(world, tier, from_epoch=0)
+        tier.is_metadata_away = True
+        await world.start(1)
+        held = log_of(world, 1)
+        held.may_lack_end = False  # as it was led before copies were looked for
+        world.change(leader=1)
+        await world.append(1, b"other")
+        held.fsync()
+        tier.is_metadata_away = False
+        for _ in range(2):
+            world.kill(1, is_noticed=False)
+            await world.start(1)
+            await world.until(lambda: world.nodes[1].partition().is_leader)
+            assert bounds(world, 1) == (0, 0, 4)
+        tier.tell(1)
+        assert log_of(world, 1).tiered_end == 3
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_a_log_that_has_what_the_tier_lacks_is_led_as_it_is() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 1)
+        log_of(world, 1).fsync()
+        await fill(world, tier, 1, 1)
+        log_of(world, 1).tiered_end = 3
+        await tier.copy(1)
+        world.kill(1, is_noticed=False)
+        world.nodes[1].disk.power_cut("nothing")
+        await world.start(1)
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert bounds(world, 1) == (0, 0, 3)
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+async def stop(world: Replicas, node_id: int) -> None:
+    """Cleanly."""
+    node = world.nodes[node_id]
+    node.here(node.logs.close)
+    world.kill(node_id, is_noticed=False)
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_after_a_clean_stop_a_sole_replica_is_led_without_the_tiers_metadata(records: int) -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        for _ in range(records):
+            await world.append(1, b"x")
+        await stop(world, 1)
+        tier.is_metadata_away = True
+        await world.start(1, is_clean=True)
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        world.change(leader=1)
+        assert (await world.append(1, b"next")).first_offset == records
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_a_clean_stop_before_the_tier_was_asked_leaves_the_log_in_doubt() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        world.kill(1, is_noticed=False)
+        wipe(world, 1)
+        tier.is_metadata_away = True
+        for is_clean in (False, True):
+            await world.start(1, is_clean=is_clean)
+            await asyncio.sleep(3)
+            assert not world.nodes[1].partition().is_leader
+            await stop(world, 1)
+        tier.is_metadata_away = False
+        await world.start(1, is_clean=True)
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert bounds(world, 1) == (0, 6, 6)
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_an_empty_replica_that_others_were_in_sync_with_leads_without_the_tiers_metadata() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2, 3)
+        tier.is_metadata_away = True
+        world.kill(1)
+        assert set(world.isr()) == {2, 3}
+        leader = world.controller.image.partition("t", 0).leader
+        await world.until(lambda: world.nodes[leader].partition().is_leader)
+        assert (await world.append(leader, b"first")).first_offset == 0
+
+    world, tier = tiered(3)
+    world.run(main)
+
+
+def test_a_log_that_led_again_elsewhere_meanwhile_is_not_begun_by_an_earlier_plan() -> None:
+    """The role was lost while its store hung, the log grew under another leader, and the role came back."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2)
+        await fill(world, tier, 1, 2)
+        await world.agree(1, 2)
+        await tier.copy(1)
+        world.kill(1)
+        wipe(world, 1)
+        await world.until(lambda: world.nodes[2].partition().is_leader)
+        tier.storage.hangs = True
+        await world.start(1)
+        world.change(leader=1, isr=(1,), unclean=True)
+        await world.until(lambda: tier.storage.read)
+        world.change(leader=2, isr=(2,), unclean=True)
+        await world.append(2, b"kept", acks=1)
+        await world.until(lambda: set(world.isr()) == {1, 2})
+        log_of(world, 1).may_lack_end = True
+        world.change(leader=1, isr=(1,))
+        assert not world.nodes[1].partition().is_leader
+        tier.storage.hangs = False
+        await world.until(lambda: world.nodes[1].partition().is_leader)
+        assert bounds(world, 1)[2] == 7
+        await world.until(lambda: not tier.restores[1]._at_work)
+
+    world, tier = tiered(2)
+    world.run(main)
+
+
+def test_partitions_that_wait_for_metadata_hold_up_no_other_restore() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, topic="empty", partitions=20, remote_storage_enable="true")
+        create(world, 2)
+        await fill(world, tier, 2, 2)
+        await tier.copy(2)
+        await tier.free(2)
+        world.kill(1, is_noticed=False)
+        tier.metadata.clear()
+        tier.is_metadata_away = True
+        await world.start(1)
+        await asyncio.sleep(1)
+        assert not any(world.nodes[1].partition(index, "empty").is_leader for index in range(20))
+        world.change(replicas=(2, 1))
+        await world.until(lambda: set(world.isr()) == {1, 2}, timeout_s=10)
+        tier.is_metadata_away = False
+        await world.until(lambda: all(world.nodes[1].partition(i, "empty").is_leader for i in range(20)))
+
+    world, tier = tiered(2, **ON)
+    world.run(main)
+
+
+def test_a_restore_ends_where_the_topic_is_tiered_no_more() -> None:
+    """The follower came to know it first; then the leader has nothing in the tier any more."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        await tier.free(1)
+        tier.storage.is_away = True
+        join(world, 1, 2)
+        await world.until(lambda: tier.storage.read)
+        own.configure(world, remote_storage_enable="false", remote_log_delete_on_disable="true")
+        held = log_of(world, 1)
+        world.nodes[1].here(held.advance_log_start, held.local_log_start_offset)
+        await world.until(lambda: set(world.isr()) == {1, 2})
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (6, 6, 6)
+
+    world, tier = tiered(2, **ON)
+    world.run(main)
+
+
 # --- epochs that were lost ---
 
 
@@ -800,6 +1026,27 @@ def test_without_any_copy_of_it_a_log_starts_where_its_local_part_does() -> None
         await world.start(1)
         await world.until(lambda: bounds(world, 1) == (6, 6, 7))
         assert not log_of(world, 1).epochs_incomplete
+
+    world, tier = tiered(1)
+    world.run(main)
+
+
+def test_nobody_restores_the_epochs_of_a_log_that_was_taken_away() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 2)
+        await tier.copy(1)
+        await tier.free(1)
+        world.kill(1, is_noticed=False)
+        disk = world.nodes[1].disk
+        (path,) = [path for path in disk.snapshot() if path.endswith("leader-epoch-checkpoint")]
+        disk.mount().unlink(path)
+        tier.is_metadata_away = True
+        await world.start(1)
+        restores = tier.restores[1]
+        await world.until(lambda: restores._completing)
+        world.delete()
+        await world.until(lambda: not restores._completing, timeout_s=200)
 
     world, tier = tiered(1)
     world.run(main)

@@ -319,6 +319,7 @@ def test_an_unclean_leader_copies_its_own_lineage() -> None:
         await all_copied(world, 1)
         world.kill(1)
         await world.start(2)
+        log_of(world, 2).may_lack_end = False  # as after a clean stop
         world.change(leader=2, isr=(2,), unclean=True)
         await fill(world, 2, 12)
         await all_copied(world, 2)

@@ -10,10 +10,12 @@ import pytest
 
 from remote.cold.bootstrap import (
     RestorePoint,
+    copies_ahead,
     copy_before,
     copy_below_local,
     fetch_epochs,
     fetch_restore_point,
+    is_continued,
 )
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment, SegmentStarted, SegmentState
@@ -95,6 +97,47 @@ def test_a_log_without_its_epochs_follows_the_copy_that_goes_on_with_its_own() -
         assert found is not None
         assert found.id == expected.id, own
     assert copy_below_local(fold, EpochCache([(4, 40)]), 40) is None
+
+
+def test_a_log_without_its_end_goes_on_with_the_newest_copy_or_one_of_its_own_epochs() -> None:
+    old, new = copy_of(OLD, 8, 30, number=1), copy_of(NEW, 8, 20, number=2)
+    fold = fold_of(old, new)
+
+    def ahead(lineage: Lineage, log_end: int) -> list[tuple[int, int]]:
+        copies = copies_ahead(fold, EpochCache(lineage), log_start=0, local_start=8, log_end=log_end)
+        return [(copy.id.int, end) for copy, end in copies]
+
+    assert ahead(OLD, 12) == [(new.id.int, 20), (old.id.int, 30)]
+    assert ahead(NEW, 16) == [(new.id.int, 20)]
+    assert ahead(((0, 0),), 9) == [(new.id.int, 20), (old.id.int, 10)]
+    assert ahead(OLD, 25) == [(old.id.int, 30)]
+    assert ahead(OLD, 30) == []
+    assert copies_ahead(fold_of(), EpochCache(OLD), log_start=0, local_start=0, log_end=1) == []
+
+
+@pytest.mark.parametrize(
+    ("lineage", "log_end", "expected"),
+    [
+        (((0, 0),), 5, True),
+        (((0, 0),), 10, True),
+        (((0, 0),), 11, False),  # its own record of epoch 0 is where the copy has one of epoch 1
+        (((0, 0), (1, 10)), 15, True),
+        (((0, 0), (1, 10)), 16, False),
+        (((0, 0), (1, 9)), 10, False),
+        (((0, 0), (1, 10), (2, 12)), 14, False),
+        (((0, 0), (3, 12)), 14, False),
+        (((0, 2),), 5, True),  # it starts later
+        (((0, 2),), 2, False),  # nothing in common
+        ((), 5, False),
+    ],
+)
+def test_a_log_is_continued_by_a_copy_that_agrees_in_all_that_both_know(
+    lineage: Lineage, log_end: int, *, expected: bool
+) -> None:
+    point = RestorePoint(start=20, epochs=NEW, producers=b"")
+    assert is_continued(EpochCache(lineage), log_end, point) is expected
+    later = replace(point, epochs=tuple(EpochCache(NEW).entries_within(4, 20)))
+    assert is_continued(EpochCache(lineage), log_end, later) is (expected and log_end > 4)
 
 
 def test_a_point_tells_the_epochs_and_producers_at_the_end_of_its_copy() -> None:
