@@ -20,7 +20,7 @@ ROUNDS ?= 5
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster soak chaos kafka minio conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier soak chaos kafka minio conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench-features: setup ## what counters, indexes and idempotence cost a produce r
 
 bench-cluster: setup ## three brokers beside three nodes of Apache Kafka: starts, acks=all, kill -9, a new disk; ARGS="--kills 2", "--own"
 	@$(BIN)/python -m tools.versus.cluster $(ARGS)
+
+bench-tier: setup ## the cold tier on a local store, on MinIO (make minio) and beside Kafka; ARGS="--rows cold", "--own", "--scale 0.1"
+	@$(BIN)/python -m tools.versus.tier $(ARGS)
 
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)

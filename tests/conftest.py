@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.minio import MinioServer
 from tests.processes import BrokerProcess
+from tools.versus.minio import MinioServer
 
 if TYPE_CHECKING:
     from broker.server import Broker

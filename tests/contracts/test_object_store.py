@@ -32,10 +32,10 @@ from remote.store.upload import put_from, remove
 from remote.store.wrapper import StoreWrapper
 from storage.files import DiskFiles
 from tests.compat.peers import unique
-from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3, wall_ms
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 from tests.remote.store.listing import listed
+from tools.versus.minio import MinioServer
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from remote.store.upload import SourceChanged
 from storage.files import DiskFiles
 from tests.compat.peers import unique
 from tests.contracts.test_object_store import in_a_thread
-from tests.minio import MinioServer
 from tests.remote.cold.segment_samples import Copy
 from tests.remote.store.bare import bare_s3
+from tools.versus.minio import MinioServer
 
 LARGE = (20 << 20) + 12_345
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tests.minio import MinioServer
+from tools.versus.minio import MinioServer
 
 
 class SharedStore(Protocol):

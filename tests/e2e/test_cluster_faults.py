@@ -24,7 +24,7 @@ from tests.compat.peers import unique, until
 from tests.e2e.load import RawLoad, check, values_at
 from tests.e2e.stock_load import GroupLoad, IdempotentLoad
 from tests.e2e.stores import DirectoryStore, MinioStore, SharedStore
-from tests.minio import MinioServer
+from tools.versus.minio import MinioServer
 
 PARTITIONS = 3
 STEP = 150

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.peers import stable_port, unique, until
 from tests.e2e.stock_load import produce
-from tests.minio import MinioServer
 from tests.processes import ROOT, TIDEWAL, BrokerProcess, DidNotStart
+from tools.versus.minio import MinioServer
 
 pytestmark = pytest.mark.minio
 

@@ -10,8 +10,8 @@ import pytest
 from remote.store.object_store import ObjectStore, PutResult
 from remote.store.wrapper import StoreWrapper
 from tests.compat.peers import unique
-from tests.minio import MinioServer
 from tools import cli, store_probe
+from tools.versus.minio import MinioServer
 
 
 def test_a_directory_is_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,18 @@ DELETE_DELAY = {"log.segment.delete.delay.ms": "1000"}
 class Broker:
     """A process that serves Kafka's protocol on `port` once `start` returned."""
 
-    def __init__(self, name: str, folder: Path, cores: set[int], *, node_id: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        cores: set[int],
+        *,
+        node_id: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
+        self.settings = {**DELETE_DELAY, **(settings or {})}
+        """What is set on top of the defaults. A change counts from the next start on an empty disk."""
         self.folder = folder
         self.data = folder / "data"
         self.cores = cores
@@ -161,16 +171,18 @@ class Tidewal(Broker):
         tree: Path = ROOT,
         settings: Mapping[str, str] | None = None,
         module: str = "tools.cli",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`module` is what runs `tidewal`; `store` is what makes several of them one cluster."""
-        super().__init__(name, folder, cores, node_id=node_id)
+        """`module` is what runs `tidewal`; `store` is what makes several of them one cluster; `environ` holds
+        the store's keys."""
+        super().__init__(name, folder, cores, node_id=node_id, settings=settings)
         self._store = store
         self._tree = tree
         self._module = module
-        self._settings = {**DELETE_DELAY, **(settings or {})}
+        self._environ = environ or {}
 
     def command(self) -> list[str]:
-        settings = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
+        settings = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
         member = [] if self._store is None else ["--node-id", str(self.node_id), "--store", self._store]
         return [
             *(sys.executable, "-m", self._module, "broker", "--listen", f"127.0.0.1:{self.port}"),
@@ -178,7 +190,7 @@ class Tidewal(Broker):
         ]
 
     def environment(self) -> Mapping[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self._tree)}
+        return {**os.environ, "PYTHONPATH": str(self._tree), **self._environ}
 
     def working_folder(self) -> Path:
         return self._tree
@@ -211,8 +223,9 @@ class Kafka(Broker):
         name: str = "Kafka",
         node_id: int = 1,
         quorum: Quorum | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(name, folder, cores, node_id=node_id)
+        super().__init__(name, folder, cores, node_id=node_id, settings=settings)
         self._quorum = quorum or Quorum.of([node_id])
         self._properties = folder / "server.properties"
 
@@ -242,7 +255,7 @@ class Kafka(Broker):
             "offsets.topic.replication.factor": str(replicas),
             "transaction.state.log.replication.factor": str(replicas),
             "transaction.state.log.min.isr": str(min(2, replicas)),
-            **DELETE_DELAY,
+            **self.settings,
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
         self._format("-t", self._quorum.cluster_id, "-c", str(self._properties))

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,8 +25,12 @@ CLIENT_ID = "tidewal-bench"
 DEADLINE_S = 30.0
 READY_S_MAX = 60.0
 POLL_S = 0.02
-LATEST = -1
+LATEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -4, -5
+TOPIC, BROKER = 2, 4
+"""Kinds of resources with a configuration."""
 CREATE_TOPICS_VERSION, DELETE_TOPICS_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 5, 5, 6, 9
+TIERED_OFFSETS_VERSION = 9
+INCREMENTAL_ALTER_CONFIGS_VERSION = 1
 DESCRIBE_QUORUM_VERSION = 0
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
 METADATA_TOPIC = "__cluster_metadata"
@@ -112,7 +116,23 @@ class Caller:
         fields = {"topic_names": [topic], "timeout": int(DEADLINE_S * 1000)}
         self.call(Api.DELETE_TOPICS, DELETE_TOPICS_VERSION, fields)
 
+    def configure(self, kind: int, name: str, configs: Mapping[str, str]) -> None:
+        """Set some of the configuration of a topic or a broker."""
+        rows = [{"name": each, "config_operation": 0, "value": value} for each, value in configs.items()]
+        resource = {"resource_type": kind, "resource_name": name, "configs": rows}
+        answer = self.call(
+            Api.INCREMENTAL_ALTER_CONFIGS,
+            INCREMENTAL_ALTER_CONFIGS_VERSION,
+            {"resources": [resource], "validate_only": False},
+        )
+        if answer.responses[0].error_code:
+            raise Failure(f"cannot configure {name}: {answer.responses[0].error_message}")
+
     def log_end(self, topic: str, partition: int = 0) -> int:
+        return self.offset(topic, partition, LATEST)
+
+    def offset(self, topic: str, partition: int, which: int) -> int:
+        """Return the offset of a special timestamp, -1 if there is none."""
         fields = {
             "replica_id": -1,
             "isolation_level": 0,
@@ -120,12 +140,13 @@ class Caller:
                 {
                     "name": topic,
                     "partitions": [
-                        {"partition_index": partition, "current_leader_epoch": -1, "timestamp": LATEST}
+                        {"partition_index": partition, "current_leader_epoch": -1, "timestamp": which}
                     ],
                 }
             ],
         }
-        answer = self.call(Api.LIST_OFFSETS, LIST_OFFSETS_VERSION, fields)
+        version = LIST_OFFSETS_VERSION if which == LATEST else TIERED_OFFSETS_VERSION
+        answer = self.call(Api.LIST_OFFSETS, version, fields)
         return int(answer.topics[0].partitions[0].offset)
 
     def all_log_ends(self, topic: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from remote.store.location import S3Location, parse_store_url
 from remote.store.s3_store import S3Store
-from tests.minio import MinioServer
+from tools.versus.minio import MinioServer
 
 
 def wall_ms() -> int:

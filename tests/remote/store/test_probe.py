@@ -26,11 +26,11 @@ from remote.store.object_store import (
 from remote.store.probe import RACE_KEYS, judge_race, probe, probe_conditions
 from remote.store.stores import harden
 from tests.compat.peers import unique
-from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 from tests.remote.store.listing import listed
 from tests.sim.loop import SimLoop
+from tools.versus.minio import MinioServer
 
 WON, LOST, UNKNOWN = PutResult
 

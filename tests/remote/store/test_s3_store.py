@@ -24,10 +24,10 @@ from remote.store.sigv4 import Keys
 from remote.store.stores import harden
 from remote.store.upload import put_from, remove
 from tests.compat.peers import unique
-from tests.minio import MinioServer
 from tests.remote.store.bare import bare_s3, wall_ms
 from tests.remote.store.listing import listed
 from tests.remote.store.proxy import Line, Proxy, Say, proxy_to
+from tools.versus.minio import MinioServer
 
 pytestmark = pytest.mark.minio
 

@@ -1,7 +1,7 @@
-"""A real MinIO in a process of its own, and buckets in it.
+"""A real MinIO in a process of its own, and buckets in it: for measurements and for tests.
 
-Owns the process, its data and its keys. Does not own the executable (`make minio`). Invariant: it listens on
-a port nobody else has, on 127.0.0.1 only, and dies with the one who started it.
+Owns the process, its data and its keys. Does not own the executable (`make minio`).
+Invariant: it listens on a port nobody else has, on 127.0.0.1 only, and dies with the one who started it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from remote.store.sigv4 import Keys, Signer
-from tests.compat.peers import stable_port, until
+from tools.console import Failure
+from tools.versus.brokers import ROOT, free_port
+from tools.versus.caller import until, wall_ms
 
+EXECUTABLE = ROOT / ".peers" / "minio" / "minio"
 KEYS = Keys(access_key="tidewal-test", secret_key="tidewal-test-secret")
 READY_S_MAX = 60.0
 
 
 class MinioServer:
     def __init__(self, executable: Path, data: Path, *, port: int | None = None) -> None:
-        self.port = port or stable_port()
+        self.port = port or free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.process = subprocess.Popen(
@@ -41,7 +43,7 @@ class MinioServer:
             },
         )
         try:
-            until(self._is_ready, "MinIO to be ready", timeout_s=READY_S_MAX)
+            until(self._is_ready, "MinIO that is ready", READY_S_MAX)
         except BaseException:
             self.close()
             raise
@@ -61,7 +63,7 @@ class MinioServer:
             "",
             {"host": f"127.0.0.1:{self.port}"},
             keys=KEYS,
-            now_ms=time.time_ns() // 1_000_000,  # noqa: TID251 (what MinIO compares with its own)
+            now_ms=wall_ms(),
         )
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT", headers=headers)
         with urllib.request.urlopen(request, timeout=20):
@@ -75,7 +77,7 @@ class MinioServer:
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
             self._output.seek(0)
-            raise AssertionError(f"MinIO ended: {self._output.read().decode(errors='replace')}")
+            raise Failure(f"MinIO ended: {self._output.read().decode(errors='replace').strip()}")
         # Its own page says ready before it takes requests, which is what counts.
         try:
             self.make_bucket("ready")
