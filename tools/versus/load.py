@@ -185,9 +185,7 @@ def _raw(load: Load, caller: Caller, target: Target) -> Measured:
     for connection in connections:
         connection.close()
     if load.kind == "produce" and load.partitions == 1:
-        appended, sent = caller.log_end(topic) - before, (answered + 1) * load.batch_records
-        if appended != sent:
-            raise Failure(f"{sent} records were acknowledged, the log grew by {appended}")
+        _check_end(caller, topic, before + (answered + 1) * load.batch_records)
     return Measured(
         requests=answered,
         records=answered * load.batch_records if load.kind == "produce" else 0,
@@ -197,6 +195,14 @@ def _raw(load: Load, caller: Caller, target: Target) -> Measured:
         client_cpu_s=client_s,
         latency_us=_in_us(bench.summary([ns / 1e6 for ns in waits_ns])),
     )
+
+
+def _check_end(caller: Caller, topic: str, wanted: int) -> None:
+    """Check that the log has all that was acknowledged, and nothing else; replicas may have it later."""
+    deadline_s = time.perf_counter() + POLL_S_MAX
+    while (end := caller.log_end(topic)) != wanted:
+        if end > wanted or time.perf_counter() > deadline_s:
+            raise Failure(f"what was acknowledged ends at {wanted}, the log at {end}")
 
 
 def _in_us(latency_ms: Mapping[str, float]) -> dict[str, float]:

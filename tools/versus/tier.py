@@ -149,10 +149,10 @@ def _beside_upload(system: Tiered, sizes: Sizes, topic: str, quota: int | None) 
             sent, asked = sender.stop(), asker.stop()
     found = {
         **_times(sent, begun_s, started_s, ended_s),
-        "idle_stall_ms": max(within(asked.at_s, asked.stood_ms, begun_s, started_s)),
-        "stall_ms": max(within(asked.at_s, asked.stood_ms, started_s, ended_s)),
-        "idle_trip_ms": max(within(asked.at_s, asked.took_ms, begun_s, started_s)),
-        "trip_ms": max(within(asked.at_s, asked.took_ms, started_s, ended_s)),
+        "idle_stall_ms": _longest(asked.at_s, asked.stood_ms, begun_s, started_s),
+        "stall_ms": _longest(asked.at_s, asked.stood_ms, started_s, ended_s),
+        "idle_trip_ms": _longest(asked.at_s, asked.took_ms, begun_s, started_s),
+        "trip_ms": _longest(asked.at_s, asked.took_ms, started_s, ended_s),
         "mb_per_s": size / (ended_s - started_s) / 1e6,
     }
     during = [at for at, when in enumerate(arrived.at_s) if started_s <= when <= ended_s]
@@ -162,6 +162,10 @@ def _beside_upload(system: Tiered, sizes: Sizes, topic: str, quota: int | None) 
         if by_window:
             found["slowest"], found["fastest"] = min(by_window) / quota, max(by_window) / quota
     return found
+
+
+def _longest(at_s: Sequence[float], took_ms: Sequence[float], start_s: float, end_s: float) -> float:
+    return max(within(at_s, took_ms, start_s, end_s), default=0.0)
 
 
 def _times(samples: Samples, begun_s: float, started_s: float, ended_s: float) -> Found:
@@ -254,8 +258,8 @@ def _beside_consumers(system: Tiered, sizes: Sizes, mb_per_s: float) -> Found:
         _rest(sizes.idle_s)
         before_mb, started_s = brokers.resident_mb(system.broker.pid), time.perf_counter()
         with (
-            Client(readers) as reading,
             Watch(lambda: brokers.resident_mb(system.broker.pid), MEMORY_EVERY_S) as resident,
+            Client(readers) as reading,
         ):
             _rest(sizes.many_s)
             ended_s = time.perf_counter()
@@ -335,7 +339,7 @@ def _cluster(name: str, folder: Path) -> Cluster:
     """Three nodes, so that the controllers have a majority without one."""
     node_ids, cores = range(1, 4), os.sched_getaffinity(0)
     tier = folder / "tier"
-    tier.mkdir(parents=True)
+    tier.mkdir()
     nodes: list[brokers.Broker]
     if name == KAFKA:
         quorum = brokers.Quorum.of(node_ids)
@@ -435,8 +439,9 @@ def measure(names: Sequence[str], chosen: Sequence[Row], sizes: Sizes, folder: P
             for name in names:
                 if name == MINIO:
                     continue
-                for row, found in join(name, sizes, folder / f"join-{number}-{names.index(name)}").items():
-                    rounds.add(name, row, found)
+                with tempfile.TemporaryDirectory(prefix="join-", dir=folder) as place:
+                    for row, found in join(name, sizes, Path(place)).items():
+                        rounds.add(name, row, found)
 
 
 def _measure_systems(

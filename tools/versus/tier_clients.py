@@ -32,12 +32,13 @@ import confluent_kafka
 from protocol import messages
 from protocol.apis import Api
 from tools import bench
-from tools.console import Failure, complain, emit_json
+from tools.console import Failure, complain, emit, emit_json
 from tools.versus import brokers
 from tools.versus.caller import CLIENT_ID, FETCH_VERSION, fetch_request, open_socket, read_frame
 
 TICK_S = 0.001
 PING_S = 0.002
+BEGIN_S_MAX = 30.0
 STOP_S_MAX = 60.0
 FLUSH_S = 10.0
 BEHIND_S_MAX = 0.5
@@ -79,7 +80,7 @@ class Samples:
 
 
 class Client:
-    """A client that goes on until the block ends or `stop` is called."""
+    """A client that goes on until the block ends or `stop` is called. It has begun when this returns."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -93,6 +94,19 @@ class Client:
             cwd=brokers.ROOT,
             env={**os.environ, "PYTHONPATH": str(brokers.ROOT)},
         )
+        try:
+            self._wait_begun()
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
+
+    def _wait_begun(self) -> None:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], BEGIN_S_MAX)[0]:
+            raise Failure(f"a client ({self.spec.kind}) got no answer for {BEGIN_S_MAX:.0f} s")
+        if not self._process.stdout.readline():
+            self.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -118,6 +132,13 @@ class Client:
 Stop = threading.Event
 
 
+def _began(found: Samples) -> None:
+    """Tell the one who waits for it, with the first sample."""
+    if len(found.at_s) == 1:
+        emit("begun")
+        sys.stdout.flush()
+
+
 def _produce(spec: Spec, stop: Stop) -> Samples:
     """Send records evenly, with the C client's defaults; what it takes to have each acknowledged."""
     found, failures = Samples(), list[str]()
@@ -131,6 +152,7 @@ def _produce(spec: Spec, stop: Stop) -> Samples:
                 failures.append(error.str())
             found.at_s.append(at_s)
             found.took_ms.append((clock() - at_s) * 1000)
+            _began(found)
 
         return done
 
@@ -184,6 +206,7 @@ def _tail(spec: Spec, stop: Stop) -> Samples:
             (at_s,) = STAMP.unpack_from(message.value() or b"")
             found.at_s.append(at_s)
             found.took_ms.append((clock() - at_s) * 1000)
+            _began(found)
     finally:
         stop.set()
         sender.join()
@@ -213,6 +236,7 @@ def _ping(spec: Spec, stop: Stop) -> Samples:
             found.at_s.append(at_s)
             found.took_ms.append(took_ms)
             found.stood_ms.append(max(0.0, took_ms - (waited_ns() - before_ns) / 1e6))
+            _began(found)
     return found
 
 
@@ -256,6 +280,7 @@ def _read(spec: Spec, stop: Stop) -> Samples:
                 one.offset = 0
             found.at_s.append(clock())
             found.bytes.append(read)
+            _began(found)
             pause_s = read * spec.many / spec.mb_per_s / 1e6 if spec.mb_per_s else 0.0
             heapq.heappush(due, (clock() + pause_s, file))
     return found

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tools.console import Failure
 from tools.versus import rows
 from tools.versus.rows import Figures, Measure
 
@@ -208,6 +209,8 @@ def select(names: Iterable[str]) -> list[Row]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
+    if not values:
+        raise Failure("nothing was answered while it counted")
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
