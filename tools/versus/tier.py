@@ -435,7 +435,7 @@ def measure(names: Sequence[str], chosen: Sequence[Row], sizes: Sizes, folder: P
             ]
             _measure_systems(systems, in_rounds, sizes, rounds, with_memory="memory" in wanted)
     if {"join", "join-copy"} & set(wanted):
-        for number in range(sizes.rounds):
+        for _ in range(sizes.rounds):
             for name in names:
                 if name == MINIO:
                     continue
