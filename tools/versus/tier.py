@@ -350,7 +350,7 @@ def _cluster(name: str, folder: Path) -> Cluster:
                 name=f"Kafka {each}",
                 node_id=each,
                 quorum=quorum,
-                settings=tiered.kafka_settings(tier),
+                settings={**tiered.kafka_settings(tier), **tiered.CLUSTER_SETTINGS},
             )
             for each in node_ids
         ]
@@ -362,7 +362,7 @@ def _cluster(name: str, folder: Path) -> Cluster:
                 name=f"Tidewal {each}",
                 node_id=each,
                 store=f"file://{tier}",
-                settings=tiered.SETTINGS,
+                settings={**tiered.SETTINGS, **tiered.CLUSTER_SETTINGS},
             )
             for each in node_ids
         ]

@@ -53,6 +53,13 @@ KAFKA_SETTINGS = {
 }
 
 
+CLUSTER_SETTINGS = {
+    "rlmm.config.remote.log.metadata.topic.replication.factor": "3",
+    "rlmm.config.remote.log.metadata.topic.min.isr": "2",
+}
+"""What knows of the tier must outlive the disk of a node."""
+
+
 def kafka_settings(tier: Path) -> dict[str, str]:
     return {**KAFKA_SETTINGS, "rsm.config.dir": str(tier)}
 
