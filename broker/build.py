@@ -57,6 +57,7 @@ from remote.cold.copier import Copier
 from remote.cold.copies import OpenCopies
 from remote.cold.expirer import Expirer
 from remote.cold.flights import Spawn
+from remote.cold.guard import GuardedManager
 from remote.cold.index_cache import DIRECTORY as INDEX_CACHE
 from remote.cold.index_cache import IndexCache
 from remote.cold.metadata_manager import MetadataManager
@@ -269,13 +270,14 @@ def _storage_manager(config: BrokerConfig, world: World) -> StorageManager:
     if name is None:
         return ObjectTier(world.store)
     try:
-        return load_manager(
+        made = load_manager(
             name,
             config.remote_storage_manager_configs,
             class_path=config.remote_log_storage_manager_class_path,
         )
     except BadPlugin as error:
         raise StartupError(str(error)) from None
+    return GuardedManager(made)
 
 
 def _metadata_manager(

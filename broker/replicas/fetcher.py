@@ -548,10 +548,11 @@ class Fetcher:
         held.truncate_to(offset)
 
     def _parts_in_tier(self, position: _Position, offset: int) -> bool:
-        """Whether this log parts from the leader's where it has its own records in the tier alone: then it is
-        brought up from there, because nothing here tells which producers there were."""
+        """Whether this log parts from the leader's below its own local records: then it is brought up from
+        the tier, because nothing here tells which producers there were."""
         held = position.partition.log
-        if not held.log_start_offset <= offset < held.local_log_start_offset or self._owner.restores is None:
+        is_local = not held.is_tiered or offset >= held.local_log_start_offset
+        if is_local or self._owner.restores is None:
             return False
         logger.warning("%s: parts from the leader at %d, below its local records", position, offset)
         self._owner.restore(position)

@@ -28,7 +28,7 @@ from uuid import UUID
 
 from broker.control.image import Delta, Image, TopicImage
 from broker.control.internal_topics import may_client_write
-from broker.control.metadata_records import PartitionImage
+from broker.control.metadata_records import NO_LEADER, PartitionImage
 from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
@@ -386,6 +386,7 @@ class ReplicaManager:
         self._missed = deque()
         for topic in list(image.topics.values()):
             yield from self._follow_topic(topic, held_before=range(len(topic.partitions)))
+        self._tell_of_nobody_in_sync(image)
         strays = sorted(self.logs.logs.keys() - self._partitions.keys())
         if strays:
             names = few_of([f"{topic_name}-{index}" for topic_name, index in strays])
@@ -396,6 +397,22 @@ class ReplicaManager:
             yield from self._follow_delta(self._missed.popleft(), image)
         self._missed = None
         self.generation += 1
+
+    def _tell_of_nobody_in_sync(self, image: Image) -> None:
+        """Tell which partitions only a person can bring back: the one replica in sync has lost its disk."""
+        names = [
+            f"{topic.name}-{wanted.index}"
+            for topic in image.topics.values()
+            for wanted in topic.partitions
+            if not wanted.isr and wanted.leader == NO_LEADER and self.node_id in wanted.replicas
+        ]
+        if names:
+            logger.error(
+                "nobody leads %s: the only replica in sync has lost its log directory; elect any with "
+                "kafka-leader-election.sh --election-type unclean: where it has nothing, a tiered partition "
+                "goes on from its copies; what it lacks otherwise is lost",
+                few_of(names),
+            )
 
     def apply(self, delta: Delta) -> Iterator[None]:
         """Follow one change of the image that `load` was given, in slices, and all of it before the next

@@ -164,6 +164,8 @@ async def _replay(storage: StorageManager, copy: RemoteSegment, until: int, tabl
     position, rest = 0, b""
     while position < copy.size_bytes:
         piece = await storage.fetch_segment(copy, position, min(position + PIECE_BYTES, copy.size_bytes))
+        if not piece:
+            raise BadObject(f"copy {copy.id} ends at byte {position}, not at {copy.size_bytes}")
         position += len(piece)
         data = rest + piece
         at = 0

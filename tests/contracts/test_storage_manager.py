@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from remote.cold.guard import GuardedManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.plugins import load_manager
 from remote.cold.storage_manager import BadObject, IndexKind, StorageManager, header_of
@@ -33,8 +34,9 @@ LARGE = (20 << 20) + 12_345
 async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StorageManager]:
     if request.param == "plugin":
         made = load_manager("tests.contracts.folder_manager:FolderManager", {"dir": str(tmp_path)})
-        yield made
-        await made.close()
+        guarded = GuardedManager(made)
+        yield guarded
+        await guarded.close()
         return
     store: ObjectStore
     if request.param == "s3":

@@ -481,3 +481,18 @@ def test_a_disk_error_of_a_follower_takes_its_directory_and_nobody_elses() -> No
         assert world.nodes[3].replicas.replica("t", 0) is ErrorCode.kafka_storage_error
 
     Replicas().run(main)
+
+
+def test_partitions_that_nobody_is_in_sync_with_are_told_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1)
+        world.kill(1, is_noticed=False)
+        world.change(leader=-1, isr=())
+        await world.start(1)
+        (line,) = [each.getMessage() for each in caplog.records if "nobody leads" in each.getMessage()]
+        assert "t-0" in line
+        assert "--election-type unclean" in line
+
+    Replicas(1).run(main)

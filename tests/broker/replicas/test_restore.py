@@ -594,6 +594,37 @@ def test_a_follower_that_parts_below_its_local_start_begins_in_the_tier_again(*,
     world.run(main)
 
 
+def test_a_follower_that_parts_below_its_log_start_begins_anew_with_its_leaders_producers() -> None:
+    async def main(world: Replicas) -> None:
+        create(world, 1, 2, 3)
+        await produce(world, 1, sent_by(6))
+        await world.append(1, b"a")
+        await world.agree(1, 2, 3)
+        world.kill(3)
+        await world.until(lambda: set(world.isr()) == {1, 2})
+        await produce(world, 1, sent_by(7))
+        tier.roll(1)
+        tier.roll(2)
+        await world.append(1, b"b")
+        await world.agree(1, 2)
+        for node_id in (1, 2):
+            await delete_records(world, node_id, 5)
+        assert bounds(world, 2) == (5, 5, 6)
+        world.kill(1)
+        world.kill(2)
+        await world.start(3)
+        log_of(world, 3).may_lack_end = False  # as after a clean stop
+        world.change(leader=3, isr=(3,), unclean=True)
+        await world.start(2)
+        await world.until(lambda: set(world.isr()) == {2, 3})
+        await agree(world, 2, 3)
+        assert bounds(world, 2) == (0, 0, 3)
+        assert log_of(world, 2).producer_table.entries.keys() == {6}
+
+    world, tier = tiered(3)
+    world.run(main)
+
+
 def sent_by(producer_id: int) -> bytearray:
     return batch_of(b"x", b"y", producer_id=producer_id, producer_epoch=0, base_sequence=0)
 

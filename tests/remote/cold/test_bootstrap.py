@@ -217,6 +217,14 @@ def test_the_producers_inside_a_copy_are_those_before_it_and_in_it(
     assert entries(restore_point(shelf, fold, second, 6)) == {5, 6, 7}
 
 
+def test_an_object_that_is_too_short_restores_nothing() -> None:
+    shelf = Shelf()
+    copy = shelf.put(copy_of(FLAT, 0, 4, number=1), FLAT, data=sent(0, 5) + sent(2, 6))
+    shelf.data[copy.id] = sent(0, 5)[:-1]
+    with pytest.raises(BadObject, match="ends at byte"):
+        restore_point(shelf, fold_of(copy), copy, 2 + 1)
+
+
 def test_a_damaged_batch_restores_nothing() -> None:
     shelf = Shelf()
     data = bytearray(sent(0, 5) + sent(2, 6))
