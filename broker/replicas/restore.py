@@ -210,6 +210,13 @@ class Restores:
     def begin(self, partition: Partition, done: Callable[[Partition, KafkaError | None], None]) -> None:
         """Restore before leading; `done` is called once it may lead, or with the reason why it never will."""
         self._before_leading[partition] = partition.leader_epoch
+        if not self._at_work:
+            logger.info(
+                "%s-%d, and maybe others, may have lost records with an unclean stop or a disk: "
+                "not led before it is known what of them is in the tier",
+                partition.topic,
+                partition.index,
+            )
         if partition not in self._at_work:
             self._at_work.add(partition)
             self._spawn(self._restore_to_lead(partition, done))
@@ -232,7 +239,7 @@ class Restores:
         attempts = self._attempts(name)
         try:
             await self._is_started.wait()
-            logger.info("%s: is not led before it is known what of it is in the tier", name)
+            logger.debug("%s: is not led before it is known what of it is in the tier", name)
             while (epoch := self._before_leading.get(partition)) is not None:
                 try:
                     found = await self._ahead(partition)

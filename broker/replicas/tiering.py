@@ -292,7 +292,7 @@ class Tiering:
 
     def _end_tenure(self, held: Held) -> None:
         if held.tenure is not None:
-            held.tenure.is_over = True
+            held.tenure.end()
             held.tenure = None
         if self._tasks is not None:
             self.copy_trouble.ended(held)

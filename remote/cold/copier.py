@@ -209,6 +209,10 @@ class Copier:
                 now = asyncio.get_running_loop().time()
                 limit.reschedule(None if within_s is None else now + within_s)
 
+        def give_up() -> None:
+            if not limit.expired():
+                limit.reschedule(0.0)
+
         async def read(start: int, end: int) -> bytes:
             progress(STALL_S)
             data: bytes = await self._read(
@@ -236,6 +240,7 @@ class Copier:
         )
         try:
             async with limit:
+                tenure.on_end = give_up
                 custom = await self._storage.copy_segment(
                     segment,
                     data,
@@ -246,9 +251,12 @@ class Copier:
         except _KNOWN:
             raise
         except TimeoutError as error:
+            tenure.check()
             raise CopyFailed(f"the store took nothing for {STALL_S:.0f} s") from error
         except Exception as error:  # a manager of others may raise anything
             raise StoreError(f"the storage manager failed: {error!r}") from error
+        finally:
+            tenure.on_end = None
         if custom is not None and len(custom) > self._custom_bytes_max:
             raise CopyFailed(
                 f"the storage manager wants {len(custom)} bytes kept with a segment, and "

@@ -46,6 +46,7 @@ class Expirer:
             logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
             await tenure.start_log_at(start)
             tenure.check()
+            fold = self._metadata.fold(tenure.partition) or fold
         waits_s: list[float] = []
         removed = 0
         for segment in self.useless(tenure):

@@ -54,6 +54,7 @@ class Tenure:
         "is_over",
         "leader_epoch",
         "log",
+        "on_end",
         "on_start_moved",
         "partition",
         "topic",
@@ -79,6 +80,8 @@ class Tenure:
         self.counts = counts
         self.on_start_moved = on_start_moved
         """Called, not from within a change of the log, after its start moved."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when the role ends, while an upload is under way: gives it up."""
         self.is_over = False
 
     def __repr__(self) -> str:
@@ -88,6 +91,12 @@ class Tenure:
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition.number}"
+
+    def end(self) -> None:
+        """The role is over."""
+        self.is_over = True
+        if self.on_end is not None:
+            self.on_end()
 
     def check(self) -> None:
         if self.is_over or self.log.offline is not None:

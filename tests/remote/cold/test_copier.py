@@ -150,6 +150,34 @@ async def test_an_upload_ends_at_its_next_part_when_the_role_is_over(stage: Stag
     assert not [key for key in stage.objects() if key.endswith(".log")]
 
 
+@pytest.mark.parametrize("where", ["store", "quota"])
+async def test_an_upload_that_waits_is_given_up_when_the_role_is_over(stage: Stage, where: str) -> None:
+    """A part that is tried on for minutes could arrive after the next leader has deleted the copy twice."""
+    stage.fill(1)
+    waits, gone = asyncio.Event(), asyncio.Event()
+
+    async def hang(*rest: Any, **named: Any) -> None:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+
+    if where == "store":
+        stage.storage = _With(stage.storage, copy_segment=hang)
+    else:
+        stage.take = hang  # type: ignore[method-assign]
+    copying = asyncio.ensure_future(stage.copy_all())
+    await waits.wait()
+    stage.tenure.end()
+    async with asyncio.timeout(5):
+        with pytest.raises(TenureOver):
+            await copying
+    assert gone.is_set()
+    assert stage.agreed.states() == [STARTED]
+    assert not stage.copier.under_way
+
+
 async def test_a_deposed_leader_is_refused(stage: Stage) -> None:
     stage.fill(1)
     stage.agreed.leader_epoch = 1
