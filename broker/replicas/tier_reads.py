@@ -122,7 +122,7 @@ class TierReads:
                     held.epochs,
                     want.offset,
                     part.next_offset,
-                    local_start=held.local_log_start_offset,
+                    local_start=lambda: held.local_log_start_offset,
                     local=held.aborted_in,
                 )
         except KafkaError as failure:

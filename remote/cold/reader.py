@@ -218,18 +218,41 @@ class RemoteReader:
         start: int,
         end: int,
         *,
-        local_start: int,
+        local_start: Callable[[], int],
         local: Callable[[int, int], list[tuple[int, int]]],
     ) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of the aborted transactions that overlap [start, end), from the
-        copies below `local_start` and then what `local` adds. KafkaError 78 or 56."""
+        copies below what `local_start` says and then what `local` adds. KafkaError 78 or 56."""
         await self._catch_up(partition)
         found: dict[tuple[int, int], None] = {}
-        at = start
-        for known in self._aborting(partition, start):
+        at, until = start, local_start()
+        while at < until:
+            if await self._aborted_in_tier(partition, epochs, (start, end), at, until, found):
+                return list(found)
+            at, until = until, local_start()  # more of the log may have gone to the tier meanwhile
+        found.update(dict.fromkeys(local(start, end)))
+        return list(found)
+
+    async def _aborted_in_tier(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        asked: tuple[int, int],
+        at: int,
+        until: int,
+        found: dict[tuple[int, int], None],
+    ) -> bool:
+        """Add what the copies of [at, until) say of what is asked; return whether nothing behind can add to
+        it."""
+        start, end = asked
+        for looked_at, known in enumerate(self._aborting(partition, at)):
+            if known.base_offset >= until:
+                break
+            if looked_at % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
             at = max(at, known.base_offset)
             # this lineage may have some of it from other copies
-            while at < min(known.end_offset, local_start):
+            while at < min(known.end_offset, until):
                 segment = self._find(partition, epochs, at)
                 if segment is None:
                     raise self._not_available(f"no copy of offset {at} of {partition} is known")
@@ -240,10 +263,9 @@ class RemoteReader:
                         if txn.first_offset < end:
                             found[txn.producer_id, txn.first_offset] = None
                         if txn.last_stable_offset >= end:
-                            return list(found)
+                            return True
                 at = segment.end_offset
-        found.update(dict.fromkeys(local(start, end)))
-        return list(found)
+        return False
 
     def _aborting(self, partition: TieredPartition, start: int) -> Iterable[RemoteSegment]:
         fold = self._metadata.fold(partition)

@@ -540,7 +540,9 @@ def test_aborted_transactions_are_those_that_overlap(
                 if entry.last_offset >= begin and entry.first_offset < stop
             ]
 
-        found = await tier.reader.aborted(PARTITION, EPOCHS, start, end, local_start=total, local=of_local)
+        found = await tier.reader.aborted(
+            PARTITION, EPOCHS, start, end, local_start=lambda: total, local=of_local
+        )
         overlapping = {
             (producer_id, first) for producer_id, first, last in aborted if last >= start and first < end
         }
@@ -563,7 +565,7 @@ async def test_segments_without_aborted_transactions_are_not_asked(tmp_path: Pat
         EPOCHS,
         2,
         5,
-        local_start=31,
+        local_start=lambda: 31,
         local=lambda start, end: pytest.fail("nothing more is needed"),
     )
     assert found == [(7, 0)]
@@ -576,5 +578,29 @@ async def test_an_aborted_list_waits_for_the_fold(tmp_path: Path) -> None:
     await tier.copy([batch() for _ in range(20)])
     tier.known.caught_up.clear()
     with pytest.raises(KafkaError) as failure:
-        await tier.reader.aborted(PARTITION, EPOCHS, 0, 5, local_start=20, local=lambda start, end: [])
+        await tier.reader.aborted(
+            PARTITION, EPOCHS, 0, 5, local_start=lambda: 20, local=lambda start, end: []
+        )
     assert failure.value.code is ErrorCode.offset_not_available
+
+
+async def test_a_marker_that_leaves_the_local_log_meanwhile_is_found_in_the_tier(tmp_path: Path) -> None:
+    """Or a reader of what is committed would be given what was aborted."""
+    store = Store()
+    tier = await tier_of(tmp_path, store=store)
+    await tier.copy([batch() for _ in range(5)], aborted=[AbortedTxn(1, 0, 2, 3)])
+    await tier.copy([batch() for _ in range(5)], aborted=[AbortedTxn(2, 4, 7, 8)])
+    local_start = 5
+
+    def local(start: int, end: int) -> list[tuple[int, int]]:
+        return [(2, 4)] if local_start == 5 else []
+
+    store.gate.clear()
+    waiting = asyncio.create_task(
+        tier.reader.aborted(PARTITION, EPOCHS, 0, 5, local_start=lambda: local_start, local=local)
+    )
+    while not store.gets():  # noqa: ASYNC110 - the store's own state
+        await asyncio.sleep(0)
+    local_start = 10
+    store.gate.set()
+    assert await waiting == [(1, 0), (2, 4)]
