@@ -157,6 +157,14 @@ class PartitionFold:
             return None
         return self._whole(segment_id.int)
 
+    def copies(self) -> Iterator[RemoteSegment]:
+        """All copies there are now and are not gone when their turn comes, each as it is then. It may be read
+        on after changes."""
+        for number in list(self._copies):
+            packed = self._copies.get(number)
+            if packed is not None and state_of(packed) is not SegmentState.DELETE_FINISHED:
+                yield self._whole(number)
+
     def finished(self) -> Iterator[RemoteSegment]:
         """All finished copies by base offset. It may be read on after changes."""
         return self._above(self._finished, -1)

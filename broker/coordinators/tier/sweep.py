@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from broker.control.image import Image
@@ -169,7 +169,7 @@ class Sweep:
         for state in (PartitionState.DELETE_MARKED, PartitionState.DELETE_STARTED):
             if fold.deletion is None or fold.deletion < state:
                 await self._tell(dead, self._deletion(dead, state))
-        for segment in _segments(fold):
+        for segment in fold.copies():
             if segment.state is not SegmentState.DELETE_STARTED:
                 await self._tell(dead, self._update(segment, SegmentState.DELETE_STARTED))
             await storage.delete_segment(segment)
@@ -179,7 +179,7 @@ class Sweep:
         fold = self._fold(dead)
         if fold is None:
             return
-        for segment in _segments(fold):
+        for segment in fold.copies():
             await storage.delete_segment(segment)
             await self._tell(dead, self._update(segment, SegmentState.DELETE_FINISHED))
         await self._tell(dead, self._deletion(dead, PartitionState.DELETE_FINISHED))
@@ -197,7 +197,7 @@ class Sweep:
 
     def _deletion(self, dead: _Dead, state: PartitionState) -> PartitionDeletion:
         fold = self._fold(dead)
-        segment = None if fold is None else next(_segments(fold), None)
+        segment = None if fold is None else next(fold.copies(), None)
         return PartitionDeletion(
             partition=dead.partition,
             topic="" if segment is None else segment.topic,
@@ -211,8 +211,3 @@ class Sweep:
 
     async def _tell(self, dead: _Dead, event: TierEvent) -> None:
         await self._coordinator.ask(dead.index, TierCommand(event=event, leader_epoch=None))
-
-
-def _segments(fold: PartitionFold) -> Iterator[RemoteSegment]:
-    """Yield every copy as the fold has them now, whatever changes meanwhile."""
-    yield from [*fold.finished(), *fold.unfinished(), *fold.deleting()]
