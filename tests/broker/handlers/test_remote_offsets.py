@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker.handlers.offsets import LOOK_UPS_AT_ONCE
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from remote.store.object_store import StoreError
-from tests.broker.handlers.test_remote_fetch import PATIENT, Store
+from tests.broker.handlers.test_remote_fetch import PATIENT, Store, reads_of
 from tests.broker.raw_client import RawClient, batch_of, create_topic
 from tests.broker.tiered import TIERED, log_of, roll, tier
 
@@ -159,3 +160,46 @@ async def test_the_end_of_an_epoch_is_told_over_the_border(broker: Broker) -> No
 
         assert await end_of(0) == (0, 12)
         assert await end_of(1) == (-1, -1)
+
+
+async def test_of_many_look_ups_a_few_are_under_way_at_a_time(broker: Broker) -> None:
+    """All of thousands at once would hold the loop, which serves everybody."""
+    count = LOOK_UPS_AT_ONCE + 8
+    await create_topic(broker, "t", count, **TIERED)
+    async with await RawClient.open(broker) as client:
+        for index in range(count):
+            await client.produce("t", batch_of(b"x", timestamp=START_MS), index=index)
+            roll(broker, "t", index)
+            await client.produce("t", batch_of(b"x", timestamp=START_MS + 10), index=index)
+            await tier(broker, "t", index)
+        store = Store(broker)
+        store.gate.clear()
+        reader: Any = reads_of(broker).reader
+        find, begun = reader.find_timestamp, 0
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            nonlocal begun
+            begun += 1
+            return await find(*args, **options)
+
+        reader.find_timestamp = counted
+        rows = [{"partition_index": index, "timestamp": START_MS} for index in range(count)]
+        asked = asyncio.create_task(
+            client.call(
+                Api.LIST_OFFSETS,
+                10,
+                replica_id=-1,
+                isolation_level=0,
+                topics=[{"name": "t", "partitions": rows}],
+                timeout=60_000,
+            )
+        )
+        async with asyncio.timeout(10):
+            while not store.asked:  # noqa: ASYNC110 - the broker's own state
+                await asyncio.sleep(0.001)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert begun == LOOK_UPS_AT_ONCE
+        store.gate.set()
+        answers = (await asked).topics[0].partitions
+    assert [(each.error_code, each.offset) for each in answers] == [(ErrorCode.none, 0)] * count
