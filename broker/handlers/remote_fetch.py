@@ -21,6 +21,7 @@ from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import ClientReader, FetchPass, RemoteWant
 from broker.replicas.tier_reads import TierReads
+from protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,10 @@ class RemoteFetchWait(Waiter):
             return
         self._task = None
         if not self.done:
-            self._answer()
+            try:
+                self._answer()
+            except Exception as error:
+                self.broke(error)
 
     def poke(self) -> None:
         lost = [want for want in self._wants if not self._fetches.reader.look_again(want, self._version)]
@@ -147,7 +151,11 @@ class RemoteFetchWait(Waiter):
 
     def _answer(self) -> None:
         self._end()
-        connection = self._connection
+        connection, session = self._connection, self._turn.session
+        if session is not None and session.epoch == self._turn.epoch:
+            # a session asks for those in front first, and only for so many in the tier at once
+            failed = [want.read.wanted for want in self._wants if want.read.error is not ErrorCode.none]
+            session.to_back(failed)
         answer = self._fetches.respond(
             connection, self._turn, self._version, self._correlation_id, self._fetched
         )

@@ -297,8 +297,10 @@ class ClientReader:
         if not self._tier.is_open():
             fetched.is_held_back = True
             return room
-        limit = min(wanted.max_bytes, room)
-        wants.append(RemoteWant(read, partition, wanted.offset, limit, fetched.size == 0, bound, committed))
+        limit, min_one = min(wanted.max_bytes, room), fetched.size == 0
+        if limit <= 0 and not min_one:
+            return room
+        wants.append(RemoteWant(read, partition, wanted.offset, limit, min_one, bound, committed))
         fetched.wants = wants
         fetched.size += max(limit, 1)
         return max(0, room - limit)

@@ -216,6 +216,41 @@ async def test_a_session_is_told_of_what_comes_from_the_tier(broker: Broker, kin
         assert got == 15
 
 
+async def test_what_cannot_be_read_stands_in_nobodys_way_within_a_session(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only so many partitions of a Fetch are read from the tier, and a session has its own order of them."""
+    monkeypatch.setattr("broker.replicas.read.REMOTE_READS_MAX", 1)
+    for topic in ("a", "b"):
+        await create_topic(broker, topic, **TIERED)
+    store = Store(broker)
+    store.only, _ = await fill(broker, "a")
+    store.error = StoreError("503")
+    await fill(broker, "b")
+    async with await RawClient.open(broker) as client:
+        fields = of_partitions(("a", 0, 1 << 20), ("b", 0, 1 << 20), session_epoch=0)
+        answer = await client.call(Api.FETCH, 12, **fields)
+        got: dict[str, Any] = {}
+        for epoch in range(1, 4):
+            fields = of_partitions(session_id=answer.session_id, session_epoch=epoch)
+            again = await client.call(Api.FETCH, 12, **fields)
+            for topic in again.responses:
+                got.setdefault(topic.topic, []).append(topic.partitions[0])
+        assert ErrorCode.offset_not_available in {each.error_code for each in got["a"]}
+        assert next(offsets_in(each.records) for each in got["b"] if each.records) == [0, 1, 2, 3, 4]
+
+
+async def test_without_room_left_the_tier_is_not_asked(broker: Broker) -> None:
+    for topic in ("a", "b"):
+        await create_topic(broker, topic, **TIERED)
+        await fill(broker, topic)
+    async with await RawClient.open(broker) as client:
+        first, second = await ask(client, ("a", 0, 1 << 20), ("b", 0, 1 << 20), max_bytes=10)
+        assert offsets_in(first.records) == [0]
+        assert (second.error_code, second.records, second.high_watermark) == (ErrorCode.none, b"", 15)
+    assert broker.components.replicas.partition("b", 0).stats.remote_fetch == 0
+
+
 async def test_a_repeated_fetch_reads_on_from_the_tier(broker: Broker, kind: str) -> None:
     """The short way of a Fetch that is like the connection's last one."""
     await create_topic(broker, "t", **TIERED)
