@@ -58,6 +58,8 @@ class IndexCache:
         self._flights: Flights[str, bytes] = Flights(spawn, deadline_s=deadline_s)
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """The files there are, least recently used first."""
+        self._kinds: set[str] = set()
+        """What the files are of, of all segments."""
         self._writes: dict[str, bool] = {}
         """Files that are being written, and whether they are still wanted."""
         self._is_open = False
@@ -85,6 +87,7 @@ class IndexCache:
         self._sizes = OrderedDict(found)
         for name, size in known.items():
             self._sizes[name] = size
+        self._kinds.update(name.partition(".")[2] for name in self._sizes)
         self.size_bytes = sum(self._sizes.values())
         self._is_open = True
         await self._remove(self._surplus())
@@ -92,14 +95,16 @@ class IndexCache:
     async def get(self, segment_id: UUID, kind: str, fetch: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the index, from the disk or else by `fetch`, which raises what it likes."""
         name = f"{segment_id}.{kind}"
+        self._kinds.add(kind)
         return await self._flights.join(name, lambda: self._find(name, fetch))
 
     async def forget(self, segment_id: UUID) -> None:
         """Remove the files of a segment that is gone, or whose files do not lead to batches."""
-        for name in self._writes:
-            if name.startswith(str(segment_id)):
+        names = [f"{segment_id}.{kind}" for kind in self._kinds]
+        for name in names:
+            if name in self._writes:
                 self._writes[name] = False
-        await self._remove([name for name in self._sizes if name.startswith(str(segment_id))])
+        await self._remove([name for name in names if name in self._sizes])
 
     # --- one file ---
 

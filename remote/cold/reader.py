@@ -37,7 +37,7 @@ COPIES_TRIED: Final = 4
 """How many copies of one offset are tried: of two leaders' copies one may be deleted while it is read."""
 _USED_MAX: Final = 10_000
 _TOLD_MAX: Final = 1000
-_TURN: Final = 64
+_TURN: Final = 16
 """Segments looked at in one turn of the loop."""
 
 T = TypeVar("T")
@@ -109,6 +109,9 @@ class RemoteReader:
         self._used: OrderedDict[UUID, TieredPartition] = OrderedDict()
         """The copies that were read, so that those that are deleted are forgotten. Least recently first."""
         self._used_of: dict[TieredPartition, set[UUID]] = {}
+        self._to_look_at: dict[TieredPartition, None] = {}
+        """Partitions whose copies have changed since they were looked at."""
+        self._is_looking = False
         self._told: OrderedDict[UUID, None] = OrderedDict()
         """The damaged copies that the log tells of already."""
         self.reads = 0
@@ -206,7 +209,7 @@ class RemoteReader:
         try:
             copy = await self.copies.open(segment)
             await self.copies.source(copy).load(0, 1)
-        except (*_DAMAGE, StoreError, OSError) as error:
+        except Exception as error:  # its reader will hear of it
             logger.debug("%s could not be opened ahead of its reader: %s", segment.id, error)
 
     # --- aborted transactions ---
@@ -347,6 +350,11 @@ class RemoteReader:
                     self._tell(segment, error)
                     raise KafkaError(ErrorCode.kafka_storage_error, f"copy {segment.id}: {error}") from error
                 failed.add(segment.id)
+            except KafkaError:
+                raise
+            except Exception as error:  # a storage manager of others may raise anything
+                self._tell(segment, error, is_damaged=False)
+                raise self._not_available(f"copy {segment.id} could not be read: {error!r}") from error
         raise self._not_available(f"the copies of offset {offset} of {partition} change while they are read")
 
     def _find(self, partition: TieredPartition, epochs: EpochCache, offset: int) -> RemoteSegment | None:
@@ -373,13 +381,22 @@ class RemoteReader:
         self.unavailable += 1
         return KafkaError(ErrorCode.offset_not_available, message)
 
-    def _tell(self, segment: RemoteSegment, error: Exception) -> None:
+    def _tell(self, segment: RemoteSegment, error: Exception, *, is_damaged: bool = True) -> None:
         """Log it once for each copy: consumers ask again and again."""
         if segment.id in self._told:
             return
         self._told[segment.id] = None
         if len(self._told) > _TOLD_MAX:
             self._told.popitem(last=False)
+        if not is_damaged:
+            logger.error(
+                "the storage manager failed on the copy %s of %s-%d, which cannot be read for now",
+                segment.id,
+                segment.topic,
+                segment.partition.number,
+                exc_info=error,
+            )
+            return
         logger.error(
             "the copy %s of %s-%d [%d, %d) in the tier cannot be read, its partition answers "
             "KAFKA_STORAGE_ERROR there: %s; look at it with `tidewal tier check %s`",
@@ -409,12 +426,30 @@ class RemoteReader:
             del self._used_of[partition]
 
     def _changed(self, partition: TieredPartition) -> None:
-        fold = self._metadata.fold(partition)
-        for segment_id in list(self._used_of.get(partition, ())):
-            segment = None if fold is None else fold.segment(segment_id)
-            if segment is None or segment.state is not SegmentState.COPY_FINISHED:
-                self._unused(segment_id)
-                self._spawn(self.copies.forget(segment_id))
+        """Look soon, once for all changes until then: a partition may have thousands of copies."""
+        if partition in self._used_of:
+            self._to_look_at[partition] = None
+            if not self._is_looking:
+                self._is_looking = True
+                self._spawn(self._forget_gone())
+
+    async def _forget_gone(self) -> None:
+        """Drop what is kept of copies that are not read any more, in slices."""
+        try:
+            while self._to_look_at:
+                partition = next(iter(self._to_look_at))
+                del self._to_look_at[partition]
+                for number, segment_id in enumerate(list(self._used_of.get(partition, ()))):
+                    if number % _TURN == 0:
+                        await asyncio.sleep(0)
+                    fold = self._metadata.fold(partition)
+                    segment = None if fold is None else fold.segment(segment_id)
+                    is_read = segment is not None and segment.state is SegmentState.COPY_FINISHED
+                    if not is_read and segment_id in self._used:
+                        self._unused(segment_id)
+                        await self.copies.forget(segment_id)
+        finally:
+            self._is_looking = False
 
 
 async def _loading(source: Source, look: Callable[[], T]) -> T:

@@ -396,7 +396,13 @@ async def test_a_copy_that_is_replaced_while_it_is_read_costs_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "error", [StoreError("503"), StoreError("denied", permanent=True, fault=Fault.DENIED), OSError(5, "io")]
+    "error",
+    [
+        StoreError("503"),
+        StoreError("denied", permanent=True, fault=Fault.DENIED),
+        OSError(5, "io"),
+        ValueError("a storage manager of others"),
+    ],
 )
 async def test_a_store_that_is_away_is_never_out_of_range(tmp_path: Path, error: Exception) -> None:
     store = Store()
