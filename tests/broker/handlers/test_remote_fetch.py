@@ -454,7 +454,7 @@ async def test_an_object_that_cannot_be_read_costs_no_disk(broker: Broker) -> No
     await fill(broker, "t")
     async with await RawClient.open(broker) as client:
         assert (await client.fetch("t", 0)).error_code is ErrorCode.none
-        for copy in reads_of(broker).reader._copies._copies.values():
+        for copy in reads_of(broker).reader.copies._copies.values():
             copy.file = Unreadable(copy.file)  # type: ignore[assignment]
         answer = await client.fetch("t", 0)
         assert (answer.error_code, answer.records) == (ErrorCode.kafka_storage_error, b"")
