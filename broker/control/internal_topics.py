@@ -75,6 +75,7 @@ def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
         configs=(
             ("cleanup.policy", "compact"),
             ("compression.type", "producer"),
+            ("delete.retention.ms", str(_TOMBSTONES_KEPT_MS)),
             ("min.insync.replicas", str(topic.min_isr)),
             ("retention.ms", str(topic.retention_ms)),
             ("segment.bytes", str(_METADATA_SEGMENT_BYTES)),
@@ -83,6 +84,8 @@ def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
     )
 
 
+_TOMBSTONES_KEPT_MS = 86_400_000
+"""Whatever the brokers' own setting is: who was away for longer than half of it reads everything anew."""
 _METADATA_SEGMENT_BYTES = 16 << 20
 """A segment that is still written is not compacted, and a new leader reads all of it."""
 BROKER_TOPICS: Mapping[str, InternalTopic] = {
