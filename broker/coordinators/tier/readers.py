@@ -39,6 +39,8 @@ PARTITION_BYTES: Final = 256 << 10
 FETCH_WAIT_MS: Final = 500
 ANSWER_S: Final = 5.0
 """Beyond the wait that the request itself asks for."""
+TOMBSTONES_KEPT_MIN_S: Final = 600.0
+"""Taken for granted, or a reader would do nothing but begin anew where they are kept for a moment."""
 RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 2.0
 _LATEST: Final = -1
@@ -150,7 +152,8 @@ class _Reader:
             await self._wait_for_news(max(min(self._waits_until.values()) - now_s, 0.0))
             return
         for view in ready:
-            is_stale = now_s - view.at_end_s > self._owner.tombstones_kept_s() / 2
+            kept_s = max(self._owner.tombstones_kept_s(), TOMBSTONES_KEPT_MIN_S)
+            is_stale = now_s - view.at_end_s > kept_s / 2
             if view.position > 0 and is_stale:
                 logger.warning(
                     "%s-%d was not read for so long that deletions may be gone from it: it is read anew",
@@ -242,7 +245,7 @@ class _Reader:
             await self._wait_for_news(RETRY_S)
             return
         generations = {view.index: (view, view.generation) for view in views}
-        is_urgent = any(view.wants_end for view in views)
+        is_urgent = any(view.wants_end or view.is_unproven for view in views)
         fields: Fields = {
             "replica_id": -1,
             "max_wait": 0 if is_urgent else FETCH_WAIT_MS,
@@ -285,6 +288,7 @@ class _Reader:
 
     async def _take(self, view: View, fetched: Any) -> None:
         code = error_code(int(fetched.error_code))
+        generation = view.generation
         if code is ErrorCode.offset_out_of_range:
             view.needs_start = True
         elif code is not ErrorCode.none:
@@ -297,8 +301,11 @@ class _Reader:
             except CorruptBatch as error:
                 logger.error("%s-%d: node %d sent a damaged batch: %s", TOPIC, view.index, self.leader, error)
                 self._delay(view, ErrorCode.corrupt_message)
-            if view.position >= fetched.high_watermark:
-                view.at_end_s = self._loop.time()
+                return
+            if view.generation == generation:
+                view.agreed()
+                if view.position >= fetched.high_watermark:
+                    view.at_end_s = self._loop.time()
 
     async def _fold(self, view: View, records: memoryview | None) -> None:
         """Apply the rows in slices; stop when the view is to be read from elsewhere meanwhile."""

@@ -3,8 +3,9 @@
 Owns: the fold and up to where it is read, the barrier, and who waits for either. Does not own: where the rows
 come from (readers, or the machine where this broker leads the partition), which partitions a broker needs.
 
-Invariants: what is caught up was read at least up to the end that the leader named after it was asked for; a
-fold that is read anew takes the place of the old one only once it is caught up itself.
+Invariants: what is caught up was read at least up to the end that the leader named after it was asked for,
+and the leader has shown since that what was read is what it has; a fold that is read anew takes the place of
+the old one only once it is caught up itself.
 
 The barrier counts questions. Whoever needs it anew (`renew`) is answered by the next question that is put,
 never by one that is under way: its answer may be older than the need.
@@ -37,7 +38,7 @@ class View:
         self.generation = 0
         """Goes up when rows asked for before must not be taken any more."""
         self.at_end_s = 0.0
-        """When it was last read up to where the leader let it."""
+        """When it was last read up to where the leader let it, or begun."""
         self.needs_start = False
         """Whether to read anew, from wherever the log begins."""
         self._tell = tell
@@ -91,6 +92,11 @@ class View:
         """Whether the leader must be asked where its log ends."""
         return self._named_end is None and (self._passed < self._need_most or self._anew is not None)
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether all up to the end that was named is here, if it is what the leader has."""
+        return self._named_end is not None and self.position >= self._named_end
+
     def is_caught_up(self, partition: TieredPartition) -> bool:
         need = self._needs.get(partition)
         return need is not None and need <= self._passed
@@ -102,7 +108,12 @@ class View:
     def named(self, end: int) -> None:
         """Take the answer to the last question."""
         self._named_end = end
-        self._look()
+
+    def agreed(self) -> None:
+        """Note that the leader goes on from what was read. An unclean one may have lost some of that, so
+        that its end alone proves nothing."""
+        if self.is_unproven:
+            self._pass()
 
     def confirm(self, partition: TieredPartition) -> None:
         """Let one partition pass the barrier: this broker is the one to be asked."""
@@ -110,10 +121,6 @@ class View:
         self._waiting.pop(partition, None)
         self._move()
         self._tell(partition)
-
-    def _look(self) -> None:
-        if self._named_end is not None and self.position >= self._named_end:
-            self._pass()
 
     def _pass(self) -> None:
         self._passed = self._asked
@@ -153,7 +160,6 @@ class View:
 
     def read_to(self, position: int, leader_epoch: int) -> None:
         self.position, self.last_epoch = position, leader_epoch
-        self._look()
         self._move()
 
     def start_over(self, position: int) -> None:
@@ -176,6 +182,8 @@ class View:
             self._is_led = False
             self.needs_start = epoch_here is None and self.position > 0
             self.last_epoch = UNKNOWN_EPOCH if epoch_here is None else epoch_here
+            self.at_end_s = asyncio.get_running_loop().time()
+        if self.position == 0:
             self.at_end_s = asyncio.get_running_loop().time()
 
     # --- rows of this broker's own machine ---

@@ -309,7 +309,7 @@ def test_partitions_of_the_topic_are_read_from_their_leaders() -> None:
             world.nodes[3].here(metadata_of(world, 3).follow, user)
             await submit(world, 2, started(partition=user))
         await world.until(lambda: all(states(world, 3, user) for user in users))
-        assert all(metadata_of(world, 3).is_caught_up(user) for user in users)
+        await world.until(lambda: all(metadata_of(world, 3).is_caught_up(user) for user in users))
         for user in users:
             world.nodes[3].here(metadata_of(world, 3).unfollow, user)
         assert not metadata_of(world, 3)._sources

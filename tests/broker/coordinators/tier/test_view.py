@@ -19,8 +19,14 @@ class Seen:
         self.view = View(0, self.told.append)
 
     def ask(self, end: int) -> None:
+        """Answered, and then shown to go on from what was read."""
         self.view.ask()
         self.view.named(end)
+        self.view.agreed()
+
+    def read_to(self, position: int) -> None:
+        self.view.read_to(position, 0)
+        self.view.agreed()
 
 
 @pytest.fixture
@@ -34,9 +40,9 @@ async def test_it_is_caught_up_at_the_end_that_was_named(seen: Seen) -> None:
     assert view.wants_end
     seen.ask(5)
     assert not view.is_caught_up(USER) and not view.wants_end
-    view.read_to(4, 0)
+    seen.read_to(4)
     assert not view.is_caught_up(USER)
-    view.read_to(5, 0)
+    seen.read_to(5)
     assert view.is_caught_up(USER) and seen.told == [USER]
 
 
@@ -46,6 +52,7 @@ async def test_a_need_that_comes_while_a_question_is_under_way_takes_the_next(se
     view.ask()
     view.renew(OTHER)
     view.named(0)
+    view.agreed()
     assert view.is_caught_up(USER) and not view.is_caught_up(OTHER)
     assert view.wants_end
     seen.ask(0)
@@ -57,7 +64,7 @@ async def test_what_another_leader_named_counts_no_more(seen: Seen) -> None:
     view.renew(USER)
     seen.ask(5)
     view.begin_reading(None)
-    view.read_to(5, 0)
+    seen.read_to(5)
     assert not view.is_caught_up(USER) and view.wants_end
     seen.ask(5)
     assert view.is_caught_up(USER)
@@ -68,11 +75,11 @@ async def test_read_anew_it_shows_the_old_fold_until_the_new_one_is_caught_up(se
     view.renew(USER)
     seen.ask(0)
     view.take(started(1), USER)
-    view.read_to(1, 0)
+    seen.read_to(1)
     view.start_over(0)
     assert not view.is_caught_up(USER)
     view.take(started(2, base=10, end=20), USER)
-    view.read_to(1, 0)
+    seen.read_to(1)
     known = view.fold.get(USER)
     assert known is not None and [each.id.int for each in known.unfinished()] == [1]
     view.renew(OTHER)
@@ -99,8 +106,33 @@ async def test_who_waits_is_woken(seen: Seen) -> None:
     read = asyncio.ensure_future(view.wait_read(3))
     await asyncio.sleep(0)
     seen.ask(2)
-    view.read_to(2, 0)
+    seen.read_to(2)
     await caught_up
     assert not read.done()
-    view.read_to(3, 0)
+    seen.read_to(3)
     await read
+
+
+async def test_an_end_below_what_was_read_proves_nothing(seen: Seen) -> None:
+    """An unclean leader may have lost what was read, or have others in its place."""
+    view = seen.view
+    view.renew(USER)
+    seen.read_to(5)
+    view.ask()
+    view.named(5)
+    assert not view.is_caught_up(USER) and view.is_unproven
+    view.start_over(0)
+    assert not view.is_unproven and view.wants_end
+    seen.ask(3)
+    seen.read_to(3)
+    assert view.is_caught_up(USER)
+
+
+async def test_a_view_that_is_begun_is_not_read_anew_for_its_age(seen: Seen) -> None:
+    seen.view.at_end_s = -1e9
+    seen.view.begin_reading(None)
+    assert seen.view.at_end_s >= 0
+    seen.view.at_end_s = -1e9
+    seen.read_to(5)
+    seen.view.begin_reading(None)
+    assert seen.view.at_end_s == -1e9, "deletions may be gone since"
