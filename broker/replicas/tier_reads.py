@@ -23,6 +23,8 @@ from remote.cold.reader import RemoteReader
 from remote.cold.segments import TieredPartition
 from storage.log import AbstractLog, LogSlice
 
+HELD_MAX_BYTES: Final = 512 << 20
+"""In memory for clients; with more no read begins until some of them have taken what they asked for."""
 _BUSY_WAIT_S: Final = 0.05
 """When to look again whether fewer reads wait."""
 _LOOK_AGAIN_S: Final = 1.0
@@ -68,7 +70,7 @@ class TierReads:
         if self.reader.quota.is_spent():
             self.reader.quota.note_throttled()
             return False
-        return self.reader.waiting <= self._pending_max
+        return self.reader.waiting <= self._pending_max and self.reader.held_bytes <= HELD_MAX_BYTES
 
     def poke_when_open(self, waiter: Waiter) -> None:
         """Poke it once reads may begin again, unless it has ended by then."""

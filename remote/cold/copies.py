@@ -165,6 +165,11 @@ class OpenCopies:
     def waiting(self) -> int:
         return self.chunks.waiting
 
+    @property
+    def pinned_bytes(self) -> int:
+        """What is held in memory for those it is being read for or sent to."""
+        return self.chunks.pinned_bytes
+
     async def open(self, segment: RemoteSegment) -> OpenCopy:
         """Return the copy with its offset index; StoreError, NoSuchObject, BadObject, BadIndex."""
         copy = self._copies.get(segment.id)

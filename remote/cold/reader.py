@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES_MAX: Final = 8 << 20
 """What one read gives at most, but for a batch that is larger."""
+HELD_MANY_BYTES: Final = 128 << 20
+"""Beyond this held for clients, most of them slow, a read gives a chunk at most."""
 COPIES_TRIED: Final = 4
 """How many copies of one offset are tried: of two leaders' copies one may be deleted while it is read."""
 _USED_MAX: Final = 10_000
@@ -136,6 +138,11 @@ class RemoteReader:
         """How many chunks wait to be read from the store."""
         return self.copies.waiting
 
+    @property
+    def held_bytes(self) -> int:
+        """What memory holds for reads under way and for clients that are being sent what was read."""
+        return self.copies.pinned_bytes
+
     # --- records ---
 
     async def read(
@@ -150,7 +157,8 @@ class RemoteReader:
     ) -> RemoteRead:
         """Return whole batches of [offset, bound) from one copy, at most `max_bytes` unless `min_one` and the
         first is larger. KafkaError 78 or 56."""
-        limit = min(max_bytes, READ_BYTES_MAX)
+        is_much_held = self.held_bytes > HELD_MANY_BYTES
+        limit = min(max_bytes, self.copies.chunk_bytes if is_much_held else READ_BYTES_MAX)
 
         async def use(found: RemoteSegment, segment: RemoteSegment) -> RemoteRead:
             end = min(bound, found.end_offset)

@@ -12,7 +12,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import end_txn_marker, iter_batches
 from remote.cold.object_tier import ObjectTier, key_of
-from remote.cold.segments import RemoteSegment
+from remote.cold.segments import RemoteSegment, TieredPartition
 from remote.keys import SegmentPart
 from remote.store.object_store import StoreError
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields
@@ -600,3 +600,22 @@ def test_a_follower_that_serves_consumers_reads_the_tier_itself() -> None:
         assert stats.remote_fetch >= 3
 
     Replicas(2).run(main)
+
+
+async def test_while_clients_hold_too_much_nothing_is_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.replicas.tier_reads.HELD_MAX_BYTES", 10)
+    await create_topic(broker, "t", **TIERED)
+    await fill(broker, "t")
+    Store(broker)
+    log = log_of(broker, "t")
+    partition = TieredPartition(log.topic_id, 0)
+    held = await reads_of(broker).reader.read(partition, log.epochs, 0, 1 << 20, bound=15, min_one=True)
+    assert held.part is not None
+    async with await RawClient.open(broker) as client:
+        answer = await client.fetch("t", 0, max_wait=20)
+        assert (answer.error_code, answer.records) == (ErrorCode.none, b"")
+        waiting = asyncio.create_task(client.fetch("t", 0, max_wait=60_000))
+        del held
+        assert offsets_in((await waiting).records) == [0, 1, 2, 3, 4]

@@ -610,3 +610,19 @@ async def test_a_marker_that_leaves_the_local_log_meanwhile_is_found_in_the_tier
     local_start = 10
     store.gate.set()
     assert await waiting == [(1, 0), (2, 4)]
+
+
+async def test_while_clients_hold_much_a_read_gives_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.cold.reader.HELD_MANY_BYTES", 1 << 10)
+    tier = await tier_of(tmp_path, chunk_bytes=1 << 10)
+    await tier.copy([batch() for _ in range(100)])
+    held = (await tier.read(0)).part
+    assert held is not None and held.size > 4 << 10
+    for offset in (0, 50):
+        part = (await tier.read(offset)).part
+        assert part is not None and 0 < part.size <= 1 << 10
+    del held, part
+    again = (await tier.read(0)).part
+    assert again is not None and again.size > 4 << 10
