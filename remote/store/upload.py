@@ -191,13 +191,19 @@ class _Job:
             for number, start in starts:
                 tags[number] = await put_part(number, start)
 
+        first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(PARTS_AT_ONCE):
                     group.create_task(work())
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return sorted(tags.items())
+            first, failed.__traceback__ = failed.exceptions[0], None
+        if first is None:
+            return sorted(tags.items())
+        try:
+            raise first  # alone, in no circle: what is read from must not wait for the garbage collector
+        finally:
+            del first
 
     async def complete(self, upload: str, tags: list[tuple[int, str]], size: int) -> None:
         await self._patiently(lambda: self._store.complete_upload(self._key, upload, tags, size))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import mmap
 import random
+import weakref
 from pathlib import Path
 
 import pytest
@@ -311,6 +314,36 @@ def test_what_reading_raises_is_raised_as_it_is() -> None:
         assert await store.list_uploads("") == []
 
     run(main())
+
+
+def test_what_is_read_from_is_let_go_of_with_the_failure() -> None:
+    """A segment that its log deletes keeps its place on the disk while anything refers to its file."""
+
+    async def fail(store: MemoryStore) -> weakref.ref[bytearray]:
+        class Source(bytearray):
+            pass
+
+        source = Source(1000)
+
+        async def read(start: int, end: int) -> bytes:
+            await asyncio.sleep(0.001)
+            if start >= 200:
+                raise OSError("the disk is gone")
+            return bytes(source[start:end])
+
+        with contextlib.suppress(OSError):
+            await put_from(store, "k", 1000, read, part_bytes=100)
+        return weakref.ref(source)
+
+    async def main() -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await fail(MemoryStore()))() is None
+        finally:
+            gc.enable()
+
+    asyncio.run(main())
 
 
 # --- cancellation ---
