@@ -268,7 +268,7 @@ def take_configs(components: Components) -> None:
 def _storage_manager(config: BrokerConfig, world: World) -> StorageManager:
     name = config.remote_log_storage_manager_class_name
     if name is None:
-        return ObjectTier(world.store)
+        return ObjectTier(world.store, part_bytes=world.tier_sizes.part_bytes)
     try:
         made = load_manager(
             name,
@@ -325,6 +325,7 @@ def _tiering(
         custom_bytes_max=config.remote_log_metadata_custom_metadata_max_bytes,
         now_ms=world.now_ms,
         random=world.random,
+        block_bytes=world.tier_sizes.block_bytes,
         offload=world.offload,
     )
     return Tiering(
@@ -368,7 +369,11 @@ def _tier_reads(
     )
     copies = OpenCopies(
         storage=storage,
-        chunks=ChunkCache(spawn, parallel=lambda: cluster.broker_config.remote_log_reader_threads),
+        chunks=ChunkCache(
+            spawn,
+            parallel=lambda: cluster.broker_config.remote_log_reader_threads,
+            chunk_bytes=world.tier_sizes.chunk_bytes,
+        ),
         indexes=indexes,
         files=world.files,
         offload=world.offload,

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from remote.cold.sizes import TierSizes
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
 from storage.files import Files
@@ -64,3 +65,4 @@ class World:
     """A second connection to the same store, opened on need: whether conditions hold takes two to tell."""
     store_stats: StoreStats = field(default_factory=StoreStats)
     """What `store` counts, if it does."""
+    tier_sizes: TierSizes = field(default_factory=TierSizes)

@@ -30,7 +30,7 @@ from remote.cold.segments import (
     SegmentState,
     SegmentUpdated,
 )
-from remote.cold.storage_manager import BadObject, SegmentData, StorageManager
+from remote.cold.storage_manager import BLOCK_BYTES, BadObject, SegmentData, StorageManager
 from remote.cold.tenure import Metadata, Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
 from storage.log import ClosedSegment, HeldSegment
@@ -68,6 +68,7 @@ class Copier:
         now_ms: Callable[[], int],
         random: random.Random,
         offload: Offload,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.copied = 0
         self.under_way: set[UUID] = set()
@@ -82,6 +83,7 @@ class Copier:
         self._now_ms = now_ms
         self._random = random
         self._offload = offload
+        self._block_bytes = block_bytes
 
     def __repr__(self) -> str:
         return f"<Copier {self.copied} copied, {len(self.under_way)} under way>"
@@ -135,7 +137,13 @@ class Copier:
     async def _copy(self, tenure: Tenure, closed: ClosedSegment, held: HeldSegment) -> None:
         log = tenure.log
         generation = log.generation
-        scan = SegmentScan(held.file, held.size, base_offset=closed.base_offset, end_offset=closed.end_offset)
+        scan = SegmentScan(
+            held.file,
+            held.size,
+            base_offset=closed.base_offset,
+            end_offset=closed.end_offset,
+            block_bytes=self._block_bytes,
+        )
         while not scan.is_done:
             tenure.check()
             await self._read(tenure, scan.go_on)
@@ -217,7 +225,14 @@ class Copier:
             progress(STALL_S)
             data: bytes = await self._read(
                 tenure,
-                lambda: read_again(held.file, start, end, size=held.size, block_crcs=scan.block_crcs),
+                lambda: read_again(
+                    held.file,
+                    start,
+                    end,
+                    size=held.size,
+                    block_crcs=scan.block_crcs,
+                    block_bytes=self._block_bytes,
+                ),
             )
             return data
 
@@ -237,6 +252,7 @@ class Copier:
             batch_count=scan.batch_count,
             crc32c=scan.crc32c,
             block_crcs=tuple(scan.block_crcs),
+            block_bytes=self._block_bytes,
         )
         try:
             async with limit:
