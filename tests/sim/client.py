@@ -463,6 +463,14 @@ class SimClient:
             asked=value,
         )
 
+    async def set_tiering(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change how a topic is tiered; whether it was done shows in the metadata log."""
+        configs = [
+            {"name": name, "config_operation": SET, "value": given} for name, given in settings.items()
+        ]
+        row = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
+        await self.ask(Api.INCREMENTAL_ALTER_CONFIGS, {"resources": [row], "validate_only": False})
+
     async def reassign(self, tp: TopicPartition, replicas: Sequence[int]) -> None:
         row = {"partition_index": tp[1], "replicas": list(replicas)}
         topics = [{"name": tp[0], "partitions": [row]}]

@@ -268,6 +268,10 @@ class SimLoop(base_events.BaseEventLoop):
     def create_future(self) -> SimFuture:
         return SimFuture(loop=self)
 
+    def forget_finished(self) -> None:
+        """Let go of the tasks that ended well, or whose error somebody took, and of what the errors hold."""
+        self._tasks = [task for task in self._tasks if not task.done() or task._log_traceback]
+
     def _make_task(self, _loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> SimTask:
         task = SimTask(coro, loop=self, **kwargs)
         context = kwargs.get("context")

@@ -21,6 +21,7 @@ from broker.config import broker as broker_config
 from broker.control.image import Image
 from broker.ports import World
 from broker.server import Broker
+from remote.cold.sizes import TierSizes
 from storage.unified_log import UnifiedLog
 from tests.sim.background import Background, Hold
 from tests.sim.disk import Disk, SimFiles
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 NAME = "broker-"
 WALL_CLOCK_AT_ZERO_MS = 1_700_000_000_000
+SMALL = TierSizes(part_bytes=250, block_bytes=64, chunk_bytes=128)
+"""So that most objects of the tier have several parts."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
@@ -132,6 +135,11 @@ class Node:
     def image(self) -> Image | None:
         return self.broker.components.cluster.image if self.is_ready and self.broker is not None else None
 
+    def forget_finished(self) -> None:
+        """See SimLoop.forget_finished."""
+        if self.process is not None:
+            self.process.tasks[:] = [task for task in self.process.tasks if not task.done()]
+
     # lives --------------------------------------------------------------------------------------------------
 
     def begin(self) -> asyncio.Future[bool]:
@@ -171,6 +179,7 @@ class Node:
             random=rng,
             offload=start_offload,
             host_name=self.name,
+            tier_sizes=SMALL,
         )
 
     async def _live(self, process: Process, world: World, ready: asyncio.Future[bool]) -> None:

@@ -34,7 +34,8 @@ KINDS = (
 
 @dataclass(slots=True)
 class Operator:
-    """`topics` are those that stay; `partitions` is what everybody uses, and gets the new ones of them."""
+    """`topics` are those that stay; `partitions` is what everybody uses, and gets the new ones of them;
+    `made_with` are the settings of topics that come and go."""
 
     client: SimClient
     number: int
@@ -43,6 +44,7 @@ class Operator:
     replicas: int
     topics: Mapping[str, int]
     partitions: list[TopicPartition]
+    made_with: Mapping[str, str]
     known: dict[str, int] = field(default_factory=dict)
     given: int = 0
 
@@ -60,7 +62,9 @@ class Operator:
         any_topic = rng.choice((passing, *self.topics))
         match kind:
             case "create":
-                op = await client.create_topic(passing, rng.choice((1, 2)), {}, replicas=self.replicas)
+                op = await client.create_topic(
+                    passing, rng.choice((1, 2)), self.made_with, replicas=self.replicas
+                )
                 if op.result == "ok" and rng.random() < 0.5:
                     await client.write_mark(passing, self._next())
             case "delete":
@@ -104,3 +108,30 @@ class Operator:
     def _next(self) -> int:
         self.given += 1
         return self.number * 1000 + self.given
+
+
+# the cold tier ----------------------------------------------------------------------------------------------
+
+OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+ON = {"remote.storage.enable": "true", "remote.log.delete.on.disable": "false"}
+NO_COPIES = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
+COPIES = {"remote.log.copy.disable": "false", "local.retention.ms": "1"}
+
+
+@dataclass(slots=True)
+class TierOperator:
+    """Switches the tier of topics off, with all that it has of them, and on again, or copying alone."""
+
+    client: SimClient
+    rounds: int
+    topics: Sequence[str]
+
+    async def run(self) -> None:
+        for _ in range(self.rounds):
+            await self.client.pause(PAUSE_S)
+            topic = self.client.rng.choice(self.topics)
+            settings = self.client.rng.choice((OFF, ON, ON, NO_COPIES, COPIES, COPIES))
+            try:
+                await self.client.set_tiering(topic, settings)
+            except Lost:
+                await self.client.pause(RETRY_S)

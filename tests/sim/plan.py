@@ -9,6 +9,7 @@ Invariant: a plan is a function of the seed and the number of brokers alone.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.sim.net import NetworkProfile
@@ -107,7 +108,8 @@ class WalkerPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
-    times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet."""
+    times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet.
+    `tier_orders` is how often somebody switches the tier of a topic off or on."""
 
     brokers: int
     replicas: int
@@ -121,6 +123,7 @@ class Plan:
     deletes: int
     quiet: tuple[tuple[float, float], ...]
     operators: tuple[int, ...]
+    tier_orders: int
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
@@ -130,6 +133,10 @@ class Plan:
     @property
     def is_unclean(self) -> bool:
         return self.topic_configs.get("unclean.leader.election.enable") == "true"
+
+    @property
+    def is_tiered(self) -> bool:
+        return self.topic_configs.get("remote.storage.enable") == "true"
 
     @property
     def fault_names(self) -> str:
@@ -166,6 +173,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         deletes=rng.choice((0, 1, 3)),
         quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
+        tier_orders=_tier_orders(random.Random(f"{seed}/tier orders")) if tier_of_topics else 0,
         faults=_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
         faults_last_s=last_s,
         network=NetworkProfile(
@@ -265,6 +273,21 @@ def _tiering(rng: random.Random, brokers: int, retention_ms: int) -> tuple[dict[
         of_topics["remote.copy.lag.ms"] = rng.choice(("1", "500", "-1"))
         of_topics["local.retention.ms"] = str(min(1_500, retention_ms))
     return of_brokers, of_topics
+
+
+def _tier_orders(rng: random.Random) -> int:
+    return rng.choice((0, 0, 0, 4, 10))
+
+
+def tiering_of(topic_configs: Mapping[str, str]) -> dict[str, str]:
+    """What of these settings is about the tier; nothing for topics that are not tiered."""
+    if "remote.storage.enable" not in topic_configs:
+        return {}
+    return {
+        name: value
+        for name, value in topic_configs.items()
+        if name.startswith(("remote.", "local.")) or name == "segment.ms"
+    }
 
 
 def _producers(rng: random.Random, last_s: float, *, is_cluster: bool) -> tuple[ProducerPlan, ...]:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from tests.sim.client import RETRY_S, Lost, SimClient
 from tests.sim.history import History, TopicPartition
 from tests.sim.nemesis import Nemesis
-from tests.sim.operators import Operator
-from tests.sim.plan import GROUP, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of
+from tests.sim.operators import Operator, TierOperator
+from tests.sim.plan import GROUP, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of, tiering_of
 from tests.sim.stage import Stage
 from tests.sim.verdict import Verdict, Violation, judge
 from tests.sim.walker import Walker
 from tests.sim.workload import Consumer, Member, Producer, read_commit
 
+REWIND_CHANCE = 0.1
 DELETED = ("d", 0)
 """The partition whose records are deleted now and then."""
 
@@ -100,7 +101,7 @@ class Simulation:
         self.rng = random.Random(f"{seed}/nemesis")
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
-        self.stage.history.forgets = "retention.ms" in plan.topic_configs
+        self.stage.history.forgets = "retention.ms" in plan.topic_configs or plan.tier_orders > 0
         if plan.is_unclean:
             self.stage.history.unclean_topics.update(plan.topics)
         self._workers: list[asyncio.Task[None]] = []
@@ -161,12 +162,22 @@ class Simulation:
                 replicas=plan.replicas,
                 topics=plan.topics,
                 partitions=self.partitions,
+                made_with=tiering_of(plan.topic_configs),
             )
             self._workers.append(client.start(operator.run()))
+        if plan.tier_orders:
+            client = stage.client("tier operator")
+            switcher = TierOperator(client=client, rounds=plan.tier_orders, topics=tuple(plan.topics))
+            self._workers.append(client.start(switcher.run()))
         for number, rack in enumerate(plan.consumers):
             client = stage.client(f"consumer-{number}")
             client.rack = rack
-            consumer = Consumer(client=client, partitions=self.partitions, pause_s=0.4)
+            consumer = Consumer(
+                client=client,
+                partitions=self.partitions,
+                pause_s=0.4,
+                rewind_chance=REWIND_CHANCE if plan.is_tiered else 0.0,
+            )
             self._readers.append(client.start(consumer.run()))
 
     def _start_producer(self, one: ProducerPlan) -> None:

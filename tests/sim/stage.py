@@ -461,7 +461,7 @@ class Stage:
         await self.finish([reader.start(read())])
         copies = self.see_tier(is_final=True)
         found = self.inspect([*partitions, *passing], list(self.nodes.values()))
-        self._keep_remains(passing, found)
+        self._keep_remains(passing, found, copies)
         for node in self.nodes.values():
             image = node.image()
             if image is not None:
@@ -478,6 +478,9 @@ class Stage:
         deadline = self.loop.now + LEAVE_S
         while True:
             await asyncio.sleep(0.5)
+            self.loop.forget_finished()
+            for node in self.nodes.values():
+                node.forget_finished()
             image, connections = self.truth.image, self.fabric.connections
             found = [census.take(node, image, connections, at=self.loop.now) for node in self.ready()]
             if self.loop.now > deadline or not any(any(leak_checks.leaks(each)) for each in found):
@@ -536,14 +539,23 @@ class Stage:
             *(batch for batch in log.batches if not tiered or batch.base_offset >= tiered[-1].next_offset),
         )
 
-    def _keep_remains(self, passing: Sequence[TopicPartition], found: Sequence[Found]) -> None:
+    def _whole(self, found: Found, tp: TopicPartition, copies: Sequence[tier.Copy]) -> tuple[Batch, ...]:
+        """What is in a replica, in the tier and in its files."""
+        log, known = found.logs.get(tp), self.nodes[found.node].log(tp)
+        if log is None or known is None:
+            return ()
+        return self._with_tiered(tp, log, known.log_start_offset, copies)
+
+    def _keep_remains(
+        self, passing: Sequence[TopicPartition], found: Sequence[Found], copies: Sequence[tier.Copy]
+    ) -> None:
         """Of topics that come and go: what is in the replicas of those that are there."""
         for tp in passing:
             topic = self.truth.image.topics[tp[0]]
             for each in found:
                 is_made = not topic.internal and tp[0] != tier.METADATA_TOPIC
                 if tp[1] == 0 and is_made and each.node in topic.partitions[0].replicas:
-                    batches = each.logs[tp].batches if tp in each.logs else ()
+                    batches = self._whole(each, tp, copies)
                     values = tuple(value for batch in batches for value in batch.values)
                     self.history.remains.append(
                         Remains(node=each.node, topic=tp[0], topic_id=str(topic.id), values=values)

@@ -267,6 +267,8 @@ class Consumer:
     partitions: Sequence[TopicPartition]
     pause_s: float
     seek_chance: float = 0.05
+    rewind_chance: float = 0.0
+    """Of going back to anywhere, which may be in the tier."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     seeks: set[TopicPartition] = field(default_factory=set)
 
@@ -283,6 +285,9 @@ class Consumer:
             self.seeks.add(tp)
         elif client.rng.random() < self.seek_chance:
             self.positions[tp] = max(0, self.positions[tp] - client.rng.randrange(4))
+            self.seeks.add(tp)
+        elif self.rewind_chance and client.rng.random() < self.rewind_chance:
+            self.positions[tp] = client.rng.randrange(self.positions[tp] + 1)
             self.seeks.add(tp)
         try:
             fetch = await client.fetch(
