@@ -508,7 +508,11 @@ def test_configs_of_a_broker_have_kafkas_types_and_defaults(twins: Twins) -> Non
     )
     assert set(theirs) >= {"log.retention.hours", "num.partitions", "message.max.bytes"} <= set(ours)
     different = {}
-    meant = {"broker.heartbeat.interval.ms", "broker.session.timeout.ms"}
+    meant = {
+        "broker.heartbeat.interval.ms",
+        "broker.session.timeout.ms",
+        "remote.log.storage.system.enable",
+    }
     for name in (ours.keys() & theirs.keys()) - meant:
         our, their = dict(ours[name]), dict(theirs[name])
         if our["config_source"] != 5 or their["config_source"] != 5:
