@@ -329,10 +329,12 @@ class Restores:
                     continue
                 if epochs is not None:
                     held.restore_epochs(epochs)
-                    logger.info("%s: its epochs were restored from the tier", held)
+                    logger.info("%s: its epochs were restored from the tier", _name_of(held))
                 elif partition.is_leader:
                     logger.error(
-                        "%s: starts at %d now: no copy of what was before is known", held, local_start
+                        "%s: starts at %d now: no copy of what was before is known",
+                        _name_of(held),
+                        local_start,
                     )
                     held.advance_log_start(local_start)
                     await asyncio.sleep(ATTEMPT_S)
@@ -438,22 +440,29 @@ def _take_over(held: AbstractLog, point: RestorePoint, log_start: int) -> None:
     if held.log_start_offset == held.log_end_offset:
         logger.warning(
             "%s: is empty and taken over from the tier up to %d; what had not been copied is lost",
-            held,
+            _name_of(held),
             point.start,
         )
     else:
-        logger.warning("%s: had lost its end; it goes on from the tier, at %d", held, point.start)
+        logger.warning("%s: had lost its end; it goes on from the tier, at %d", _name_of(held), point.start)
     _begin_at(held, point, log_start)
 
 
+def _name_of(held: AbstractLog) -> str:
+    return f"{held.topic}-{held.partition}"
+
+
 def _begin_empty(held: AbstractLog, start: int) -> None:
-    logger.info("%s: begins at %d: nothing of the leader's log is in the tier alone", held, start)
+    logger.info("%s: begins at %d: nothing of the leader's log is in the tier alone", _name_of(held), start)
     held.truncate_fully(start)
 
 
 def _begin_at(held: AbstractLog, point: RestorePoint, log_start: int) -> None:
     log_start = max(log_start, point.known_from)
     logger.info(
-        "%s: begins at %d, where a copy in the tier ends; it starts at %d", held, point.start, log_start
+        "%s: copies what comes after %d from its leader; what is before, from %d on, is in the tier",
+        _name_of(held),
+        point.start - 1,
+        log_start,
     )
     held.begin_at(point.start, log_start=log_start, epochs=point.epochs, producers=point.producers)

@@ -112,7 +112,7 @@ async def watch(client: Client, topic: str, *, every_s: float, times: int | None
                 emit_json({"topic": topic, **row})
                 sys.stdout.flush()
             else:
-                show(f"{topic}: {now}, {size_text(rate)}/s copied, {sum(waiting):,} offsets wait")
+                show(f"{topic}: {now}, {size_text(rate)}/s copied, {sum(waiting):,} offsets not there yet")
             if times is not None:
                 times -= 1
             if times != 0:

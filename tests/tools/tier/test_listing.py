@@ -56,7 +56,7 @@ def test_watching_tells_line_by_line(tier: Tier) -> None:
         lines
         == [
             f"{tier.topic}: 1 segments with 3.0 kB in the tier, 0 with 0 B being copied, 0 being deleted, "
-            "0 B/s copied, 0 offsets wait"
+            "0 B/s copied, 0 offsets not there yet"
         ]
         * 2
     )
