@@ -321,6 +321,7 @@ def test_without_a_storage_manager_of_ones_own_nobody_listens() -> None:
     assert (config.remote_log_storage_manager_class_name, config.ignored) == (None, ("rsm.config.dir",))
 
 
+@pytest.mark.requirement("X-7")
 def test_the_metadata_topic_is_made_as_it_is_told() -> None:
     prefix = "rlmm.config.remote.log.metadata."
     assert made().remote_metadata_topic == MetadataTopic(

@@ -41,6 +41,7 @@ def image() -> Image:
     return image
 
 
+@pytest.mark.requirement("X-7")
 def test_the_metadata_of_the_cold_tier_is_made_for_good(image: Image) -> None:
     topic = image.topics[REMOTE_LOG_METADATA]
     assert len(topic.partitions) == 50

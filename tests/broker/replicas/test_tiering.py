@@ -406,3 +406,61 @@ def test_a_stop_amid_a_copy_leaves_no_task(what: str) -> None:
             world.kill(1)
 
     run(main)
+
+
+LOCAL_BYTES = 2_000
+MOST_DELAY = {"remote_copy_lag_ms": "-1", "remote_copy_lag_bytes": "-1"}
+
+
+async def settled(world: Replicas) -> None:
+    """Until nothing is due, and what is copied and beyond local retention has left the disk."""
+    ((_, tenure),) = tiering(world, 1).led()
+    await world.until(lambda: not tiering(world, 1).copier.due(tenure))
+    await expire_locally(world, 1)
+
+
+@pytest.mark.requirement("1241-15")
+@pytest.mark.parametrize("lag", [{}, MOST_DELAY], ids=["no lag", "all of local retention"])
+@pytest.mark.parametrize("records", [4, 80])
+def test_an_outage_costs_room_on_the_disk_and_gives_it_back(lag: dict[str, str], records: int) -> None:
+    async def main(world: Replicas) -> None:
+        make(world, 1, local_retention_bytes=str(LOCAL_BYTES), **lag)
+        await fill(world, 1, 40)
+        await settled(world)
+        log = log_of(world, 1)
+        before, end, closed = log.size, log.log_end_offset, log.tiered_end
+        assert 0 < log.local_log_start_offset <= closed
+        world.store.is_away = True
+        await fill(world, 1, records)
+        await asyncio.sleep(120)
+        await expire_locally(world, 1)
+        assert log.local_log_start_offset <= log.tiered_end == closed, "what is not copied stays"
+        assert log.log_start_offset == 0
+        assert log.size <= before + log.size_from(end)
+        if records > 40:
+            assert log.size > 2 * before
+        world.store.is_away = False
+        await settled(world)
+        assert log.size <= before + max(segment.size for segment in log.segments)
+        assert log.log_start_offset == 0 == copies(world, 1)[0].base_offset
+        assert log.tiered_end > closed or records < 8
+
+    run(main, world_of(1))
+
+
+@pytest.mark.requirement("1241-16")
+def test_with_the_most_delay_and_no_more_retention_than_local_segments_are_copied_and_then_go() -> None:
+    async def main(world: Replicas) -> None:
+        make(world, 1, retention_bytes=str(LOCAL_BYTES), local_retention_bytes="-2", **MOST_DELAY)
+        await fill(world, 1, 40)
+        await settled(world)
+        log = log_of(world, 1)
+        await world.until(lambda: log.log_start_offset > 0)
+        await world.until(lambda: clean(world, 1), timeout_s=4 * LATE_UPLOAD_S)
+        await expire_locally(world, 1)
+        assert tiering(world, 1).copier.copied > 0
+        assert tiering(world, 1).removal.deleted > 0
+        assert log.local_log_start_offset >= log.log_start_offset
+        assert LOCAL_BYTES <= log.size <= LOCAL_BYTES + 2 * max(segment.size for segment in log.segments)
+
+    run(main, world_of(1))

@@ -54,6 +54,7 @@ def folder(tmp_path: Path) -> Iterator[str]:
         del sys.modules[name]
 
 
+@pytest.mark.requirement("X-7")
 @pytest.mark.parametrize("name", ["tier_sample:Manager", "tier_sample.Manager"])
 def test_a_manager_is_made_with_its_settings(folder: str, name: str) -> None:
     made = load_manager(name, {"a": "1"}, class_path=folder)
