@@ -48,9 +48,10 @@ class BrokerProcess:
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         descriptors: int | None = None,
+        program: Sequence[str] = TIDEWAL,
     ) -> None:
         self.data = data
-        command = [*TIDEWAL, "broker", "--data", str(data), *arguments]
+        command = [*program, "broker", "--data", str(data), *arguments]
         if listen is not None:
             command += ["--listen", listen]
         for key, value in (settings or {}).items():

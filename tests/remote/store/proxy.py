@@ -31,6 +31,7 @@ class Line(Enum):
     RANGE_IGNORED = auto()
     RANGE_WRONG = auto()
     RANGE_SHORT = auto()
+    SLOW = auto()
     CLOSED = auto()
     """After the answer, as a server does with a connection that was idle for too long."""
 
@@ -63,6 +64,12 @@ class Proxy:
         self.seen: list[Seen] = []
         self.plan: deque[Line | Say] = deque()
         """What happens to the next requests; good ones follow."""
+        self.weather: Callable[[str, str], Line | Say] | None = None
+        """What happens to the others, by method and path."""
+        self.delay_s = 5.0
+        """How much later a slow line forwards."""
+        self.hit = 0
+        """How many requests something bad happened to."""
         self.holding = asyncio.Event()
         """A reply was held back."""
         self.delivers = asyncio.Event()
@@ -70,6 +77,7 @@ class Proxy:
         self.late: list[asyncio.Task[bytes]] = []
         """The answers nobody waits for any more."""
         self._target_port = target_port
+        self._held: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def will(self, *lines: Line | Say) -> None:
@@ -93,7 +101,10 @@ class Proxy:
         head = await reader.readuntil(HEAD_END)
         body = await reader.readexactly(int(header(head, b"content-length") or 0))
         method, path, _ = head.decode().split(" ", 2)
-        line = self.plan.popleft() if self.plan else Line.GOOD
+        line = self._line(method, path)
+        self.hit += line is not Line.GOOD
+        if line is Line.SLOW:
+            await asyncio.sleep(self.delay_s)
         forwarded = line not in (Line.REQUEST_LOST, Line.LATE) and not (
             isinstance(line, Say) and not line.after
         )
@@ -106,7 +117,9 @@ class Proxy:
             return False
         if line is Line.REPLY_NEVER:
             self.holding.set()
+            self._held.add(writer)
             await reader.read()
+            self._held.discard(writer)
             return False
         if isinstance(line, Say):
             writer.write(line.encode())
@@ -114,6 +127,17 @@ class Proxy:
             writer.write(SPOIL.get(line, bytes)(answer))
         await writer.drain()
         return line is not Line.BODY_CUT and line is not Line.CLOSED
+
+    def _line(self, method: str, path: str) -> Line | Say:
+        if self.plan:
+            return self.plan.popleft()
+        return Line.GOOD if self.weather is None else self.weather(method, path)
+
+    def clear_up(self) -> None:
+        """End the weather, and every connection that was left without a reply."""
+        self.weather = None
+        for writer in self._held:
+            writer.transport.abort()
 
     async def _deliver_late(self, head: bytes, body: bytes) -> bytes:
         await self.delivers.wait()
