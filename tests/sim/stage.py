@@ -45,6 +45,7 @@ SETTLE_S = 90.0
 WHOLE_S = 60.0
 TIER_RESTS_S = 300.0
 """An orphan is deleted twice, with a wait between for a put that is late; each may meet a new leader."""
+HEARD_S = 90.0
 QUIESCE_S = 5.0
 LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
 QUIET_DELETE_MS = 4_000
@@ -459,6 +460,7 @@ class Stage:
                 await reader.refresh(None, is_final=True)
 
         await self.finish([reader.start(read())])
+        await self._let_all_know_the_tier()
         copies = self.see_tier(is_final=True)
         found = self.inspect([*partitions, *passing], list(self.nodes.values()))
         self._keep_remains(passing, found, copies)
@@ -470,6 +472,16 @@ class Stage:
             self._keep_final(tp, served[tp], found, copies)
         self._keep_slots()
         await self._take_census()
+
+    async def _let_all_know_the_tier(self) -> None:
+        """What was decided a moment ago is on its way to everybody; who never hears of it is judged."""
+        deadline = self.loop.now + HEARD_S
+        while self.loop.now < deadline:
+            said = [(index, self.tier_said(index)) for _, index in self._tier_partitions()]
+            known = {(fold.index, fold.copies) for fold in self._folds(said)}
+            if not self.restless_copies() and len(known) == len(said):
+                return
+            await asyncio.sleep(0.5)
 
     async def _take_census(self) -> None:
         """Every client leaves; what is under way then has its time to end."""

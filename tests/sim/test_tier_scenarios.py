@@ -1,0 +1,347 @@
+"""Named scenarios about the cold tier: copies that two leaders make or nobody finishes, objects that come
+late, logs of which only the tier has the beginning, brokers that know less of the tier than others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+import pytest
+
+from remote.cold.segments import SegmentState
+from storage.unified_log import UnifiedLog
+from tests.sim.client import Lost
+from tests.sim.node import Node
+from tests.sim.operators import OFF, ON
+from tests.sim.play import TP, Play
+from tests.sim.tier import METADATA_TOPIC, Copy
+from tests.sim.verdict import Verdict
+from tests.sim.workload import Consumer
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+STARTED, FINISHED, DELETING = (
+    state.name
+    for state in (SegmentState.COPY_STARTED, SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED)
+)
+
+
+def tiered(name: str, *, brokers: int = 3, configs: dict[str, str] | None = None, **properties: str) -> Play:
+    return Play(
+        name,
+        brokers=brokers,
+        replicas=min(3, brokers),
+        min_isr=1,
+        configs={
+            "remote.storage.enable": "true",
+            "segment.ms": "300",
+            "local.retention.ms": "1",
+            **(configs or {}),
+        },
+        properties={
+            "remote.log.manager.task.interval.ms": "300",
+            "log.retention.check.interval.ms": "300",
+            "rlmm.config.remote.log.metadata.topic.num.partitions": "1",
+            "rlmm.config.remote.log.metadata.topic.replication.factor": str(min(3, brokers)),
+            "rlmm.config.remote.log.metadata.topic.min.isr": str(min(2, brokers)),
+            "follower.fetch.last.tiered.offset.enable": "true",
+            **properties,
+        },
+    )
+
+
+def clean(verdict: Verdict) -> Verdict:
+    assert verdict.clean, "\n".join(map(str, verdict.violations))
+    return verdict
+
+
+def log_of(node: Node) -> UnifiedLog:
+    log = node.log(TP)
+    assert log is not None
+    return log
+
+
+def copies(play: Play, *states: str) -> list[Copy]:
+    return [copy for copy in play.stage.tier_copies() if not states or copy.state in states]
+
+
+async def until_tiered(play: Play, count: int = 3) -> None:
+    """The leader has let go of so many segments."""
+    await play.until("some is copied", lambda: len(copies(play, FINISHED)) >= count)
+    await play.until("it leaves the disk", lambda: log_of(play.leader).local_log_start_offset > 0)
+
+
+async def until_leads_another(play: Play, node: Node) -> None:
+    await play.until("another leads", lambda: play.stage.leader(TP) not in (None, node))
+
+
+async def switch(play: Play, settings: dict[str, str]) -> None:
+    """Ask until it is so: the broker whose requests are held may be the controller."""
+    operator = play.stage.client(f"tier operator {play.stage.loop.now}")
+
+    async def ask() -> None:
+        while not settings.items() <= play.stage.truth.topic_configs(TP[0]).items():
+            with contextlib.suppress(Lost):
+                await operator.set_tiering(TP[0], settings)
+
+    await play.stage.finish([operator.start(ask())])
+
+
+def metadata_leader(play: Play) -> Node:
+    leader = play.stage.leader((METADATA_TOPIC, 0))
+    assert leader is not None
+    return leader
+
+
+def test_two_leaders_copy_the_same_segment_and_one_copy_stays() -> None:
+    async def script(play: Play) -> None:
+        await until_tiered(play, 1)
+        first = play.leader
+        first.line.holds = True
+        before = len(copies(play, FINISHED))
+        await play.until("a copy is under way", lambda: copies(play, STARTED))
+        begun = copies(play, STARTED)[0]
+        play.cut(first, *play.others(first))
+        await until_leads_another(play, first)
+        await play.until("it copies too", lambda: len(copies(play, FINISHED)) > before)
+        assert begun.base in {copy.base for copy in copies(play, FINISHED)}
+        first.line.heal()
+        first.line.let_go()
+
+    play = tiered("two leaders copy")
+    clean(play.perform(script))
+    bases = Counter(copy.base for copy in play.stage.history.tiers[-1].copies)
+    assert max(bases.values()) == 1
+
+
+def test_a_put_that_lands_after_its_orphan_was_deleted_is_deleted_too() -> None:
+    async def script(play: Play) -> None:
+        await until_tiered(play, 1)
+        first = play.leader
+        first.line.holds = True
+        await play.until("a copy is under way", lambda: copies(play, STARTED) and first.line.held)
+        orphan = copies(play, STARTED)[0]
+        first.kill()
+        await until_leads_another(play, first)
+        await play.until("it is given up", lambda: orphan.id in {copy.id for copy in copies(play, DELETING)})
+        await play.wait(5)
+        assert first.line.let_go() > 0
+        there = {*play.stage.bucket.objects, *play.stage.bucket.uploads}
+        assert there & {*orphan.keys}
+
+    clean(tiered("late put").perform(script))
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_killed_between_finished_and_the_local_delete(brokers: int) -> None:
+    async def script(play: Play) -> None:
+        for count in (1, 3, 5):
+            await play.until("one more is copied", lambda count=count: len(copies(play, FINISHED)) >= count)
+            for node in play.nodes:
+                node.kill()
+            for node in play.nodes:
+                await node.start()
+            await play.until("somebody leads", lambda: play.stage.leader(TP) is not None)
+            await play.progress(play.loads[0])
+
+    clean(tiered(f"killed after finished {brokers}", brokers=brokers).perform(script))
+
+
+def test_log_start_and_epochs_survive_a_power_cut() -> None:
+    async def script(play: Play) -> None:
+        for _ in range(2):
+            await until_tiered(play)
+            first = play.leader
+            first.kill()
+            await until_leads_another(play, first)
+            await first.start()
+            await play.until("it is back", lambda first=first: first.id in play.isr)
+            await play.progress(play.loads[0])
+        await until_tiered(play, 8)
+        play.loads[0].stop()
+        await play.stage.finish([play.loads[0].task])
+        await play.delete_before(2)
+        await play.until("all have heard", lambda: {log_of(n).log_start_offset for n in play.nodes} == {2})
+        await play.wait(2)
+        before = log_of(play.leader)
+        epochs, local = before.epochs.entries(), before.local_log_start_offset
+        assert local > 2 and len(epochs) > 2
+        for node in play.nodes:
+            node.kill(power=True)
+        for node in play.nodes:
+            await node.start()
+        await play.until("somebody leads", lambda: play.stage.leader(TP) is not None)
+        after = log_of(play.leader)
+        assert after.log_start_offset == 2
+        assert after.epochs.entries()[: len(epochs)] == epochs
+
+    clean(tiered("log start in the tier", **{"log.flush.interval.messages": "1"}).perform(script))
+
+
+def test_the_metadata_leader_dies_with_a_finish_in_doubt() -> None:
+    async def script(play: Play) -> None:
+        for _ in range(4):
+            count = len(copies(play, STARTED, FINISHED))
+            await play.until(
+                "one more is begun", lambda count=count: len(copies(play, STARTED, FINISHED)) > count
+            )
+            dying = metadata_leader(play)
+            log = dying.log((METADATA_TOPIC, 0))
+            assert log is not None
+            end = log.log_end_offset
+            await play.until("it is told more", lambda log=log, end=end: log.log_end_offset > end)
+            dying.kill()
+            await play.until(
+                "another leads the metadata",
+                lambda dying=dying: play.stage.leader((METADATA_TOPIC, 0)) not in (None, dying),
+            )
+            await dying.start()
+            await play.until("it is back", lambda: not play.stage.broken())
+
+    clean(tiered("finish in doubt").perform(script))
+
+
+def test_a_broker_behind_in_metadata_tells_nobody_out_of_range() -> None:
+    async def script(play: Play) -> None:
+        client = play.stage.client("reader of old")
+        consumer = Consumer(client=client, partitions=[TP], pause_s=0.2, rewind_chance=0.6)
+        reading = client.start(consumer.run())
+        await until_tiered(play)
+        for _ in range(3):
+            first = play.leader
+            told = metadata_leader(play)
+            cuts = [cut for node in play.others(told, first) for cut in play.cut(node, told)]
+            if first is not told:
+                first.kill()
+                await until_leads_another(play, first)
+                await play.wait(4)
+                await first.start()
+            await play.wait(2)
+            play.mend(cuts)
+            await play.until("all are back", lambda: not play.stage.broken())
+            told.kill()
+            await play.wait(10)
+            await told.start()
+            await play.until("all are back again", lambda: not play.stage.broken())
+        play.stage.env.stopping = True
+        await play.stage.finish([reading])
+
+    play = tiered("behind in metadata")
+    clean(play.perform(script))
+    assert any(fetch.batches for fetch in play.stage.history.fetches if fetch.client == "reader of old")
+
+
+def test_a_topic_made_anew_while_its_leader_was_down_leaves_nothing() -> None:
+    async def script(play: Play) -> None:
+        admin = play.stage.client("admin of other")
+        configs = dict(play.configs)
+        make = admin.create_topic_surely
+        await play.stage.finish([admin.start(make("other", 1, configs, replicas=3))])
+        load = play.load("other load", tp=("other", 0))
+        await play.progress(load)
+        first_id = play.stage.truth.image.topics["other"].id
+
+        def its_copies() -> list[Copy]:
+            return [copy for copy in copies(play, FINISHED) if copy.topic_id == first_id]
+
+        await play.until("it is copied", its_copies)
+        load.stop()
+        await play.stage.finish([load.task])
+        leader = play.stage.leader(("other", 0))
+        assert leader is not None
+        leader.kill()
+        await play.delete_topic("other")
+        sends = play.stage.history.sends
+        sends[:] = [send for send in sends if send.tp == TP]  # what went with the topic is not missed
+        again = play.stage.client("admin of other again")
+        await play.stage.finish([again.start(again.create_topic_surely("other", 1, configs, replicas=2))])
+        await leader.start()
+        await play.until("nothing is left of it", lambda: not its_copies())
+
+    play = tiered("made anew")
+    clean(play.perform(script))
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["amid its put", "between copies"])
+def test_tiering_is_disabled_and_enabled_during_a_copy(is_held: bool) -> None:
+    async def script(play: Play) -> None:
+        play.stage.history.forgets = True
+        await until_tiered(play)
+        leader = play.leader
+        if is_held:
+            leader.line.holds = True
+            await play.until("a copy is under way", lambda: copies(play, STARTED) and leader.line.held)
+        await switch(play, OFF)
+        await play.wait(3)
+        await switch(play, ON)
+        await play.wait(1)
+        leader.line.heal()
+        leader.line.let_go()
+        await play.progress(play.loads[0])
+        await until_tiered(play)
+
+    clean(tiered(f"off and on {is_held}").perform(script))
+
+
+def test_the_store_hangs_for_a_minute_under_reads_copies_and_deletes() -> None:
+    async def script(play: Play) -> None:
+        client = play.stage.client("reader of old")
+        consumer = Consumer(client=client, partitions=[TP], pause_s=0.2, rewind_chance=0.5)
+        reading = client.start(consumer.run())
+        await until_tiered(play)
+        for node in play.nodes:
+            node.line.hang = True
+        await play.wait(30)
+        await play.progress(play.loads[0])
+        await play.wait(30)
+        for node in play.nodes:
+            node.line.heal()
+        await play.until(
+            "the backlog is gone",
+            lambda: log_of(play.leader).log_end_offset - log_of(play.leader).tiered_end < 12,
+            seconds=60,
+        )
+        play.stage.env.stopping = True
+        await play.stage.finish([reading])
+
+    clean(tiered("a store that hangs").perform(script))
+
+
+@pytest.mark.parametrize("changes", [1, 2, 4, 7, 11, 16, 22, 30])
+def test_a_bootstrap_killed_at_each_file_begins_anew(changes: int) -> None:
+    async def script(play: Play) -> None:
+        await until_tiered(play, 4)
+        empty = play.others(play.leader)[0]
+        empty.replace_disk()
+        empty.begin()
+        await play.until("it is ready", lambda: empty.is_ready)
+        assert empty.files is not None
+        empty.files.die_in_changes(changes, power=False)
+        await play.wait(5)
+        if not empty.is_alive:
+            empty.begin()
+        await play.until("it is back", lambda: empty.is_ready and empty.id in play.isr)
+        assert log_of(empty).local_log_start_offset > 0
+        await play.progress(play.loads[0])
+
+    clean(tiered(f"bootstrap killed at {changes}").perform(script))
+
+
+def test_the_pending_offset_and_the_leader_move_during_a_bootstrap() -> None:
+    async def script(play: Play) -> None:
+        await until_tiered(play, 4)
+        first = play.leader
+        empty = play.others(first)[0]
+        empty.replace_disk()
+        empty.line.holds_answers = True
+        empty.begin()
+        await play.wait(6)
+        await play.progress(play.loads[0])
+        first.kill()
+        await until_leads_another(play, first)
+        await play.progress(play.loads[0])
+        empty.line.heal()
+        await first.start()
+        await play.until("all are back", lambda: not play.stage.broken())
+
+    clean(tiered("everything moves").perform(script))
