@@ -396,6 +396,9 @@ class Tiering:
         log = held.partition.log
         if log.offline is not None or log.epochs_incomplete or not self.metadata.is_caught_up(held.key):
             return
+        if not log.is_tiered and log.config.remote_log_delete_on_disable:
+            # also where another leads, whose files may begin earlier: what only the tier had is gone
+            log.advance_log_start(log.local_log_start_offset)
         fold = self.metadata.fold(held.key)
         end = 0
         if fold is not None and log.is_tiered:

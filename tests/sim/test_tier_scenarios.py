@@ -119,8 +119,13 @@ def test_a_put_that_lands_after_its_orphan_was_deleted_is_deleted_too() -> None:
         await until_tiered(play, 1)
         first = play.leader
         first.line.holds = True
-        await play.until("a copy is under way", lambda: copies(play, STARTED) and first.line.held)
-        orphan = copies(play, STARTED)[0]
+        await play.wait(0.1)  # what had left before takes effect
+        under_way = play.stage.bucket.tier_under_way
+        await play.until(
+            "its first object is under way",
+            lambda: any(key in under_way for copy in copies(play, STARTED) for key in copy.keys),
+        )
+        orphan = next(copy for copy in copies(play, STARTED) if {*copy.keys} & {*under_way})
         first.kill()
         await until_leads_another(play, first)
         await play.until("it is given up", lambda: orphan.id in {copy.id for copy in copies(play, DELETING)})

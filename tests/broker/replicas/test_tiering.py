@@ -276,6 +276,24 @@ def test_a_topic_that_is_tiered_no_more_leaves_nothing_there() -> None:
     run(main)
 
 
+def test_a_follower_that_had_more_in_the_tier_alone_than_its_leader_says_so() -> None:
+    """With the tier gone, its log begins with its files: it might lead one day."""
+
+    async def main(world: Replicas) -> None:
+        make(world)
+        await fill(world, 1)
+        await all_copied(world, 1, 2, 3)
+        await expire_locally(world, 2)
+        assert log_of(world, 1).local_log_start_offset == 0
+        configure(world, remote_storage_enable="false", remote_log_delete_on_disable="true")
+        await world.until(lambda: clean(world, 1) and not objects(world), timeout_s=4 * LATE_UPLOAD_S)
+        follower = log_of(world, 2)
+        assert follower.log_start_offset == follower.local_log_start_offset > 0
+        assert log_of(world, 1).log_start_offset == 0
+
+    run(main)
+
+
 def test_copies_may_be_off_while_what_is_there_stays() -> None:
     async def main(world: Replicas) -> None:
         make(world)
