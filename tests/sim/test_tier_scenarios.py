@@ -118,8 +118,8 @@ def test_a_put_that_lands_after_its_orphan_was_deleted_is_deleted_too() -> None:
     async def script(play: Play) -> None:
         await until_tiered(play, 1)
         first = play.leader
-        first.line.holds = True
-        await play.wait(0.1)  # what had left before takes effect
+        await play.until("no copy is under way", lambda: not copies(play, STARTED))
+        first.line.holds = True  # so the first that is held begins the first object
         under_way = play.stage.bucket.tier_under_way
         await play.until(
             "its first object is under way",
