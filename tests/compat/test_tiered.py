@@ -252,6 +252,9 @@ def test_generated_requests_are_answered_alike(
     for _ in range(REQUESTS_OF_A_SEED):
         api, version, fields = drawn(rng, topics)
         ours, theirs = tiered_twins.both(api, version, **fields)
+        if "request_timed_out" in str(theirs):
+            # on a busy machine Kafka may not get a look-up in its tier done within the time of the request
+            ours, theirs = tiered_twins.both(api, version, **fields)
         found = [one for one in differences(ours, theirs) if not is_known(one)]
         if found:
             wrong.append("\n".join([f"{api.name} v{version}", *map(str, found), str(fields)]))

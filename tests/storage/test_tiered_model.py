@@ -189,14 +189,14 @@ class TieredHistory(LogHistory):
         self.open_again(clean=clean)
 
     def open_again(self, *, clean: bool) -> None:
-        local = self.log.local_log_start_offset
+        local, is_noted = self.log.local_log_start_offset, clean and not self.log.may_lack_end
         self.manager = manager_on(self.root, config=self.config, clock=lambda: self.now)
         self.log = self.manager.logs["topic", 0]
         assert self.log.local_log_start_offset <= max(local, self.start)
         self.log.set_high_watermark(self.end)
         self.log.tiered_end = self.tiered_end
         if self.log.epochs_incomplete:
-            assert self.is_file_lost and not clean
+            assert self.is_file_lost and not is_noted
             below = [copy for copy in self.copies if copy.end >= self.log.local_log_start_offset]
             self.log.restore_epochs(below[0].epochs)
         assert not self.log.epochs_incomplete
