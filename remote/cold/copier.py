@@ -221,9 +221,9 @@ class Copier:
             if not limit.expired():
                 limit.reschedule(0.0)
 
-        async def read(start: int, end: int) -> bytes:
+        async def read(start: int, end: int) -> memoryview:
             progress(STALL_S)
-            data: bytes = await self._read(
+            data: memoryview = await self._read(
                 tenure,
                 lambda: read_again(
                     held.file,

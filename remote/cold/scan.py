@@ -14,6 +14,7 @@ from typing import Final
 from protocol.checksum import crc32c
 from protocol.records import HEADER_SIZE, LENGTH, LENGTH_AT, MAGIC, MAGIC_AT, OFFSETS, OVERHEAD
 from remote.cold.storage_manager import BLOCK_BYTES
+from remote.store.upload import read_apart
 from storage.log import ReadableFile
 
 BLOCKS_AT_ONCE: Final = 8
@@ -73,7 +74,7 @@ class SegmentScan:
         self.crc32c = crc32c(block, self.crc32c)
         self.block_crcs.append(crc32c(block))
 
-    def _walk(self, block: bytes, start: int) -> None:
+    def _walk(self, block: memoryview, start: int) -> None:
         """Follow the batches that begin in this block."""
         at, end = self._at - start, len(block)
         while at < end:
@@ -83,7 +84,7 @@ class SegmentScan:
                 at += self._step(_read(self._file, start + at, start + at + HEADER_SIZE), 0)
         self._at = start + at
 
-    def _step(self, data: bytes, at: int) -> int:
+    def _step(self, data: memoryview, at: int) -> int:
         """Check a batch against the one before it; return its size."""
         base, last_delta = _offsets_of(data, at)
         size: int = _length_of(data, at + LENGTH_AT)[0] + OVERHEAD
@@ -110,22 +111,21 @@ def read_again(
     size: int,
     block_crcs: Sequence[int],
     block_bytes: int = BLOCK_BYTES,
-) -> bytes:
+) -> memoryview:
     """Return the bytes [start, end) for an upload; raise SegmentChanged where a whole block among them is not
     the one that was scanned."""
     data = _read(file, start, end)
-    view = memoryview(data)
     for block in range(-(-start // block_bytes), len(block_crcs)):
         first, last = block * block_bytes, min((block + 1) * block_bytes, size)
         if last > end:
             break
-        if crc32c(view[first - start : last - start]) != block_crcs[block]:
+        if crc32c(data[first - start : last - start]) != block_crcs[block]:
             raise SegmentChanged(f"{file.path} has other bytes at {first} than a moment ago")
     return data
 
 
-def _read(file: ReadableFile, start: int, end: int) -> bytes:
-    data = file.pread(end - start, start)
+def _read(file: ReadableFile, start: int, end: int) -> memoryview:
+    data = read_apart(file, start, end)
     if len(data) != end - start:
         raise SegmentChanged(f"{file.path} ends at {start + len(data)}, before {end}")
     return data

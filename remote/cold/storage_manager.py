@@ -17,13 +17,14 @@ from enum import IntEnum
 from typing import Final, Protocol
 from uuid import UUID
 
+from protocol.checksum import Buffer
 from remote.cold.segments import RemoteSegment, TieredPartition
 
 BLOCK_BYTES: Final = 1 << 20
 """Each block of so many bytes of a segment has a checksum in its header: what is fetched by whole blocks can
 be checked before it is served."""
 
-Read = Callable[[int, int], Awaitable[bytes]]
+Read = Callable[[int, int], Awaitable[Buffer]]
 """Return the bytes [start, end) of the segment; it may be asked again for the same ones."""
 Pace = Callable[[int], Awaitable[None]]
 """Wait until so many more bytes may be sent."""

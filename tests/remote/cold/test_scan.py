@@ -27,7 +27,9 @@ class Bytes:
         return self.data[offset : offset + size]
 
     def preadv(self, buffer: memoryview, offset: int) -> int:
-        raise NotImplementedError
+        data = self.pread(len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def segment(*sizes: int, base: int = 0) -> bytes:
