@@ -116,6 +116,7 @@ ROWS: tuple[Row, ...] = (
             Goal(figure="slowest", label="rate", at_least=0.95),
             Goal(figure="fastest", label="rate", at_most=1.05),
         ),
+        systems=OURS,
     ),
     Row(
         name="unpaced",
@@ -133,6 +134,7 @@ ROWS: tuple[Row, ...] = (
             _shown("mb_per_s", "MB/s"),
         ),
         goals=(Goal(figure="extra_mb", label="memory", at_most=96),),
+        systems=OURS,
     ),
     Row(
         name="cold",
@@ -154,12 +156,14 @@ ROWS: tuple[Row, ...] = (
         title="100 consumers from the tier, as fast as they can",
         measures=_MANY,
         goals=_MANY_GOALS,
+        systems=OURS,
     ),
     Row(
         name="many-paced",
         title="100 consumers from the tier, 50 MB/s together",
         measures=_MANY,
         goals=_MANY_GOALS,
+        systems=OURS,
     ),
     Row(
         name="join-copy",
