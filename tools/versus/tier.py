@@ -475,16 +475,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sizes = dataclasses.replace(Sizes(), rounds=options.rounds).scaled(options.scale)
     names = _systems(with_kafka=not options.own)
-    rounds, failed = Rounds(names), False
+    rounds, exit_code = Rounds(names), 0
     try:
         with tempfile.TemporaryDirectory(prefix="tidewal-tier-", dir=options.folder) as folder:
             measure(names, chosen, sizes, Path(folder), rounds)
     except (Failure, OSError) as failure:  # what was measured before is shown all the same
         complain(f"bench-tier: {failure}")
-        failed = True
+        exit_code = 1
     except KeyboardInterrupt:
         complain("bench-tier: stopped")
-        return 130
+        exit_code = 130
     medians = rounds.medians()
     table = tier_rows.markdown(chosen, names, medians)
     emit(table)
@@ -493,7 +493,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({"medians": medians, "rounds": rounds.found}, indent=2) + "\n")
     emit(f"{time.perf_counter() - started_s:.0f} s; {sizes}; each figure is the median of its rounds")
-    return 1 if failed else 0
+    return exit_code
 
 
 def _systems(*, with_kafka: bool) -> list[str]:
