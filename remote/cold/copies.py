@@ -32,7 +32,7 @@ OPEN_MAX: Final = 128
 """Of a store that is a directory each open copy holds a descriptor."""
 HINTS_MAX: Final = 256
 PROVEN_AT_ONCE: Final = 8 << 20
-_AHEAD_CHUNKS: Final = 4
+_AHEAD_CHUNKS: Final = 2
 _OBJECT_BYTES: Final = 200
 """What a decoded entry of a transaction index takes, roughly."""
 _SUMS_HEAD: Final = Struct(">QI")
