@@ -98,7 +98,7 @@ class MemoryStore:
         try:
             begun = self._upload(key, upload)
         except NoSuchUpload:
-            if len(self.objects.get(key, b"")) != size:
+            if key not in self.objects or len(self.objects[key]) != size:
                 raise
             return
         data = bytearray()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remote.store.local_store import LocalStore
@@ -374,6 +374,7 @@ async def test_the_file_of_an_object_is_the_object(store: ObjectStore) -> None:
         max_size=30,
     )
 )
+@example([("begin", "a", b""), ("abort", "a", b""), ("complete", "a", b"")])
 def test_a_local_store_does_what_memory_does(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, bytes]]
 ) -> None:
