@@ -13,7 +13,6 @@ brought back does not agree with the others, and then the segment is read from i
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from os.path import join
 from uuid import UUID
 
 from protocol.errors import CorruptBatch
+from protocol.ids import decode_id, encode_id
 from protocol.records import BatchHeader
 from storage.epochs import EpochCache, decode_epochs
 from storage.files import Files, write_replacing
@@ -568,11 +568,11 @@ def read_topic_id(files: Files, path: str) -> UUID | None:
     try:
         text = files.read(join(path, METADATA)).decode("ascii")
         fields = dict(line.split(": ", 1) for line in text.splitlines() if line)
-        return UUID(bytes=urlsafe_b64decode(fields["topic_id"] + "=="))
+        return decode_id(fields["topic_id"])
     except (FileNotFoundError, ValueError, KeyError):
         return None
 
 
 def encode_metadata(topic_id: UUID) -> bytes:
     """`partition.metadata` as Kafka writes it."""
-    return f"version: 0\ntopic_id: {urlsafe_b64encode(topic_id.bytes).decode().rstrip('=')}".encode()
+    return f"version: 0\ntopic_id: {encode_id(topic_id)}".encode()

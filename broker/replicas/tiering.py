@@ -29,7 +29,7 @@ from broker.replicas.worker_groups import WorkerGroup
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.copier import Copier, CopyFailed
 from remote.cold.expirer import Expirer
-from remote.cold.fold import PartitionFold
+from remote.cold.metadata_manager import MetadataManager
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged
 from remote.cold.segments import TieredPartition
@@ -50,20 +50,6 @@ _EXPECTED: Final = (
     CopyFailed,
     TimeoutError,
 )
-
-
-class TierMetadata(Protocol):
-    """What this broker knows of the tier."""
-
-    @property
-    def on_change(self) -> list[Callable[[TieredPartition], None]]: ...
-    def fold(self, partition: TieredPartition) -> PartitionFold | None: ...
-    def follow(self, partition: TieredPartition) -> None: ...
-    def unfollow(self, partition: TieredPartition) -> None: ...
-    def renew(self, partition: TieredPartition) -> None:
-        """Take it for not caught up until the metadata's leader has named an end again."""
-
-    def is_caught_up(self, partition: TieredPartition) -> bool: ...
 
 
 class Replicas(Protocol):
@@ -107,7 +93,7 @@ class Tiering:
         *,
         config: Callable[[], BrokerConfig],
         replicas: Replicas,
-        metadata: TierMetadata,
+        metadata: MetadataManager,
         storage: StorageManager,
         copier: Copier,
         expirer: Expirer,
