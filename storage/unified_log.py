@@ -1,25 +1,23 @@
 """The log on local disk: segments under one directory in Kafka's formats.
 
-Owns: staging and writing, roll, reading, retention, truncation, swapping in compacted segments, the recovery
-point. Does not own: what may be appended (AbstractLog), opening a directory (loader), what a sync settles
-(flush), when maintenance runs (log_manager). Invariant: batches reach the file in the order of their offsets
-with one write per flush; the first OSError ends the log for good (`offline`), because what the disk then
-holds is unknown. Only a lack of descriptors does not: it is met before anything is staged, and the caller may
-try again.
+Owns: staging and writing, roll, retention, truncation, swapping in compacted segments, the recovery point.
+Does not own: what may be appended (AbstractLog), reading, copies and failures (SegmentedLog), opening a
+directory (loader), what a sync settles (flush), when maintenance runs (log_manager). Invariant: batches reach
+the file in the order of their offsets with one write per flush. A lack of descriptors is met before anything
+is staged or changed, and the caller may try again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from os.path import basename, dirname, join
+from collections.abc import Callable, Generator, Sequence
+from os.path import basename, join
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import OVERHEAD, STAMP
 from storage.epochs import EpochCache
-from storage.files import Files, is_scarcity, write_replacing, write_whole
+from storage.files import Files, write_replacing, write_whole
 from storage.flush import SegmentFlush, Unsynced
 from storage.index import AbortedTxn
 from storage.loader import (
@@ -30,23 +28,15 @@ from storage.loader import (
     encode_metadata,
     load,
     producers_at,
-    replaying_producers,
     snapshot_offsets,
     snapshot_path,
     write_snapshot,
 )
 from storage.log import (
     PRODUCER_EXPIRATION_MS,
-    AbstractLog,
-    ClosedSegment,
     FlushJob,
-    HeldSegment,
     LogOffline,
-    LogSlice,
-    LogStats,
-    NoDescriptor,
     StartDone,
-    TieredOffset,
     ignore_start,
 )
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
@@ -63,6 +53,7 @@ from storage.segment import (
     Segment,
     SegmentMark,
 )
+from storage.segmented_log import SegmentedLog
 
 Jitter = Callable[[int], int]  # a number in [0, bound)
 
@@ -80,11 +71,10 @@ def _ignore_cut(is_start: bool) -> None:
     pass
 
 
-class UnifiedLog(AbstractLog):
+class UnifiedLog(SegmentedLog):
     # thousands of logs: with so many attributes each would have a dict of 1.5 KB
     __slots__ = (
         "_active",
-        "_bases",
         "_doomed",
         "_epochs_dirty",
         "_epochs_written",
@@ -94,25 +84,17 @@ class UnifiedLog(AbstractLog):
         "_marked_upto",
         "_marks",
         "_on_cut",
-        "_on_failure",
         "_on_start",
         "_plain_size_max",
         "_roll_at",
         "_roll_by_clock",
         "_segment_bytes",
-        "_segments",
         "_snapshot_at",
-        "_staged",
         "_start_asked",
         "_start_waits",
         "_unsynced",
-        "deletions",
-        "directory",
-        "dropped_bytes",
-        "files",
         "flushed_at_ms",
         "is_start_named",
-        "log_dir",
         "saved_start",
     )
 
@@ -132,22 +114,15 @@ class UnifiedLog(AbstractLog):
         saved_start: int | None = None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
-        self.files = files
-        self.directory = directory
-        self.log_dir = dirname(directory)
         self._jitter = jitter
-        self._on_failure = on_failure
         self._on_cut = on_cut
         self._on_start = on_start
-        self._staged: list[memoryview] = []
         self._doomed: list[tuple[int, str]] = []
         """When each is due, and its path; ascending."""
         self._unsynced = Unsynced(loaded.rewritten)
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
         self._marked_upto = loaded.recovery_point
-        self._epochs_dirty = False
-        self._epochs_written: list[tuple[int, int]] | None = None
         self.saved_start = saved_start or 0
         """The log start that a crash would leave, as far as is known."""
         self.is_start_named = saved_start is not None
@@ -155,31 +130,22 @@ class UnifiedLog(AbstractLog):
         self._start_asked = 0
         self._start_waits: tuple[tuple[int, StartDone], ...] = ()
         self.flushed_at_ms = 0
-        self._segments = loaded.segments
-        self._bases = [segment.base_offset for segment in loaded.segments]
         self._active = loaded.segments[-1]
         self._roll_at = UNKNOWN
         self._roll_by_clock = False
-        self.deletions = 0
-        """How often closed segments were deleted from the front."""
         super().__init__(
+            files=files,
+            directory=directory,
             topic=topic,
-            topic_id=loaded.topic_id,
             partition=partition,
             config=config,
+            loaded=loaded,
+            on_failure=on_failure,
             producer_expiration_ms=producer_expiration_ms,
         )
-        self.epochs = loaded.epochs
-        self.producer_table = loaded.producers
-        self.log_start_offset = loaded.log_start_offset
-        self.local_log_start_offset = loaded.local_log_start_offset
-        self.high_watermark = self.last_stable_offset = loaded.log_start_offset
-        self.log_end_offset = loaded.log_end_offset
-        self.recovery_point = loaded.recovery_point
-        self.dropped_bytes = loaded.dropped_bytes
-        self.may_lack_end = not loaded.is_noted
         self._epochs_dirty = bool(loaded.rewritten)
-        self._epochs_written = None if loaded.rewritten else loaded.epochs.entries()
+        written = None if loaded.rewritten else loaded.epochs.entries()
+        self._epochs_written: list[tuple[int, int]] | None = written
 
     @staticmethod
     def opening(
@@ -403,159 +369,6 @@ class UnifiedLog(AbstractLog):
         with self._changing():  # its marker is in the log already
             self._active.add_aborted(txn)
         self._unsynced.add([self._active.path(TXN_INDEX)])
-
-    # --- read ---
-
-    @property
-    def size(self) -> int:
-        return sum(segment.size for segment in self._segments)
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        return self._segments
-
-    def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
-        if self.offline is not None:
-            raise LogOffline(self.offline)
-        if not self.local_log_start_offset <= offset <= self.log_end_offset:
-            raise self._outside(offset)
-        if self._staged:
-            self.flush_staged()
-        bases = self._bases
-        at = max(0, bisect_right(bases, offset) - 1)
-        while offset < bound and at < len(bases):
-            end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
-            try:
-                found = self._segments[at].read(
-                    offset, max_bytes, bound=bound, end_offset=end, min_one=min_one
-                )
-            except (OSError, CorruptBatch) as error:
-                raise self._unreadable(error) from error
-            if found is None or found.size > 0:
-                return found
-            at += 1
-            offset = max(offset, end)
-        return None
-
-    def _outside(self, offset: int) -> KafkaError:
-        if self.log_start_offset <= offset < self.local_log_start_offset:
-            return TieredOffset(f"offset {offset} is below the local start {self.local_log_start_offset}")
-        return KafkaError(
-            ErrorCode.offset_out_of_range,
-            f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]",
-        )
-
-    def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
-        self.flush_staged()
-        with self._reading():
-            for segment in self._local_segments():
-                if segment.base_offset >= bound:
-                    break
-                found = segment.find_timestamp(timestamp, self.local_log_start_offset)
-                if found is not None:
-                    return found if found[1] < bound else None
-        return None
-
-    def offset_of_max_timestamp(self) -> tuple[int, int, int] | None:
-        self.flush_staged()
-        with self._reading():
-            segments = [segment for segment in self._local_segments() if segment.size]
-            if not segments:
-                return None
-            return max(segments, key=lambda segment: segment.largest_timestamp).find_max_timestamp()
-
-    def aborted_in(self, start: int, end: int) -> list[tuple[int, int]]:
-        found = []
-        first = max(0, bisect_right(self._bases, start) - 1)
-        with self._reading():
-            for segment in self._segments[first:]:
-                for txn in segment.aborted:
-                    if txn.last_offset >= start and txn.first_offset < end:
-                        found.append((txn.producer_id, txn.first_offset))
-                    if txn.last_stable_offset >= end:
-                        return found
-        return found
-
-    def end_of(self, segment: Segment) -> int:
-        """Return the offset at which the next segment begins."""
-        at = bisect_right(self._bases, segment.base_offset)
-        return self._bases[at] if at < len(self._bases) else self.log_end_offset
-
-    def _local_segments(self) -> list[Segment]:
-        return self._segments[max(0, bisect_right(self._bases, self.local_log_start_offset) - 1) :]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Changes with every change of closed segments, and of the end other than by appends: for callers
-        that work in slices."""
-        return self.generation, self.deletions
-
-    # --- copies of closed segments ---
-
-    def closed_segments(self, start: int, end: int) -> list[ClosedSegment]:
-        first = max(0, bisect_right(self._bases, start) - 1)
-        last = min(bisect_right(self._bases, end), len(self._bases)) - 1
-        with self._reading():
-            return [self._described(at) for at in range(first, last)]
-
-    def _described(self, at: int) -> ClosedSegment:
-        segment = self._segments[at]
-        return ClosedSegment(
-            base_offset=segment.base_offset,
-            end_offset=self._bases[at + 1],
-            size=segment.size,
-            max_timestamp=segment.largest_timestamp,
-            has_aborted=bool(segment.aborted),
-        )
-
-    @contextmanager
-    def open_segment(self, base_offset: int) -> Iterator[HeldSegment]:
-        if self.offline is not None:
-            raise LogOffline(self.offline)
-        at = bisect_right(self._bases, base_offset) - 1
-        if at < 0 or at + 1 >= len(self._bases) or self._bases[at] != base_offset:
-            raise KafkaError(ErrorCode.offset_out_of_range, f"{self} has no closed segment at {base_offset}")
-        segment = self._segments[at]
-        with self._reading():
-            segment.seal()  # one whose indexes were rebuilt is not
-            described = self._described(at)
-            held = HeldSegment(
-                segment=described,
-                file=segment.file,
-                offset_index=segment.offsets.encode(),
-                time_index=segment.times.encode(),
-                txn_index=b"".join(txn.encode() for txn in segment.aborted),
-                epochs=self.epochs.entries_within(base_offset, described.end_offset),
-                epochs_until_end=self.epochs.entries_until(described.end_offset),
-            )
-        yield held
-
-    def producers_until(self, end: int) -> Generator[None, None, bytes]:
-        if self.offline is not None:
-            raise LogOffline(self.offline)
-        if end not in self._bases:
-            raise KafkaError(ErrorCode.offset_out_of_range, f"{self} has no segment at {end}")
-        shape = self.shape
-        with self._reading():
-            steps = replaying_producers(self.files, self.directory, self._segments, end)
-        while True:
-            with self._reading():
-                try:
-                    next(steps)
-                except StopIteration as found:
-                    table: ProducerTable = found.value
-                    return table.encode()
-            yield
-            if self.offline is not None:
-                raise LogOffline(self.offline)
-            if self.shape != shape:
-                raise KafkaError(ErrorCode.offset_out_of_range, f"{self} changed while it was read")
-
-    def size_from(self, offset: int) -> int:
-        if offset >= self.log_end_offset:
-            return 0
-        first = max(0, bisect_right(self._bases, offset) - 1)
-        return sum(segment.size for segment in self._segments[first:])
 
     # --- shortening ---
 
@@ -1144,80 +957,7 @@ class UnifiedLog(AbstractLog):
         if not self._active.is_open:
             self._roll_at = UNKNOWN
 
-    def moved_to(self, directory: str) -> None:
-        """The directory was renamed (a deleted topic): open files stay readable."""
-        self.directory = directory
-        self.generation += 1
-        for segment in self._segments:
-            segment.directory = directory
-
-    def statistics(self) -> LogStats:
-        return LogStats(
-            segments=len(self._segments),
-            size=self.size,
-            log_start_offset=self.log_start_offset,
-            local_log_start_offset=self.local_log_start_offset,
-            last_stable_offset=self.last_stable_offset,
-            high_watermark=self.high_watermark,
-            log_end_offset=self.log_end_offset,
-            recovery_point=self.recovery_point,
-            producers=len(self.producer_table.entries),
-            open_transactions=len(self.producer_table.ongoing),
-            is_offline=self.offline is not None,
-        )
-
-    # --- failure ---
-
     def take_offline(self, reason: str) -> None:
-        """Nothing more is read from or written to this log."""
         if self.offline is None:
-            self.offline = reason
-            self._staged = []
-            self.generation += 1
+            super().take_offline(reason)
             self._refuse_starts_past(-1, LogOffline(reason))
-
-    def forget(self) -> None:
-        """Let go of all that this log holds: it was taken away, and a producer's connection may keep it for
-        weeks, and shall not keep its files and what it remembered. Slices being sent keep their file."""
-        assert self.offline is not None, f"{self} is in use"
-        for segment in self._segments:
-            segment.forget()
-        self.producer_table = ProducerTable()
-
-    def _fail(self, error: OSError, *, is_halfway: bool = False) -> KafkaError:
-        if self.offline is not None:  # a deleted log, or a directory already given up
-            return LogOffline(self.offline)
-        reason = f"{basename(self.directory)}: {error}"
-        if is_scarcity(error) and not is_halfway:
-            return NoDescriptor(reason)
-        self.take_offline(reason)
-        self._on_failure(error)
-        return LogOffline(reason)
-
-    @contextmanager
-    def _disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self._fail(error) from error
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """What is done by half is neither the old log nor the new one, until the next start finds out which:
-        a lack of descriptors ends the log here too."""
-        try:
-            yield
-        except OSError as error:
-            raise self._fail(error, is_halfway=True) from error
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, CorruptBatch) as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: OSError | CorruptBatch) -> KafkaError:
-        if isinstance(error, OSError):
-            return self._fail(error)
-        return KafkaError(ErrorCode.corrupt_message, f"{self.topic}-{self.partition}: {error}")
