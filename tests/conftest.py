@@ -240,12 +240,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     target = session.config.getoption("--requirements-to")
-    if target is None:
-        return
+    if target is not None:
+        Path(target).write_text(json.dumps(requirement_marks(session)))
+
+
+def requirement_marks(session: pytest.Session) -> dict[str, list[str]]:
+    """{requirement id: [test, …]} of what was collected."""
     marked: dict[str, set[str]] = {}
     for item in session.items:
         test = item.nodeid.split("[", 1)[0]
         for mark in item.iter_markers("requirement"):
             for requirement in mark.args:
                 marked.setdefault(requirement, set()).add(test)
-    Path(target).write_text(json.dumps({key: sorted(tests) for key, tests in sorted(marked.items())}))
+    return {key: sorted(tests) for key, tests in sorted(marked.items())}
+
+
+def has_collected_all(config: pytest.Config) -> bool:
+    """Whether nobody asked for less than every test."""
+    narrowing = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf")
+    is_narrowed = any(config.getoption(name, None) for name in narrowing)
+    return not is_narrowed and [Path(arg).resolve() for arg in config.args] == [ROOT / "tests"]
