@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.console import Failure, complain, emit
-from tools.versus import brokers, rows, tier_rows, tiered
-from tools.versus.caller import LATEST_TIERED, Caller, answers, until
+from tools.versus import brokers, rows, tier_ready, tier_rows, tiered
+from tools.versus.caller import LATEST_TIERED, POLL_S, Caller, answers, until
 from tools.versus.load import Load, run
 from tools.versus.minio import EXECUTABLE
 from tools.versus.nodes import SETTLE_S, Cluster
@@ -301,6 +301,7 @@ def join(name: str, sizes: Sizes, folder: Path) -> dict[str, Found]:
         copy = _join(cluster, is_flagged=False)
         flagged = _join(cluster, is_flagged=True)
     flagged["of_copy"] = flagged["seconds"] / copy["seconds"]
+    flagged["of_copy_once_ready"] = _once_ready_s(flagged) / _once_ready_s(copy)
     flagged["over_mb"] = flagged["copied_mb"] - 2 * sizes.segment_bytes / 1e6
     return {"join-copy": copy, "join": flagged}
 
@@ -322,6 +323,10 @@ def _join(cluster: Cluster, *, is_flagged: bool) -> Found:
     copied_mb = cluster.stored_bytes(JOINER, COLD) / 1e6
     cluster.wait_whole()
     return {"copied_mb": copied_mb, "seconds": seconds, "ready_s": ready_s}
+
+
+def _once_ready_s(found: Found) -> float:
+    return max(found["seconds"] - found["ready_s"], POLL_S)
 
 
 def answers_now(port: int) -> bool:
@@ -426,6 +431,13 @@ def measure(names: Sequence[str], chosen: Sequence[Row], sizes: Sizes, folder: P
     if "fold" in wanted:
         for _ in range(sizes.rounds):
             rounds.add(LOCAL, "fold", fold(sizes))
+    if "ready" in wanted:
+        with tempfile.TemporaryDirectory(prefix="ready-", dir=folder) as place:
+            found_each = tier_ready.measure(
+                sizes.live_segments, sizes.rounds, sizes.segment_bytes, Path(place)
+            )
+        for found in found_each:
+            rounds.add(LOCAL, "ready", found)
     in_rounds = [row for row in chosen if row.name in IN_ROUNDS]
     if in_rounds or "memory" in wanted:
         with contextlib.ExitStack() as stack:

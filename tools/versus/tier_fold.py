@@ -29,13 +29,20 @@ FINDS = 20_000
 AT_ONCE = 1000
 
 
-def records(partition: TieredPartition, count: int, chosen: random.Random) -> Iterator[tuple[bytes, bytes]]:
+def records(
+    partition: TieredPartition,
+    count: int,
+    chosen: random.Random,
+    *,
+    topic: str = "logs",
+    epochs: int = EPOCHS,
+) -> Iterator[tuple[bytes, bytes]]:
     """Both records of each copy, in the order in which a leader writes them."""
     for at in range(count):
         base = at * RECORDS_A_SEGMENT
         segment = RemoteSegment(
             partition=partition,
-            topic="logs",
+            topic=topic,
             id=UUID(int=chosen.getrandbits(128), version=4),
             base_offset=base,
             end_offset=base + RECORDS_A_SEGMENT,
@@ -43,7 +50,7 @@ def records(partition: TieredPartition, count: int, chosen: random.Random) -> It
             max_timestamp_ms=1_700_000_000_000 + at,
             event_timestamp_ms=1_700_000_000_000 + at,
             size_bytes=16_000_000,
-            epochs=((at * EPOCHS // count, base),),
+            epochs=((at * epochs // count, base),),
             has_aborted=False,
         )
         yield encode_event(SegmentStarted(segment=segment))

@@ -64,57 +64,59 @@ class Row:
     systems: tuple[str, ...] = (*OURS, KAFKA)
 
 
-def _shown(name: str, unit: str) -> Measure:
-    return Measure(name=name, unit=unit)
+def _shown(**units: str) -> tuple[Measure, ...]:
+    """Show these figures, in their order; each with its unit."""
+    return tuple(Measure(name=name, unit=unit) for name, unit in units.items())
 
 
-_BESIDE = (
-    _shown("idle_p99_ms", "ms p99 before"),
-    _shown("p99_ms", "ms meanwhile"),
-    _shown("p99_times", "times"),
-    _shown("stall_ms", "ms longest stall"),
-    _shown("mb_per_s", "MB/s"),
+def _at_most(label: str, *of: str, **bound: float) -> Goal:
+    """Bound one figure; in all columns of ours unless some are named."""
+    ((figure, most),) = bound.items()
+    return Goal(figure=figure, label=label, at_most=most, of=of or OURS)
+
+
+def _at_least(label: str, *of: str, **bound: float) -> Goal:
+    ((figure, least),) = bound.items()
+    return Goal(figure=figure, label=label, at_least=least, of=of or OURS)
+
+
+_BESIDE = _shown(
+    idle_p99_ms="ms p99 before",
+    p99_ms="ms meanwhile",
+    p99_times="times",
+    stall_ms="ms longest stall",
+    mb_per_s="MB/s",
 )
-_MANY = (
-    _shown("mb_per_s", "MB/s"),
-    _shown("extra_mb", "MB more memory"),
-    _shown("idle_p99_ms", "ms p99 of the tail before"),
-    _shown("p99_ms", "ms meanwhile"),
-    _shown("p99_times", "times"),
+_MANY = _shown(
+    mb_per_s="MB/s",
+    extra_mb="MB more memory",
+    idle_p99_ms="ms p99 of the tail before",
+    p99_ms="ms meanwhile",
+    p99_times="times",
 )
-_MANY_GOALS = (
-    Goal(figure="extra_mb", label="memory", at_most=128),
-    Goal(figure="p99_times", label="p99", at_most=1.5),
-)
-_JOIN = (
-    _shown("copied_mb", "MB copied"),
-    _shown("seconds", "s from its start to the ISR"),
-    _shown("ready_s", "s of it until it was ready"),
+_MANY_GOALS = (_at_most("memory", extra_mb=128), _at_most("p99", p99_times=1.5))
+_JOIN = _shown(
+    copied_mb="MB copied",
+    seconds="s from its start to the ISR",
+    ready_s="s of it until it was ready",
 )
 
 ROWS: tuple[Row, ...] = (
     Row(
         name="upload",
         title="closed segments uploaded, nothing else going on; broker's CPU",
-        measures=(_shown("mb_per_s", "MB/s"), _shown("cpu_s_per_gb", "s/GB")),
-        goals=(
-            Goal(figure="mb_per_s", label="speed", at_least=150, of=(MINIO,)),
-            Goal(figure="cpu_s_per_gb", label="CPU", at_most=4),
-        ),
+        measures=_shown(mb_per_s="MB/s", cpu_s_per_gb="s/GB"),
+        goals=(_at_least("speed", MINIO, mb_per_s=150), _at_most("CPU", cpu_s_per_gb=4)),
     ),
     Row(
         name="paced",
         title="C producer, 10 MB/s, beside an upload under a quota of 20 MB/s",
-        measures=(
-            *_BESIDE,
-            _shown("slowest", "of the quota in the slowest 11 s"),
-            _shown("fastest", "in the fastest"),
-        ),
+        measures=_BESIDE + _shown(slowest="of the quota in the slowest 11 s", fastest="in the fastest"),
         goals=(
-            Goal(figure="p99_times", label="p99", at_most=1.2),
-            Goal(figure="stall_ms", label="stall", at_most=20),
-            Goal(figure="slowest", label="rate", at_least=0.95),
-            Goal(figure="fastest", label="rate", at_most=1.05),
+            _at_most("p99", p99_times=1.2),
+            _at_most("stall", stall_ms=20),
+            _at_least("rate", slowest=0.95),
+            _at_most("rate", fastest=1.05),
         ),
         systems=OURS,
     ),
@@ -122,32 +124,29 @@ ROWS: tuple[Row, ...] = (
         name="unpaced",
         title="the same without a quota",
         measures=_BESIDE,
-        goals=(Goal(figure="p99_times", label="p99", at_most=2),),
+        goals=(_at_most("p99", p99_times=2),),
     ),
     Row(
         name="memory",
         title="ten large segments uploaded at once: the broker's memory",
-        measures=(
-            _shown("segment_mb", "MB a segment"),
-            _shown("before_mb", "MB before"),
-            _shown("extra_mb", "MB more at most"),
-            _shown("mb_per_s", "MB/s"),
+        measures=_shown(
+            segment_mb="MB a segment", before_mb="MB before", extra_mb="MB more at most", mb_per_s="MB/s"
         ),
-        goals=(Goal(figure="extra_mb", label="memory", at_most=96),),
+        goals=(_at_most("memory", extra_mb=96),),
         systems=OURS,
     ),
     Row(
         name="cold",
         title="C consumer, 2,000 B, from the tier, and the same bytes from local segments",
-        measures=(
-            _shown("mb_per_s", "MB/s cold"),
-            _shown("local_mb_per_s", "MB/s local"),
-            _shown("of_local", "of local"),
-            _shown("cpu_s_per_gb", "s/GB cold"),
+        measures=_shown(
+            mb_per_s="MB/s cold",
+            local_mb_per_s="MB/s local",
+            of_local="of local",
+            cpu_s_per_gb="s/GB cold",
         ),
         goals=(
-            Goal(figure="of_local", label="of local", at_least=0.7, of=(LOCAL,)),
-            Goal(figure="of_local", label="of local", at_least=0.5, of=(MINIO,)),
+            _at_least("of local", LOCAL, of_local=0.7),
+            _at_least("of local", MINIO, of_local=0.5),
             Goal(figure="mb_per_s", label="cold", at_least=0, as_kafka=True),
         ),
     ),
@@ -174,27 +173,39 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="join",
         title="an empty disk joins, follower.fetch.last.tiered.offset.enable=true",
-        measures=(*_JOIN, _shown("of_copy", "of the time without")),
+        measures=_JOIN
+        + _shown(of_copy="of the time without", of_copy_once_ready="of it from the moment it was ready"),
         goals=(
-            Goal(figure="over_mb", label="MB copied over two segments", at_most=1, of=(LOCAL,)),
-            Goal(figure="of_copy", label="time", at_most=0.1, of=(LOCAL,)),
+            _at_most("MB copied over two segments", LOCAL, over_mb=1),
+            _at_most("time", LOCAL, of_copy=0.1),
+            Goal(figure="seconds", label="time", at_most=0, as_kafka=True, of=(LOCAL,)),
         ),
         systems=(LOCAL, KAFKA),
     ),
     Row(
         name="fold",
         title="live segments folded from their records",
-        measures=(
-            _shown("segments", "segments"),
-            _shown("cpu_s", "s CPU"),
-            _shown("bytes", "B each"),
-            _shown("find_us", "µs a look-up"),
-        ),
+        measures=_shown(segments="segments", cpu_s="s CPU", bytes="B each", find_us="µs a look-up"),
         goals=(
-            Goal(figure="cpu_s", label="CPU", at_most=5, of=(LOCAL,)),
-            Goal(figure="bytes", label="memory", at_most=600, of=(LOCAL,)),
-            Goal(figure="find_us", label="look-up", at_most=20, of=(LOCAL,)),
+            _at_most("CPU", LOCAL, cpu_s=5),
+            _at_most("memory", LOCAL, bytes=600),
+            _at_most("look-up", LOCAL, find_us=20),
         ),
+        systems=(LOCAL,),
+    ),
+    Row(
+        name="ready",
+        title="a start with so many live segments, beside a start with three",
+        measures=_shown(
+            segments="segments",
+            ready_s="s to ready",
+            plain_ready_s="s with three",
+            ready_cpu_s="s CPU to ready",
+            plain_ready_cpu_s="s CPU with three",
+            read_s="s to the first read from the tier",
+            plain_read_s="s with three",
+        ),
+        goals=(_at_most("s later", LOCAL, later_s=0.1), _at_most("s CPU more", LOCAL, later_cpu_s=0.1)),
         systems=(LOCAL,),
     ),
 )

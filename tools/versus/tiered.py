@@ -145,7 +145,13 @@ def delete(tiered: Tiered, topic: str) -> None:
     """Delete a topic, and wait until its objects are gone too: nothing of it goes on beside the next row."""
     with Caller(tiered.port) as caller:
         caller.delete(topic)
-    until(lambda: not list(_segment_files(tiered, topic)), f"end of topic {topic}", TIERED_S_MAX)
+    until(lambda: _is_gone(tiered, topic), f"end of topic {topic}", TIERED_S_MAX)
+
+
+def _is_gone(tiered: Tiered, topic: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a folder that went while it was looked into
+        return not list(_segment_files(tiered, topic))
+    return False
 
 
 def _segment_files(tiered: Tiered, topic: str) -> Iterator[Path]:

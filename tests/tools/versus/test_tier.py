@@ -163,11 +163,23 @@ def test_a_broker_of_ours_goes_through_all_of_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tier, "SETTLE_CLIENT_S", 0.3)
     monkeypatch.setattr(tier, "CONSUMERS", 3)
     rounds = tier.Rounds([LOCAL])
-    chosen = tier_rows.select(["upload", "paced", "cold", "many", "join", "join-copy", "fold"])
+    chosen = tier_rows.select(["upload", "paced", "cold", "many", "fold", "ready"])
     tier.measure([LOCAL], chosen, TINY, tmp_path, rounds)
     medians = rounds.medians()[LOCAL]
     needs_longer = {"slowest", "fastest"}
     for row in chosen:
         assert {measure.name for measure in row.measures} - needs_longer <= medians[row.name].keys(), row.name
     assert rows.number(medians["cold"]["mb_per_s"]) in tier_rows.markdown(chosen, [LOCAL], rounds.medians())
+    assert not list(tmp_path.iterdir()), "what was started or written is gone"
+
+
+def test_an_empty_disk_takes_from_its_leader_what_the_tier_has_not(tmp_path: Path) -> None:
+    rounds = tier.Rounds([LOCAL])
+    chosen = tier_rows.select(["join", "join-copy"])
+    tier.measure([LOCAL], chosen, TINY, tmp_path, rounds)
+    medians = rounds.medians()[LOCAL]
+    for row in chosen:
+        assert {measure.name for measure in row.measures} <= medians[row.name].keys(), row.name
+    assert medians["join"]["over_mb"] <= 1
+    assert medians["join"]["copied_mb"] <= 0.15 * medians["join-copy"]["copied_mb"]
     assert not list(tmp_path.iterdir()), "what was started or written is gone"
