@@ -20,13 +20,13 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from protocol.errors import KafkaError
+from remote.cold.claim import Claim
 from remote.cold.pacing import PacerStatistics
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged, SegmentScan, read_again
 from remote.cold.segments import (
     RemoteSegment,
-    SegmentStarted,
     SegmentState,
     SegmentUpdated,
 )
@@ -181,8 +181,14 @@ class Copier:
         producers: bytes,
         generation: int,
     ) -> None:
-        await self._metadata.submit(SegmentStarted(segment=segment), leader_epoch=tenure.leader_epoch)
-        custom = await self._store(tenure, segment, held, scan, producers)
+        claim = Claim(
+            segment,
+            leader_epoch=tenure.leader_epoch,
+            metadata=self._metadata,
+            clock=asyncio.get_running_loop().time,
+        )
+        await claim.begin()
+        custom = await self._store(tenure, segment, claim, held, scan, producers)
         tenure.check()
         if tenure.log.generation != generation:
             raise SegmentChanged("the log was cut while it was copied")
@@ -204,6 +210,7 @@ class Copier:
         self,
         tenure: Tenure,
         segment: RemoteSegment,
+        claim: Claim,
         held: HeldSegment,
         scan: SegmentScan,
         producers: bytes,
@@ -223,6 +230,7 @@ class Copier:
 
         async def read(start: int, end: int) -> memoryview:
             progress(STALL_S)
+            await claim.hold()
             data: memoryview = await self._read(
                 tenure,
                 lambda: read_again(
@@ -240,6 +248,7 @@ class Copier:
             progress(None)
             await self.quota.take(size)
             progress(STALL_S)
+            await claim.hold()
 
         data = SegmentData(
             size=held.size,

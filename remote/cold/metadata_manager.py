@@ -52,7 +52,8 @@ class MetadataManager(Protocol):
     ) -> None:
         """Return once the event is kept for good and in the fold here. `expects` is the state of the copy out
         of which the event was decided: in another one, but for the event's own, it is to be refused, also
-        if the copy came there a moment ago.
+        if the copy came there a moment ago. A `SegmentStarted` has it where the copy is begun already: to be
+        refused unless it is, and agreed on anew, not answered from what is known here.
 
         Raise KafkaError where it is refused: INVALID_RECORD after what was told before, FENCED_LEADER_EPOCH
         and UNKNOWN_LEADER_EPOCH for another leader epoch of the partition than it has, UNKNOWN_TOPIC_ID;

@@ -124,9 +124,9 @@ class ObjectTier:
         self, segment: RemoteSegment, part: SegmentPart, size: int, read: Read, pace: Pace
     ) -> None:
         key = key_of(segment, part)
-        await put_from(
-            self._store, key, size, read, pace=pace, budget=self._budget, part_bytes=self._part_bytes
-        )
+        # what is in memory anyhow waits for no room: `pace` said a moment ago that it may be put
+        budget = self._budget if part is SegmentPart.DATA else None
+        await put_from(self._store, key, size, read, pace=pace, budget=budget, part_bytes=self._part_bytes)
 
     async def _read_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         known = await self._read_head(segment)

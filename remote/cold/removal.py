@@ -6,8 +6,9 @@ which state (segments), the objects (storage manager). Invariant: no object goes
 committed, on the state in which the copy was chosen, and the deletion is not said to be done while a late
 upload may still bring an object back.
 
-A request that its sender gave up may reach the store afterwards, within a minute by all that stores promise.
-So the objects of an upload that did not end well, or ended a moment ago, are deleted twice, a minute apart.
+A request that its sender gave up may reach the store afterwards, and a leader of before may not know yet
+that it is none. So the objects of an upload that did not end well, or ended a moment ago, are deleted twice,
+so far apart that nothing more can come (claim).
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from typing import Final
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
+from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.segments import RemoteSegment, SegmentState, SegmentUpdated, TieredPartition
 from remote.cold.storage_manager import StorageManager
 from remote.cold.tenure import Metadata, Tenure
 
-LATE_UPLOAD_S: Final = 60.0
-"""Within this time after its last attempt an upload may still arrive."""
 LOOK_AGAIN_S: Final = 1.0
 """When a copy is looked at again that became another one than was chosen."""
 
@@ -53,7 +53,7 @@ class Removal:
         self._first_at: dict[UUID, tuple[TieredPartition, float]] = {}
         """Whose each is, and when its objects were deleted for the first time."""
         self._finished_at: dict[UUID, float] = {}
-        """Of the last minute."""
+        """Of the last LATE_UPLOAD_S."""
 
     def __repr__(self) -> str:
         return f"<Removal {self.deleted} deleted, {len(self._first_at)} to be deleted again>"

@@ -97,7 +97,7 @@ def hurry() -> None:
     from remote.cold import removal, sizes
     from storage import maintenance
 
-    removal.LATE_UPLOAD_S = sweep.LATE_PUT_S = LATE_S  # type: ignore[misc]
+    removal.LATE_UPLOAD_S = sweep.LATE_UPLOAD_S = LATE_S  # type: ignore[attr-defined]
     sweep.SWEEP_EVERY_S = 1.0  # type: ignore[misc]
     if os.environ.get(SMALL_PARTS):
         defaults(sizes.TierSizes)["part_bytes"] = PART_BYTES

@@ -6,7 +6,8 @@ events mean together (remote.cold.fold), their bytes (remote.cold.events), the l
 
 Invariants: an event is in the log only if it was legal after all before it, and if the leader that told it
 was, as far as this broker's image goes, the leader of its partition; a refused event leaves nothing. An event
-told again leaves nothing either, and is not refused: whoever lost an answer asks again.
+told again leaves nothing either, and is not refused: whoever lost an answer asks again. Only of a begun copy
+the start is written once more for whoever asks for a commit of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class TierCommand:
     event: TierEvent
     leader_epoch: int | None
     expects: SegmentState | None = None
-    """Told only of a copy that is in this state, or in the event's own; None for any."""
+    """Told only of a copy that is in this state, or in the event's own; None for any. With the start of a
+    copy: it is begun already, and its teller wants a commit of that."""
 
     def decide(self, state: TierMachine, means: Instant, /) -> TierDecision:
         return state.decide(self, -1, means)
@@ -95,11 +97,13 @@ class TierMachine:
         if isinstance(event, SegmentUpdated):
             _check_state(partition, event, command.expects)
             event = _with_custom(partition, event)
+        if _is_claim(command) and not _is_told(partition, event):
+            raise KafkaError(ErrorCode.invalid_record, "the copy is not begun, or its deletion is")
         refusal = self.fold.refusal(event) or _refusal_to_forget(partition, event)
         if refusal is not None:
             raise KafkaError(ErrorCode.invalid_record, refusal)
         if _is_told(partition, event):
-            return Decision(response=False)
+            return Decision(records=_rows(event) if _is_claim(command) else (), response=False)
         return Decision(records=_rows(event), response=True)
 
     def _check_teller(self, command: TierCommand) -> None:
@@ -203,6 +207,12 @@ def _left_over(partition: PartitionFold | None, event: TierEvent) -> tuple[TierR
     if partition is None or not isinstance(event, SegmentUpdated) or event.id not in partition.deleted():
         return ()
     return _tombstones(tombstones(event.partition, event.id))
+
+
+def _is_claim(command: TierCommand) -> bool:
+    """Whether it is told again that a copy is begun, only to have that committed. Without a commit, one might
+    answer that leads the metadata no more."""
+    return isinstance(command.event, SegmentStarted) and command.expects is not None
 
 
 def _is_told(partition: PartitionFold | None, event: TierEvent) -> bool:

@@ -22,6 +22,7 @@ from broker.coordinators.replicated_state import Pace
 from broker.coordinators.tier.coordinator import TierCoordinator
 from broker.coordinators.tier.machine import TierCommand
 from protocol.errors import KafkaError
+from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.events import updated
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import (
@@ -36,8 +37,6 @@ from remote.cold.segments import (
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 30.0
-LATE_PUT_S: Final = 60.0
-"""A put that nobody waits for any more may land so much later."""
 AT_ONCE: Final = 4
 
 
@@ -105,7 +104,7 @@ class Sweep:
 
     def _pause_s(self) -> float:
         waits = [
-            each.deleted_s + LATE_PUT_S - self._loop.time()
+            each.deleted_s + LATE_UPLOAD_S - self._loop.time()
             for each in self._dead.values()
             if each.deleted_s is not None
         ]
@@ -118,7 +117,7 @@ class Sweep:
             [
                 each
                 for each in self._dead.values()
-                if each.deleted_s is None or now_s >= each.deleted_s + LATE_PUT_S
+                if each.deleted_s is None or now_s >= each.deleted_s + LATE_UPLOAD_S
             ]
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
-from remote.cold.removal import LATE_UPLOAD_S
+from remote.cold.claim import LATE_UPLOAD_S
 from tests.broker.raw_client import RawClient, batch_of, create_topic
 from tests.broker.replicas.test_tiering import all_copied, clean, configure, fill, make, run
 from tests.broker.replication_driver import Replicas

@@ -12,7 +12,7 @@ from broker.control.metadata_records import ConfigChanged
 from broker.replicas.tiering import Tiering
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import build_batch
-from remote.cold.removal import LATE_UPLOAD_S
+from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.segments import RemoteSegment, TieredPartition
 from remote.keys import parse_tier_key
 from tests.broker.replication_driver import START_MS, Replicas, log_of

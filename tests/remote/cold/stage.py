@@ -23,6 +23,7 @@ from remote.cold.object_tier import ObjectTier
 from remote.cold.removal import Removal
 from remote.cold.segments import (
     RemoteSegment,
+    SegmentStarted,
     SegmentState,
     SegmentUpdated,
     TieredPartition,
@@ -78,7 +79,7 @@ class Agreed:
             await waited
         if leader_epoch < self.leader_epoch:
             raise KafkaError(ErrorCode.fenced_leader_epoch)
-        why = self.known.refusal(event) or self._other_state(event, expects)
+        why = self._other_state(event, expects) or self.known.refusal(event)
         if why is not None:
             raise KafkaError(ErrorCode.invalid_record, why)
         self.known.apply(event)
@@ -88,6 +89,9 @@ class Agreed:
 
     def _other_state(self, event: TierEvent, expects: SegmentState | None) -> str | None:
         fold = self.known.get(partition_of(event))
+        if isinstance(event, SegmentStarted):
+            is_begun = fold is not None and fold.segment(event.segment.id) is not None
+            return "the copy is not begun" if expects is not None and not is_begun else None
         if fold is None or expects is None or not isinstance(event, SegmentUpdated):
             return None
         known = fold.segment(event.id)

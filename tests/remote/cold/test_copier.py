@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
+from remote.cold import claim
 from remote.cold.copier import CopyFailed
+from remote.cold.events import updated
 from remote.cold.scan import SegmentChanged
 from remote.cold.segments import SegmentStarted, SegmentState, SegmentUpdated, TierEvent
 from remote.cold.storage_manager import IndexKind
@@ -17,7 +19,7 @@ from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
 from storage.epochs import decode_epochs
 from tests.remote.cold.stage import Stage
-from tests.storage.support import append, batch_of, read_all
+from tests.storage.support import NOW, append, batch_of, read_all
 
 STARTED, FINISHED = SegmentState.COPY_STARTED, SegmentState.COPY_FINISHED
 DELETING, DELETED = SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED
@@ -122,6 +124,27 @@ async def test_what_a_plugin_raises_is_a_failure_of_the_store(stage: Stage) -> N
     stage.storage = _With(stage.storage, copy_segment=break_down)
     with pytest.raises(StoreError, match="ZeroDivisionError"):
         await stage.copy_all()
+
+
+async def test_a_leader_that_is_none_any_more_puts_nothing_after_the_deletion_of_its_copy(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know: its image is old."""
+    stage.fill(1)
+
+    async def others_lead(size: int) -> None:
+        if stage.agreed.leader_epoch == 0 and stage.objects():
+            begun = stage.fold.unfinished()[0]
+            stage.agreed.leader_epoch = 1
+            stage.agreed.known.apply(updated(begun, DELETING, broker_id=2, now_ms=NOW))
+            await stage.delete_segment(begun)
+            monkeypatch.setattr(claim, "CONFIRMED_S", 0.0)
+
+    stage.quota = _With(stage.quota, take=others_lead)
+    with pytest.raises(KafkaError) as caught:
+        await stage.copy_all()
+    assert caught.value.code is ErrorCode.fenced_leader_epoch
+    assert stage.objects() == []
 
 
 async def test_a_copy_is_not_finished_once_the_role_is_over(stage: Stage) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
+from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.expirer import may_expire
-from remote.cold.removal import LATE_UPLOAD_S, LOOK_AGAIN_S
+from remote.cold.removal import LOOK_AGAIN_S
 from remote.cold.segments import SegmentState, SegmentUpdated, TierEvent
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError

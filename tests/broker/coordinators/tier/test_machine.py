@@ -110,6 +110,21 @@ def test_a_life_leaves_nothing(shell: Shell) -> None:
     assert shell.heard and set(shell.heard) == {USER}
 
 
+def test_the_start_of_a_begun_copy_is_written_again_for_who_wants_a_commit_of_it(shell: Shell) -> None:
+    begun = SegmentState.COPY_STARTED
+    assert shell.refuses(started(), expects=begun) is ErrorCode.invalid_record
+    assert shell.tell(started())
+    assert not shell.tell(started(), expects=begun)
+    assert shell.rows[0] == shell.rows[1]
+    assert len(shell.rows) == 2
+    old = shell.refuses(started(), expects=begun, leader_epoch=EPOCH - 1)
+    assert old is ErrorCode.fenced_leader_epoch
+    for state in (SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED):
+        assert shell.tell(update(state))
+        assert shell.refuses(started(), expects=begun) is ErrorCode.invalid_record
+    assert shell.machine.fold == TierFold()
+
+
 def test_what_is_told_again_leaves_nothing_and_is_not_refused(shell: Shell) -> None:
     for event in (
         started(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from broker.coordinators.tier.sweep import LATE_PUT_S
+from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.object_tier import ObjectTier, key_of
 from remote.cold.segments import PartitionState, RemoteSegment, SegmentState, TieredPartition
 from remote.keys import SegmentPart
@@ -91,8 +91,8 @@ def test_a_put_that_lands_late_is_deleted_too() -> None:
         begun = world.loop.time()
         world.delete("t")
         await tier.until(USER, objects=0)
-        assert world.loop.time() - begun < LATE_PUT_S
-        await asyncio.sleep(LATE_PUT_S - 10)
+        assert world.loop.time() - begun < LATE_UPLOAD_S
+        await asyncio.sleep(LATE_UPLOAD_S - 10)
         assert metadata_of(world, 1).sweep.left == 1, "it is not forgotten yet"
         await tier.put(segment(2, base=10, end=20))
         await tier.until(objects=0)
