@@ -334,7 +334,13 @@ def _tiering(
         metadata=metadata,
         storage=storage,
         copier=copier,
-        expirer=Expirer(metadata=metadata, copier=copier, removal=removal, now_ms=world.now_ms),
+        expirer=Expirer(
+            broker_id=config.node_id,
+            metadata=metadata,
+            copier=copier,
+            removal=removal,
+            now_ms=world.now_ms,
+        ),
         removal=removal,
         pressure=Pressure(
             files=world.files,

@@ -9,6 +9,7 @@ import re
 from dataclasses import MISSING, fields
 from enum import IntEnum
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -197,6 +198,15 @@ def test_a_record_is_read_alike_by_the_broker(name: str) -> None:
         reading["topic_id"],
         reading["partition"],
     )
+
+
+def test_a_log_start_is_read_alike_by_the_broker() -> None:
+    event: Any = decode_event(golden("log-start-moved-key")[0], golden("log-start-moved")[0])
+    reading = golden("log-start-moved")[1]
+    ((number, field),) = reading["tags"].items()
+    assert (int(number), bytes.fromhex(field)) == (1000, event.log_start.to_bytes(8, "big"))
+    assert str(event.partition.topic_id) == reading["topic_id"]
+    assert golden("log-start-moved-key")[1]["segment_id"] == str(UUID(int=0))
 
 
 @pytest.mark.parametrize(

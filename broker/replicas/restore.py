@@ -261,9 +261,9 @@ class Restores:
         finally:
             self._at_work.discard(partition)
 
-    async def _ahead(self, partition: Partition) -> tuple[RestorePoint, int] | None:
+    async def _ahead(self, partition: Partition) -> tuple[RestorePoint | None, int] | None:
         """Return the point of the tier from which the log is to go on, and where it is to start; None when
-        the tier has no more than the log."""
+        the tier has no more than the log. Without a point it goes on where it starts."""
         held = partition.log
         fold = await self._caught_up(partition)
         if fold is None:
@@ -283,20 +283,23 @@ class Restores:
             chain_start = fold.chain_start(EpochCache(point.epochs), end)
             is_agreed = is_continued(held.epochs, held.log_end_offset, point)
             if is_agreed and chain_start <= held.local_log_start_offset:
-                return point, held.log_start_offset
+                return point, max(held.log_start_offset, min(fold.log_start, end))
             why = "the tier lacks some that it has" if is_agreed else "they are of another history"
             logger.warning("%s: ends before the copies up to %d, but %s", held, end, why)
         return None
 
-    async def _newest(self, held: AbstractLog, fold: PartitionFold) -> tuple[RestorePoint, int] | None:
+    async def _newest(self, held: AbstractLog, fold: PartitionFold) -> tuple[RestorePoint | None, int] | None:
         """Return the newest point for a log that has nothing."""
         newest = fold.newest()
+        end = held.log_end_offset if newest is None else max(newest.end_offset, held.log_end_offset)
+        if fold.log_start > end:
+            return None, fold.log_start
         if newest is None or newest.end_offset <= held.log_end_offset:
             return None
         async with self._slot():
             point = await fetch_restore_point(self._storage, fold, newest, newest.end_offset)
         chain_start = fold.chain_start(EpochCache(point.epochs), point.start)
-        return point, max(chain_start, held.log_start_offset)
+        return point, max(chain_start, held.log_start_offset, fold.log_start)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
@@ -436,7 +439,15 @@ async def _common_end(leader: LeaderLog, copy: RemoteSegment, offset: int) -> in
     return copy.end_offset
 
 
-def _take_over(held: AbstractLog, point: RestorePoint, log_start: int) -> None:
+def _take_over(held: AbstractLog, point: RestorePoint | None, log_start: int) -> None:
+    if point is None:
+        logger.warning(
+            "%s: is empty and begins at %d, where it started; what had not been copied is lost",
+            _name_of(held),
+            log_start,
+        )
+        held.truncate_fully(log_start)
+        return
     if held.log_start_offset == held.log_end_offset:
         logger.warning(
             "%s: is empty and taken over from the tier up to %d; what had not been copied is lost",

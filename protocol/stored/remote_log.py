@@ -10,7 +10,8 @@ A key is one byte 0 (its version), one byte for the type of its records (0 the c
 partition's deletion), the topic's id (16 bytes), the partition (int32, big-endian), and for types 0 and 1 the
 copy's id (16 bytes). So the record that starts a copy and the last that was said of it are kept apart by
 compaction. Null values end them: the copy's first, then the update's, so that no prefix shows a copy without
-the end it came to.
+the end it came to. An update of the copy with the id 0, which there is not, tells where the log of the
+partition starts, in a tagged field of ours.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class SegmentRow(NamedTuple):
 
 
 class UpdateRow(NamedTuple):
-    """RemoteLogSegmentMetadataUpdateRecord: a copy comes to another state."""
+    """RemoteLogSegmentMetadataUpdateRecord: a copy comes to another state. With `log_start`, which Kafka
+    skips, it is about no copy."""
 
     topic: str
     topic_id: UUID
@@ -69,6 +71,7 @@ class UpdateRow(NamedTuple):
     event_timestamp_ms: int
     custom: bytes | None
     state: int
+    log_start: int | None = None
 
 
 class DeletionRow(NamedTuple):
@@ -123,6 +126,9 @@ _STATE = Struct(">b")
 _EPOCH_SIZE_MIN = _EPOCH.size + 1
 _TXN_INDEX_EMPTY_TAG = 0
 _TXN_INDEX_EMPTY = bytes((1, _TXN_INDEX_EMPTY_TAG, 1, 1))
+_LOG_START_TAG = 1000
+_LOG_START = Struct(">q")
+_LOG_START_HEAD = b"\x01" + pack_uvarint(_LOG_START_TAG) + bytes((_LOG_START.size,))
 
 
 def encode_row(row: Row) -> bytes:
@@ -140,7 +146,7 @@ def encode_row(row: Row) -> bytes:
                     _EVENT.pack(row.broker_id, row.event_timestamp_ms),
                     _pack_custom(row.custom),
                     _STATE.pack(row.state),
-                    NO_TAGS,
+                    NO_TAGS if row.log_start is None else _LOG_START_HEAD + _LOG_START.pack(row.log_start),
                 )
             )
         case DeletionRow():
@@ -180,8 +186,10 @@ def _decode(buf: memoryview) -> tuple[Row, int]:
         broker_id, event_timestamp_ms = _EVENT.unpack_from(buf, at)
         custom, at = _read_custom(buf, at + _EVENT.size)
         (state,) = _STATE.unpack_from(buf, at)
-        row = UpdateRow(topic, topic_id, partition, segment_id, broker_id, event_timestamp_ms, custom, state)
-        return row, skip_tags(buf, at + 1)
+        field, at = read_tag(buf, at + 1, _LOG_START_TAG)
+        log_start: int | None = None if field is None else _LOG_START.unpack(field)[0]
+        event = (broker_id, event_timestamp_ms, custom, state, log_start)
+        return UpdateRow(topic, topic_id, partition, segment_id, *event), at
     if kind == _DELETION:
         topic, topic_id, partition, at = _read_partition(buf, at)
         broker_id, event_timestamp_ms, state = _EVENT_STATE.unpack_from(buf, at)

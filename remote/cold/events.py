@@ -7,7 +7,7 @@ records of one copy, or of one partition's deletion, have keys that nothing else
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from protocol.primitives import Buffer
@@ -25,6 +25,7 @@ from protocol.stored.remote_log import (
 )
 from protocol.stored.schema import BadRecord
 from remote.cold.segments import (
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     RemoteSegment,
@@ -35,6 +36,8 @@ from remote.cold.segments import (
     TierEvent,
 )
 
+NO_COPY: Final = UUID(int=0)
+"""What is told under this id is told of the partition."""
 _OFFSET_MAX = (1 << 63) - 1
 
 
@@ -69,11 +72,14 @@ def decode_event(key: Buffer | None, value: Buffer | None) -> TierEvent | Tombst
     return _event(row)
 
 
-def tombstones(partition: TieredPartition, segment_id: UUID | None) -> list[bytes]:
+def tombstones(
+    partition: TieredPartition, segment_id: UUID | None, *, has_log_start: bool = False
+) -> list[bytes]:
     """The keys to write with null values, in this order, once a copy's deletion is finished; `segment_id`
     None: the partition's."""
     if segment_id is None:
-        return [encode_key(RowKey(partition.topic_id, partition.number, None))]
+        ids = (NO_COPY, None) if has_log_start else (None,)
+        return [encode_key(RowKey(partition.topic_id, partition.number, id_, id_ is NO_COPY)) for id_ in ids]
     return [
         encode_key(RowKey(partition.topic_id, partition.number, segment_id, is_update))
         for is_update in (False, True)
@@ -133,6 +139,17 @@ def _row(event: TierEvent) -> SegmentRow | UpdateRow | DeletionRow:
             return DeletionRow(
                 event.topic, *event.partition, event.broker_id, event.event_timestamp_ms, event.state
             )
+        case LogStartMoved():
+            return UpdateRow(
+                event.topic,
+                *event.partition,
+                NO_COPY,
+                event.broker_id,
+                event.event_timestamp_ms,
+                None,
+                SegmentState.COPY_FINISHED,
+                event.log_start,
+            )
 
 
 def _event(row: SegmentRow | UpdateRow | DeletionRow) -> TierEvent:
@@ -158,6 +175,16 @@ def _event(row: SegmentRow | UpdateRow | DeletionRow) -> TierEvent:
                         state=SegmentState(row.state),
                         custom=row.custom,
                     )
+                )
+            case UpdateRow(segment_id=id_, log_start=int() as log_start) if id_ == NO_COPY:
+                if log_start < 0:
+                    raise ValueError(f"a log start at {log_start}")
+                return LogStartMoved(
+                    partition=partition,
+                    topic=row.topic,
+                    log_start=log_start,
+                    broker_id=row.broker_id,
+                    event_timestamp_ms=row.event_timestamp_ms,
                 )
             case UpdateRow():
                 return SegmentUpdated(

@@ -2,8 +2,9 @@
 
 Owns: the order in which retention, lineage, a lost copy and a topic that is no longer tiered take copies out
 of the tier. Does not own: what retention says (policy), which copies are of this log's lineage (fold), the
-steps of a deletion (removal). Invariant: the log start has passed a copy, and is durable, before the copy's
-deletion begins, unless the copy is nobody's: unfinished, of another lineage, or covered by a longer one.
+steps of a deletion (removal). Invariants: the log start has passed a copy, and is durable, before the copy's
+deletion begins, unless the copy is nobody's: unfinished, of another lineage, or covered by a longer one; at
+the end of a turn the metadata knows where the log started at its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from remote.cold.copier import Copier
 from remote.cold.fold import PartitionFold
 from remote.cold.policy import plan_expiry
 from remote.cold.removal import Removal
-from remote.cold.segments import RemoteSegment
+from remote.cold.segments import LogStartMoved, RemoteSegment
 from remote.cold.tenure import Metadata, Tenure
 from storage.log import AbstractLog
 
@@ -28,8 +29,15 @@ REMOVED_AT_ONCE: Final = 16
 
 class Expirer:
     def __init__(
-        self, *, metadata: Metadata, copier: Copier, removal: Removal, now_ms: Callable[[], int]
+        self,
+        *,
+        broker_id: int,
+        metadata: Metadata,
+        copier: Copier,
+        removal: Removal,
+        now_ms: Callable[[], int],
     ) -> None:
+        self._broker_id = broker_id
         self._metadata = metadata
         self._copier = copier
         self._removal = removal
@@ -38,8 +46,13 @@ class Expirer:
     async def expire(self, tenure: Tenure) -> float | None:
         """Do what is due. Return in how many seconds to come again, None for not before something changes."""
         tenure.check()
-        log, fold = tenure.log, self._metadata.fold(tenure.partition)
-        if fold is None or not may_expire(log):
+        log = tenure.log
+        if not may_expire(log):
+            return None
+        await self._tell_log_start(tenure)
+        tenure.check()
+        fold = self._metadata.fold(tenure.partition)
+        if fold is None:
             return None
         start = self._log_start(log, fold)
         if start > log.log_start_offset:
@@ -59,6 +72,21 @@ class Expirer:
             if left_s > 0:
                 waits_s.append(left_s)
         return min(waits_s, default=None)
+
+    async def _tell_log_start(self, tenure: Tenure) -> None:
+        """Have it in the metadata where no copy tells it: a disk that is lost takes it along. What retention
+        moves is told by what it deletes, so that most turns have nothing to tell."""
+        log, fold = tenure.log, self._metadata.fold(tenure.partition)
+        if not log.is_tiered or log.log_start_offset <= (0 if fold is None else fold.implied_start):
+            return
+        moved = LogStartMoved(
+            partition=tenure.partition,
+            topic=tenure.topic,
+            log_start=log.log_start_offset,
+            broker_id=self._broker_id,
+            event_timestamp_ms=self._now_ms(),
+        )
+        await self._metadata.submit(moved, leader_epoch=tenure.leader_epoch)
 
     def _log_start(self, log: AbstractLog, fold: PartitionFold) -> int:
         """Where the log is to start before any copy goes."""

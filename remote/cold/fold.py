@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from remote.cold.events import Tombstone
+from remote.cold.events import NO_COPY, Tombstone
 from remote.cold.packed import (
     base_of,
     custom_of,
@@ -39,6 +39,7 @@ from remote.cold.pieces import EpochIndex, Piece
 from remote.cold.segments import (
     NEXT_PARTITION_STATES,
     NEXT_STATES,
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     RemoteSegment,
@@ -104,6 +105,7 @@ class PartitionFold:
         "_unsettled",
         "deletion",
         "finished_bytes",
+        "log_start",
         "partition",
         "topic",
     )
@@ -113,6 +115,8 @@ class PartitionFold:
         self.topic = ""
         """The name that was last said; nothing goes by it."""
         self.deletion: PartitionState | None = None
+        self.log_start = 0
+        """The highest that was told; copies may say more."""
         self.finished_bytes = 0
         """Of all finished copies, those that lineage no longer wants included."""
         self._copies: dict[int, bytes] = {}
@@ -134,6 +138,7 @@ class PartitionFold:
             isinstance(other, PartitionFold)
             and self.partition == other.partition
             and self.deletion == other.deletion
+            and self.log_start == other.log_start
             and self._copies == other._copies
             and self._early == other._early
         )
@@ -142,11 +147,17 @@ class PartitionFold:
 
     @property
     def is_empty(self) -> bool:
-        return not self._copies and not self._early and self.deletion is None
+        return not self._copies and not self._early and self.deletion is None and self.log_start == 0
 
     @property
     def finished_count(self) -> int:
         return len(self._finished.ids)
+
+    @property
+    def implied_start(self) -> int:
+        """Where, by what is known here, a log starts that has lost its disk; not further on than that."""
+        lowest = self._finished.bases[0] if self._finished.bases else 0
+        return max(self.log_start, lowest)
 
     # --- what there is ---
 
@@ -291,6 +302,8 @@ class PartitionFold:
                 if event.state not in NEXT_PARTITION_STATES[self.deletion]:
                     return f"a deletion cannot go from {_name(self.deletion)} to {event.state.name}"
                 return None
+            case LogStartMoved():
+                return None if self.deletion is None else "the partition is being deleted"
             case SegmentStarted(segment=segment):
                 return self._refusal_to_start(segment)
             case SegmentUpdated():
@@ -306,12 +319,20 @@ class PartitionFold:
                 return self._update(event.id.int, update)
             case PartitionDeletion():
                 return self._delete(event.state)
+            case LogStartMoved():
+                is_new = event.log_start > self.log_start
+                self.log_start = max(self.log_start, event.log_start)
+                return is_new
 
     def end(self, tombstone: Tombstone) -> bool:
         """Take back what the records under this key said."""
         if tombstone.segment_id is None:
             changed = self.deletion is not None
             self.deletion = None
+            return changed
+        if tombstone.segment_id == NO_COPY:
+            changed = self.log_start > 0
+            self.log_start = 0
             return changed
         number = tombstone.segment_id.int
         if tombstone.is_update:

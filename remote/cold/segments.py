@@ -112,7 +112,19 @@ class PartitionDeletion:
     event_timestamp_ms: int
 
 
-TierEvent: TypeAlias = SegmentStarted | SegmentUpdated | PartitionDeletion
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStartMoved:
+    """Told where no copy says it: inside a copy, past the newest one, or when all of them are gone. The
+    highest counts."""
+
+    partition: TieredPartition
+    topic: str
+    log_start: int
+    broker_id: int
+    event_timestamp_ms: int
+
+
+TierEvent: TypeAlias = SegmentStarted | SegmentUpdated | PartitionDeletion | LogStartMoved
 """One record of `__remote_log_metadata`."""
 
 

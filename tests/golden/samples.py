@@ -37,6 +37,7 @@ from protocol.stored.slots import Slot, encode_slot, slot_hash
 from remote.cold.events import encode_event, tombstones
 from remote.cold.index_object import encode_index_object
 from remote.cold.segments import (
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     RemoteSegment,
@@ -237,6 +238,13 @@ def records() -> list[Sample]:
         broker_id=-1,
         event_timestamp_ms=NOW_MS + 62_000,
     )
+    moved = LogStartMoved(
+        partition=PARTITION,
+        topic="päyments",
+        log_start=102,
+        broker_id=1,
+        event_timestamp_ms=NOW_MS + 61_500,
+    )
     found = []
     for name, key_layout, layout, event in (
         ("copy-started", "copy key", "copy started", SegmentStarted(segment=copy)),
@@ -248,7 +256,12 @@ def records() -> list[Sample]:
     assert [sample.data for sample in found if sample.layout == "copy key"] == tombstones(
         PARTITION, SEGMENT_ID
     )
-    return found
+    told = encode_event(moved)
+    return [
+        *found,
+        Sample("log-start-moved-key", "copy key", told[0]),
+        Sample("log-start-moved", "log start moved", told[1]),
+    ]
 
 
 def main() -> None:

@@ -16,7 +16,13 @@ from uuid import UUID
 from protocol import records
 from protocol.errors import CorruptBatch
 from remote.cold.events import Tombstone, decode_event
-from remote.cold.segments import PartitionDeletion, SegmentStarted, SegmentState, SegmentUpdated
+from remote.cold.segments import (
+    LogStartMoved,
+    PartitionDeletion,
+    SegmentStarted,
+    SegmentState,
+    SegmentUpdated,
+)
 from remote.keys import TIER, SegmentPart, tier_key
 from tests.sim.client import read_batch
 from tests.sim.disk import Directory, Disk, Inode
@@ -112,7 +118,7 @@ def copies(said: Iterable[object]) -> list[Copy]:
             case SegmentUpdated(id=segment_id, state=state):
                 states[segment_id] = max(state.name, states.get(segment_id, state.name), key=ORDER.index)
             case _:
-                assert isinstance(one, Tombstone | PartitionDeletion)
+                assert isinstance(one, Tombstone | PartitionDeletion | LogStartMoved)
     return [
         Copy(
             one.segment.partition.topic_id,

@@ -24,6 +24,7 @@ from protocol.errors import ErrorCode, KafkaError
 from remote.cold.events import Tombstone, decode_event, encode_event, tombstones
 from remote.cold.fold import PartitionFold, TierFold
 from remote.cold.segments import (
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     SegmentStarted,
@@ -103,8 +104,8 @@ class TierMachine:
         if refusal is not None:
             raise KafkaError(ErrorCode.invalid_record, refusal)
         if _is_told(partition, event):
-            return Decision(records=_rows(event) if _is_claim(command) else (), response=False)
-        return Decision(records=_rows(event), response=True)
+            return Decision(records=_rows(partition, event) if _is_claim(command) else (), response=False)
+        return Decision(records=_rows(partition, event), response=True)
 
     def _check_teller(self, command: TierCommand) -> None:
         """Refuse what another than the partition's leader tells, as far as this broker's image goes."""
@@ -147,7 +148,7 @@ class TierMachine:
             return None
         if isinstance(event, SegmentStarted):
             return event.segment.partition, event.segment.id
-        return event.partition, event.id
+        return event.partition, None if isinstance(event, LogStartMoved) else event.id
 
     def is_stackable(self, command: TierCommand) -> bool:
         return False
@@ -227,6 +228,8 @@ def _is_told(partition: PartitionFold | None, event: TierEvent) -> bool:
             return known is not None and known.state is event.state
         case PartitionDeletion():
             return partition.deletion is event.state
+        case LogStartMoved():
+            return event.log_start <= partition.log_start
 
 
 def _refusal_to_forget(partition: PartitionFold | None, event: TierEvent) -> str | None:
@@ -249,7 +252,7 @@ def _with_custom(partition: PartitionFold | None, event: SegmentUpdated) -> Segm
     return replace(event, custom=known.custom)
 
 
-def _rows(event: TierEvent) -> tuple[TierRow, ...]:
+def _rows(partition: PartitionFold | None, event: TierEvent) -> tuple[TierRow, ...]:
     """Return the row of an event; the last one in a life takes all rows of that life with it."""
     key, value = encode_event(event)
     row = TierRow(key, value, event)
@@ -257,7 +260,9 @@ def _rows(event: TierEvent) -> tuple[TierRow, ...]:
         case SegmentUpdated(state=SegmentState.DELETE_FINISHED):
             return (row, *_tombstones(tombstones(event.partition, event.id)))
         case PartitionDeletion(state=PartitionState.DELETE_FINISHED):
-            return (row, *_tombstones(tombstones(event.partition, None)))
+            has_log_start = partition is not None and partition.log_start > 0
+            keys = tombstones(event.partition, None, has_log_start=has_log_start)
+            return (row, *_tombstones(keys))
         case _:
             return (row,)
 

@@ -12,6 +12,7 @@ import pytest
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from remote.cold.fold import TierFold
+from remote.cold.segments import TieredPartition
 from remote.cold.storage_manager import IndexKind
 from tests.broker.raw_client import batch_of
 from tests.broker.replicas import test_tiering as own
@@ -1285,6 +1286,38 @@ def test_a_sole_replica_with_a_new_disk_leads_where_the_brokers_own_tier_ends(*,
         await own.fill(world, 3)
         await own.all_copied(world, 3)
         assert own.clean(world, 3)
+
+    own.world_of(3).run(main)
+
+
+def told_start(world: Replicas, node_id: int) -> int:
+    partition = world.nodes[node_id].partition()
+    metadata = world.nodes[node_id].components.tier_metadata
+    assert metadata is not None
+    fold = metadata.fold(TieredPartition(partition.topic_id, 0))
+    return 0 if fold is None else fold.log_start
+
+
+@pytest.mark.parametrize("is_past_the_tier", [False, True])
+def test_a_sole_replica_with_a_new_disk_starts_where_records_were_deleted(*, is_past_the_tier: bool) -> None:
+    """Inside the newest copy, or past it, where no copy tells it."""
+
+    async def main(world: Replicas) -> None:
+        own.make(world, 3)
+        await own.fill(world, 3)
+        await own.all_copied(world, 3)
+        end = own.closed_end(world, 3)
+        start = log_of(world, 3).high_watermark if is_past_the_tier else end - 1
+        assert (start > end) is is_past_the_tier
+        await delete_records(world, 3, start)
+        await world.until(lambda: told_start(world, 3) == start, timeout_s=100)
+        world.kill(3, is_noticed=False)
+        wipe(world, 3)
+        await world.start(3)
+        await world.until(lambda: world.nodes[3].partition().is_leader)
+        next_offset = max(start, end)
+        assert bounds(world, 3) == (start, next_offset, next_offset)
+        assert (await world.append(3, b"next")).first_offset == next_offset
 
     own.world_of(3).run(main)
 

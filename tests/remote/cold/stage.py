@@ -22,6 +22,7 @@ from remote.cold.fold import PartitionFold, TierFold
 from remote.cold.object_tier import ObjectTier
 from remote.cold.removal import Removal
 from remote.cold.segments import (
+    LogStartMoved,
     RemoteSegment,
     SegmentStarted,
     SegmentState,
@@ -103,6 +104,7 @@ class Agreed:
         return [
             event.state if isinstance(event, SegmentUpdated) else SegmentState.COPY_STARTED
             for event in self.events
+            if not isinstance(event, LogStartMoved)
         ]
 
 
@@ -145,7 +147,11 @@ class Stage:
             offload=_offload,
         )
         self.expirer = Expirer(
-            metadata=self.agreed, copier=self.copier, removal=self.removal, now_ms=self.now
+            broker_id=BROKER,
+            metadata=self.agreed,
+            copier=self.copier,
+            removal=self.removal,
+            now_ms=self.now,
         )
 
     def lead(self, leader_epoch: int) -> Tenure:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.stored.remote_log import SegmentRow, SnapshotRow, encode_row
+from protocol.stored.remote_log import SegmentRow, SnapshotRow, UpdateRow, encode_row
 from protocol.stored.schema import BadRecord
-from remote.cold.events import Tombstone, decode_event, encode_event, tombstones, updated
+from remote.cold.events import NO_COPY, Tombstone, decode_event, encode_event, tombstones, updated
 from remote.cold.segments import (
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     RemoteSegment,
@@ -68,6 +69,14 @@ EVENTS: st.SearchStrategy[TierEvent] = (
         broker_id=INT32,
         event_timestamp_ms=INT64,
     )
+    | st.builds(
+        LogStartMoved,
+        partition=PARTITIONS,
+        topic=TEXT,
+        log_start=OFFSET,
+        broker_id=INT32,
+        event_timestamp_ms=INT64,
+    )
 )
 
 
@@ -113,6 +122,13 @@ def test_the_tombstone_of_a_deletion_is_for_the_partition() -> None:
     assert decode_event(key, None) == Tombstone(PARTITION, None)
 
 
+def test_the_tombstone_of_a_log_start_comes_before_that_of_the_deletion() -> None:
+    event = LogStartMoved(partition=PARTITION, topic="logs", log_start=7, broker_id=1, event_timestamp_ms=5)
+    key, _ = encode_event(event)
+    assert tombstones(PARTITION, None, has_log_start=True) == [key, *tombstones(PARTITION, None)]
+    assert decode_event(key, None) == Tombstone(PARTITION, NO_COPY, True)
+
+
 def test_an_update_carries_custom_metadata_on() -> None:
     segment = copy_of(((0, 0),), 0, 5, number=1)
     finished = updated(segment, SegmentState.COPY_FINISHED, broker_id=1, now_ms=5, custom=b"there")
@@ -132,6 +148,7 @@ ROW = SegmentRow("t", UUID(int=1), 0, UUID(int=2), 5, 9, 1, 2, 3, ((0, 5),), 10,
         encode_row(ROW._replace(last_offset=4)),
         encode_row(ROW._replace(last_offset=(1 << 63) - 1)),
         encode_row(ROW._replace(state=4)),
+        encode_row(UpdateRow("t", UUID(int=1), 0, NO_COPY, 1, 2, None, 1, -1)),
         b"",
     ],
 )

@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode, KafkaError
 from remote.cold.claim import LATE_UPLOAD_S
 from remote.cold.expirer import may_expire
 from remote.cold.removal import LOOK_AGAIN_S
-from remote.cold.segments import SegmentState, SegmentUpdated, TierEvent
+from remote.cold.segments import LogStartMoved, SegmentState, SegmentUpdated, TierEvent
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
 from tests.remote.cold.stage import Stage
@@ -41,6 +41,56 @@ async def tiered(stage: Stage, segments: int = 4) -> Stage:
 def old(stage: Stage) -> None:
     """A minute passes: no upload can be under way any more."""
     stage.time += LATE_UPLOAD_S
+
+
+def told_starts(stage: Stage) -> list[int]:
+    return [event.log_start for event in stage.agreed.events if isinstance(event, LogStartMoved)]
+
+
+async def delete_records(stage: Stage, offset: int) -> None:
+    await stage.tenure.start_log_at(offset)
+    stage.settle()
+    await stage.expirer.expire(stage.tenure)
+
+
+async def test_a_log_start_that_no_copy_tells_is_told_once(stage: Stage) -> None:
+    await tiered(stage)
+    await stage.expire_all()
+    assert told_starts(stage) == []
+    old(stage)
+    first, second = list(stage.fold.finished())[:2]
+    await delete_records(stage, first.base_offset + 1)
+    assert told_starts(stage) == [first.base_offset + 1]
+    await delete_records(stage, second.base_offset + 1)
+    await stage.expirer.expire(stage.tenure)
+    assert told_starts(stage) == [first.base_offset + 1, second.base_offset + 1]
+    assert stage.fold.implied_start == stage.log.log_start_offset
+
+
+async def test_a_log_start_past_every_copy_is_told_before_they_go(stage: Stage) -> None:
+    await tiered(stage)
+    old(stage)
+    stage.fill(1)
+    end = stage.log.high_watermark
+    assert end > stage.log.tiered_end
+    await delete_records(stage, end)
+    assert told_starts(stage) == [end]
+    kinds = [type(event) for event in stage.agreed.events[-9:]]
+    assert kinds == [LogStartMoved, *[SegmentUpdated] * 8], "before the first deletion of four"
+    await stage.expire_all()
+    assert stage.objects() == []
+    assert stage.fold.implied_start == end
+
+
+async def test_what_retention_takes_away_tells_where_the_log_starts(stage: Stage) -> None:
+    await tiered(stage)
+    old(stage)
+    stage.configure(retention_bytes=1)
+    await stage.expire_all()
+    assert stage.log.log_start_offset == stage.log.local_log_start_offset > 0
+    await stage.expire_all()
+    assert stage.fold.implied_start == stage.log.log_start_offset
+    assert len(told_starts(stage)) <= 1
 
 
 async def test_nothing_goes_that_retention_keeps(stage: Stage) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote.cold.events import Tombstone
+from remote.cold.events import NO_COPY, Tombstone
 from remote.cold.fold import PartitionFold, TierFold
 from remote.cold.segments import (
+    LogStartMoved,
     PartitionDeletion,
     PartitionState,
     RemoteSegment,
@@ -413,6 +414,8 @@ def key_of(said: TierEvent | Tombstone) -> tuple[object, ...]:
             return (said.id, True)
         case PartitionDeletion():
             return (None, False)
+        case LogStartMoved():
+            return (NO_COPY, True)
 
 
 def apply_all(said: list[TierEvent | Tombstone]) -> TierFold:
@@ -467,6 +470,34 @@ def test_no_prefix_of_the_tombstones_shows_a_copy_that_is_gone(found: list[Life]
             there = [*partition.finished(), *partition.unfinished(), *partition.deleting()]
             assert not ended & {segment.id for segment in there}
     assert ended == over
+
+
+def moved(log_start: int) -> LogStartMoved:
+    return LogStartMoved(
+        partition=PARTITION, topic="logs", log_start=log_start, broker_id=1, event_timestamp_ms=5
+    )
+
+
+def test_the_highest_log_start_counts_in_any_order_until_its_tombstone() -> None:
+    for order in ((3, 9, 5), (9, 5, 3)):
+        fold = apply_all([moved(start) for start in order])
+        partition = fold.get(PARTITION)
+        assert partition is not None
+        assert partition.implied_start == partition.log_start == 9
+        fold.apply(Tombstone(PARTITION, NO_COPY, True))
+        assert fold == TierFold()
+
+
+def test_a_log_starts_with_its_lowest_copy_unless_it_was_told_to_start_later() -> None:
+    finished = SegmentState.COPY_FINISHED
+    fold = fold_of(
+        [Life(segment=copy_of(MAIN, base, base + 10, number=base), state=finished) for base in (10, 20)]
+    )
+    partition = fold.get(PARTITION)
+    assert partition is not None
+    assert partition.implied_start == 10
+    fold.apply(moved(25))
+    assert partition.implied_start == 25
 
 
 def test_a_fold_without_records_has_no_partitions() -> None:

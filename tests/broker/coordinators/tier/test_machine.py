@@ -18,6 +18,7 @@ from remote.cold.fold import TierFold
 from remote.cold.segments import (
     NEXT_PARTITION_STATES,
     NEXT_STATES,
+    LogStartMoved,
     PartitionState,
     SegmentState,
     SegmentUpdated,
@@ -123,6 +124,29 @@ def test_the_start_of_a_begun_copy_is_written_again_for_who_wants_a_commit_of_it
         assert shell.tell(update(state))
         assert shell.refuses(started(), expects=begun) is ErrorCode.invalid_record
     assert shell.machine.fold == TierFold()
+
+
+def log_start(offset: int) -> LogStartMoved:
+    return LogStartMoved(partition=USER, topic="t", log_start=offset, broker_id=1, event_timestamp_ms=9)
+
+
+def test_the_highest_log_start_counts_and_goes_with_the_partition(shell: Shell) -> None:
+    assert shell.tell(log_start(7))
+    assert shell.tell(log_start(12))
+    assert not shell.tell(log_start(12))
+    assert not shell.tell(log_start(9))
+    assert len(shell.rows) == 2
+    fold = shell.machine.fold.get(USER)
+    assert fold is not None
+    assert fold.log_start == fold.implied_start == 12
+    assert shell.refuses(log_start(20), leader_epoch=EPOCH - 1) is ErrorCode.fenced_leader_epoch
+    shell.delete_topic()
+    for state in PartitionState:
+        assert shell.tell(deletion(state), leader_epoch=None)
+    assert shell.machine.fold == TierFold()
+    for last_of_each_key in (True, False):
+        assert shell.replayed(last_of_each_key=last_of_each_key) == TierFold()
+    assert set(dict(shell.rows).values()) == {None}
 
 
 def test_what_is_told_again_leaves_nothing_and_is_not_refused(shell: Shell) -> None:
