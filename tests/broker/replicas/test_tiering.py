@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.config.values import ResourceType
+from broker.control.internal_topics import internal_defaults
 from broker.control.metadata_records import ConfigChanged
 from broker.replicas.tiering import Tiering
 from protocol.errors import ErrorCode, KafkaError
@@ -53,8 +54,8 @@ def make(world: Replicas, *replicas: int, topic: str = "t", partitions: int = 1,
     world.create(*(replicas or nodes), topic=topic, partitions=partitions, **{**tiered, **configs})
 
 
-def make_metadata(world: Replicas, *nodes: int) -> None:
-    world.create(*nodes, topic=METADATA, partitions=2, cleanup_policy="compact")
+def make_metadata(world: Replicas, *nodes: int, **configs: str) -> None:
+    world.create(*nodes, topic=METADATA, partitions=2, cleanup_policy="compact", **configs)
 
 
 def configure(world: Replicas, topic: str = "t", **configs: str | None) -> None:
@@ -211,6 +212,29 @@ def test_a_leader_that_was_deposed_finishes_nothing() -> None:
         assert {segment.broker_id for segment in copies(world, 2)} == {2}
         world.let_go(1)
         await all_copied(world, 1, 2, 3)
+
+    run(main)
+
+
+def test_copies_outlive_a_power_cut_of_all_brokers_where_their_records_are_synced() -> None:
+    """With the configuration that a broker makes the metadata topic with."""
+
+    async def main(world: Replicas) -> None:
+        defaults = internal_defaults(world.nodes[1].member.broker_config, METADATA)
+        assert defaults is not None
+        flush = dict(defaults.configs)["flush.messages"]
+        make_metadata(world, 1, 2, 3, flush_messages=flush)
+        make(world)
+        await fill(world, 1)
+        await all_copied(world, 1, 2, 3)
+        known = copies(world, 1)
+        for node_id in (1, 2, 3):
+            world.kill(node_id, is_noticed=False)
+            world.nodes[node_id].disk.power_cut("nothing")
+        for node_id in (3, 2, 1):
+            await world.start(node_id)
+        await world.until(lambda: copies(world, 3) == known, timeout_s=100)
+        assert len(known) > 2
 
     run(main)
 
