@@ -105,7 +105,8 @@ class RegisterBroker:
         self._check_directories(image)
         if before is not None and is_known:
             return Decision(records=self._amendment(before))
-        # A disk that was changed, or not closed in order, is the last place to look for records.
+        # A disk that was changed, or not closed in order, is the last place to look for records: the
+        # controller asks again later, when nobody better came.
         records = _with_unclean_elections(image, rules, (self.record(),), without=self.broker_id)
         return Decision(records=records)
 

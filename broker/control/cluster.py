@@ -113,6 +113,7 @@ class Cluster(Member):
         """How many heartbeats in a row got no answer from the controller."""
         self._is_electing = False
         self._is_leaving = False
+        self._waits_for_in_sync = False
 
     def __repr__(self) -> str:
         role = "controller" if self.is_controller else "member"
@@ -281,6 +282,9 @@ class Cluster(Member):
             self._snapshot_if_due()
             if delta.configs_changed:
                 self.spawn(self._in_rounds(ElectUncleanLeaders()))
+            if delta.brokers_changed and not self._waits_for_in_sync:
+                self._waits_for_in_sync = True
+                self.spawn(self._elect_unclean_later())
 
     # --- heartbeats, as a member ---
 
@@ -395,6 +399,16 @@ class Cluster(Member):
         while not self.is_stopping:
             await asyncio.sleep(self.broker_config.leader_imbalance_check_interval_seconds)
             await self._in_rounds(RebalanceLeaders())
+            await self._in_rounds(ElectUncleanLeaders())
+
+    async def _elect_unclean_later(self) -> None:
+        """Elect leaders among brokers that came back out of sync, where that is allowed; replicas in sync
+        that start at the same time have until then to come first."""
+        try:
+            await asyncio.sleep(self.broker_config.broker_session_timeout_ms / 1000)
+        finally:
+            self._waits_for_in_sync = False
+        await self._in_rounds(ElectUncleanLeaders())
 
     async def _in_rounds(self, command: RebalanceLeaders | ElectUncleanLeaders) -> None:
         """Submit what the controller does by itself until it is done, as one slot should not hold it."""

@@ -266,8 +266,8 @@ class RebalanceLeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectUncleanLeaders:
-    """Elect unclean leaders for topics that came to allow it when they had no leader already. True if there
-    is more to do."""
+    """Elect unclean leaders where that is allowed: for topics that came to allow it when they had no leader
+    already, and of brokers that came back when nobody in sync did. True if there is more to do."""
 
     def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
         records = elect_unclean(image, rules.config, most=ELECTIONS_MAX_PER_ROUND)

@@ -138,6 +138,29 @@ def test_where_losing_records_is_allowed_another_replica_takes_over_and_not_the_
     site.run(story())
 
 
+@pytest.mark.parametrize(("allowed", "expected"), [("true", (2, (2,))), ("false", (NO_LEADER, (1,)))])
+def test_a_replica_that_comes_back_while_nobody_in_sync_lives_leads_where_that_is_allowed(
+    allowed: str, expected: tuple[int, tuple[int, ...]]
+) -> None:
+    site = Site()
+
+    async def story() -> None:
+        third = await site.started(node_id="3", dirs="/data/3")
+        first = await site.started(dirs="/data/1")
+        second = await site.started(node_id="2", dirs="/data/2")
+        await make(third, "t", replicas=(1, 2), unclean_leader_election_enable=allowed)
+        await site.kill(second)
+        await settled(lambda: state(third, "t") == (1, (1,)))
+        await site.kill(first)
+        await settled(lambda: state(third, "t") == (NO_LEADER, (1,)))
+        back = await site.started(node_id="2", dirs="/data/2")
+        assert state(back, "t") == (NO_LEADER, (1,))
+        await asyncio.sleep(10)
+        assert state(third, "t") == expected
+
+    site.run(story())
+
+
 def test_a_disk_that_cannot_be_read_may_come_back_and_is_not_forgotten() -> None:
     site = Site()
 
