@@ -91,7 +91,7 @@ class Backlog:
         if fold is None:
             return
         self.size_bytes += fold.finished_bytes
-        self.count += fold.finished_count + len(fold.unfinished()) + len(fold.deleting())
+        self.count += fold.finished_count + fold.unfinished_count + fold.deleting_count
         if not tiering.metadata.is_caught_up(tenure.partition):
             return
         for segment in tiering.expirer.useless(tenure):

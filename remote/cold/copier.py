@@ -131,7 +131,7 @@ class Copier:
         is finished may still be under way: then it is refused that it goes, and the next turn finds it
         finished."""
         fold = self._metadata.fold(tenure.partition)
-        for segment in [] if fold is None else fold.unfinished():
+        for segment in [] if fold is None else list(fold.unfinished()):
             await self._removal.begin(tenure, segment)
 
     async def _copy(self, tenure: Tenure, closed: ClosedSegment, held: HeldSegment) -> None:

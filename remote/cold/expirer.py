@@ -10,7 +10,7 @@ the end of a turn the metadata knows where the log started at its beginning.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from remote.cold.copier import Copier
@@ -60,15 +60,19 @@ class Expirer:
             await tenure.start_log_at(start)
             tenure.check()
             fold = self._metadata.fold(tenure.partition) or fold
+        due: list[RemoteSegment] = []
         waits_s: list[float] = []
-        removed = 0
         for segment in self.useless(tenure):
             left_s = self._removal.wait_s(segment.id)
-            if left_s <= 0:
-                if removed == REMOVED_AT_ONCE:
-                    return 0.0
-                removed += 1
-                left_s = await self._removal.remove(tenure, segment)
+            if left_s > 0:
+                waits_s.append(left_s)
+            elif len(due) < REMOVED_AT_ONCE:
+                due.append(segment)
+            else:
+                waits_s.append(0.0)
+                break
+        for segment in due:
+            left_s = await self._removal.remove(tenure, segment)
             if left_s > 0:
                 waits_s.append(left_s)
         return min(waits_s, default=None)
@@ -103,18 +107,19 @@ class Expirer:
         )
         return plan.log_start
 
-    def useless(self, tenure: Tenure) -> list[RemoteSegment]:
+    def useless(self, tenure: Tenure) -> Iterator[RemoteSegment]:
         """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
-        never finished, or with a deletion that somebody began."""
+        never finished, or with a deletion that somebody began. Ask anew after a change."""
         log, fold = tenure.log, self._metadata.fold(tenure.partition)
         if fold is None or not may_expire(log):
-            return []
-        finished: Iterable[RemoteSegment] = fold.finished()
+            return
+        yield from fold.deleting()
+        yield from (each for each in fold.unfinished() if each.id not in self._copier.under_way)
         if log.is_tiered:
-            start = log.log_start_offset
-            finished = (*fold.below(start), *fold.superseded(log.epochs, start))
-        unfinished = [each for each in fold.unfinished() if each.id not in self._copier.under_way]
-        return list({each.id: each for each in (*fold.deleting(), *unfinished, *finished)}.values())
+            yield from fold.below(log.log_start_offset)
+            yield from fold.superseded(log.epochs, log.log_start_offset)
+        else:
+            yield from fold.finished()
 
 
 def may_expire(log: AbstractLog) -> bool:

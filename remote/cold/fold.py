@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 from uuid import UUID
 
@@ -121,9 +121,9 @@ class PartitionFold:
         """Of all finished copies, those that lineage no longer wants included."""
         self._copies: dict[int, bytes] = {}
         """All whose start is known, by their id's number."""
-        self._unsettled: dict[int, int] = {}
-        """Those that are not finished copies, and the objects that are their keys in `_copies`: an id is in
-        memory once."""
+        self._unsettled: dict[SegmentState, dict[int, int]] = {}
+        """Those that are not finished copies, by their state, and the objects that are their keys in
+        `_copies`: an id is in memory once."""
         self._early: dict[int, _Update] = {}
         """Updates of copies whose start is not known: not yet, or no longer."""
         self._finished = _ByBase()
@@ -185,24 +185,36 @@ class PartitionFold:
         It may be read on after changes."""
         return self._above(self._aborting, start)
 
-    def unfinished(self) -> list[RemoteSegment]:
-        """Copies that were begun and neither finished nor given up."""
-        return self._in_state(SegmentState.COPY_STARTED)
+    def unfinished(self) -> Iterator[RemoteSegment]:
+        """Copies that were begun and neither finished nor given up. Ask anew after a change."""
+        return map(self._whole, self._in_state(SegmentState.COPY_STARTED))
 
-    def deleting(self) -> list[RemoteSegment]:
-        """Copies that nobody may read any more and whose objects may still be there."""
-        return self._in_state(SegmentState.DELETE_STARTED)
+    def deleting(self) -> Iterator[RemoteSegment]:
+        """Copies that nobody may read any more and whose objects may still be there. Ask anew after a
+        change."""
+        return map(self._whole, self._in_state(SegmentState.DELETE_STARTED))
+
+    @property
+    def unfinished_count(self) -> int:
+        return len(self._in_state(SegmentState.COPY_STARTED))
+
+    @property
+    def deleting_count(self) -> int:
+        return len(self._in_state(SegmentState.DELETE_STARTED))
 
     def deleted(self) -> list[UUID]:
         """Copies that are gone, and whose records wait for their tombstones."""
-        gone = {n for n in self._unsettled if state_of(self._copies[n]) is SegmentState.DELETE_FINISHED}
+        gone = set(self._in_state(SegmentState.DELETE_FINISHED))
         gone |= {n for n, early in self._early.items() if early.state is SegmentState.DELETE_FINISHED}
         return [UUID(int=number) for number in sorted(gone)]
 
-    def below(self, log_start: int) -> list[RemoteSegment]:
-        """Finished copies that end at or below it, of any lineage."""
-        count = bisect_left(self._finished.bases, log_start)
-        return [self._whole(n) for n in self._finished.ids[:count] if end_of(self._copies[n]) <= log_start]
+    def below(self, log_start: int) -> Iterator[RemoteSegment]:
+        """Finished copies that end at or below it, of any lineage. Ask anew after a change."""
+        return map(self._whole, self._below(log_start))
+
+    def _below(self, log_start: int) -> Iterator[int]:
+        ids = islice(self._finished.ids, bisect_left(self._finished.bases, log_start))
+        return (number for number in ids if end_of(self._copies[number]) <= log_start)
 
     # --- lineage ---
 
@@ -291,7 +303,8 @@ class PartitionFold:
     def size_bytes(self, epochs: EpochCache, log_start: int) -> int:
         """Bytes of the finished copies that count for the size of the log."""
         useless = sum(segment.size_bytes for segment in self.superseded(epochs, log_start))
-        return self.finished_bytes - useless - sum(segment.size_bytes for segment in self.below(log_start))
+        below = sum(size_of(self._copies[number]) for number in self._below(log_start))
+        return self.finished_bytes - useless - below
 
     # --- changes ---
 
@@ -391,11 +404,12 @@ class PartitionFold:
         old = self._copies.get(number)
         if old is not None:
             self._unindex(number, old)
+            number = self._unsettle(number, old)
         self._copies[number] = packed
-        if state_of(packed) is not SegmentState.COPY_FINISHED:
-            self._unsettled.setdefault(number, number)
+        state = state_of(packed)
+        if state is not SegmentState.COPY_FINISHED:
+            self._unsettled.setdefault(state, {})[number] = number
             return
-        number = self._unsettled.pop(number, number)
         self.finished_bytes += size_of(packed)
         self._finished.add(base_of(packed), end_of(packed), number)
         if has_aborted(packed):
@@ -404,8 +418,18 @@ class PartitionFold:
             self._indexes.setdefault(epoch, EpochIndex()).add(piece)
 
     def _drop(self, number: int) -> None:
-        self._unindex(number, self._copies.pop(number))
-        self._unsettled.pop(number, None)
+        packed = self._copies.pop(number)
+        self._unindex(number, packed)
+        self._unsettle(number, packed)
+
+    def _unsettle(self, number: int, packed: bytes) -> int:
+        """Take it out of those of its state; return the object that is its key."""
+        state = state_of(packed)
+        there = self._unsettled.get(state, {})
+        known = there.pop(number, number)
+        if not there:
+            self._unsettled.pop(state, None)
+        return known
 
     def _unindex(self, number: int, packed: bytes) -> None:
         if state_of(packed) is not SegmentState.COPY_FINISHED:
@@ -448,8 +472,8 @@ class PartitionFold:
             return "an update carries on the custom metadata of its copy"
         return None
 
-    def _in_state(self, state: SegmentState) -> list[RemoteSegment]:
-        return self._sorted(n for n in self._unsettled if state_of(self._copies[n]) is state)
+    def _in_state(self, state: SegmentState) -> Collection[int]:
+        return self._unsettled.get(state, ())
 
     def _sorted(self, numbers: Iterable[int]) -> list[RemoteSegment]:
         return sorted(map(self._whole, numbers), key=lambda segment: (segment.base_offset, segment.id))

@@ -79,10 +79,9 @@ class _Progress:
                 continue
             now.segments += fold.finished_count
             now.bytes += fold.finished_bytes
-            unfinished = fold.unfinished()
-            now.copying += len(unfinished)
-            now.copying_bytes += sum(copy.size_bytes for copy in unfinished)
-            now.deleting += len(fold.deleting())
+            now.copying += fold.unfinished_count
+            now.copying_bytes += sum(copy.size_bytes for copy in fold.unfinished())
+            now.deleting += fold.deleting_count
         return now
 
     def __str__(self) -> str:

@@ -241,7 +241,7 @@ def _refusal_to_forget(partition: PartitionFold | None, event: TierEvent) -> str
 
 
 def _has_segments(partition: PartitionFold) -> bool:
-    return partition.finished_count > 0 or any((partition.unfinished(), partition.deleting()))
+    return bool(partition.finished_count or partition.unfinished_count or partition.deleting_count)
 
 
 def _with_custom(partition: PartitionFold | None, event: SegmentUpdated) -> SegmentUpdated:

@@ -128,7 +128,7 @@ def clean(world: Replicas, node_id: int, topic: str = "t") -> bool:
     if fold is None:
         return not objects(world)
     wanted = {str(segment.id) for segment in fold.finished()}
-    return not fold.unfinished() and not fold.deleting() and len(objects(world)) == 2 * len(wanted)
+    return not fold.unfinished_count and not fold.deleting_count and len(objects(world)) == 2 * len(wanted)
 
 
 def test_what_is_closed_is_copied_and_every_replica_hears_how_far() -> None:

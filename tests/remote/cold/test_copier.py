@@ -134,7 +134,7 @@ async def test_a_leader_that_is_none_any_more_puts_nothing_after_the_deletion_of
 
     async def others_lead(size: int) -> None:
         if stage.agreed.leader_epoch == 0 and stage.objects():
-            begun = stage.fold.unfinished()[0]
+            begun = next(stage.fold.unfinished())
             stage.agreed.leader_epoch = 1
             stage.agreed.known.apply(updated(begun, DELETING, broker_id=2, now_ms=NOW))
             await stage.delete_segment(begun)

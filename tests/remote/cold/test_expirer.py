@@ -11,9 +11,10 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.claim import LATE_UPLOAD_S
-from remote.cold.expirer import may_expire
+from remote.cold.expirer import REMOVED_AT_ONCE, may_expire
+from remote.cold.packed import unpack_copy
 from remote.cold.removal import LOOK_AGAIN_S
-from remote.cold.segments import LogStartMoved, SegmentState, SegmentUpdated, TierEvent
+from remote.cold.segments import LogStartMoved, RemoteSegment, SegmentState, SegmentUpdated, TierEvent
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
 from tests.remote.cold.stage import Stage
@@ -91,6 +92,29 @@ async def test_what_retention_takes_away_tells_where_the_log_starts(stage: Stage
     await stage.expire_all()
     assert stage.fold.implied_start == stage.log.log_start_offset
     assert len(told_starts(stage)) <= 1
+
+
+async def test_a_turn_looks_at_no_more_copies_than_it_can_remove(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tiered(stage, 120)
+    old(stage)
+    await stage.tenure.start_log_at(stage.log.local_log_start_offset)
+    stage.settle()
+    unpacked = 0
+
+    def unpack(packed: bytes, **named: Any) -> RemoteSegment:
+        nonlocal unpacked
+        unpacked += 1
+        return unpack_copy(packed, **named)
+
+    monkeypatch.setattr("remote.cold.fold.unpack_copy", unpack)
+    assert await stage.expirer.expire(stage.tenure) == 0.0
+    assert stage.removal.deleted == REMOVED_AT_ONCE
+    assert unpacked <= 6 * REMOVED_AT_ONCE
+    monkeypatch.undo()
+    await stage.expire_all()
+    assert stage.objects() == []
 
 
 async def test_nothing_goes_that_retention_keeps(stage: Stage) -> None:
@@ -271,7 +295,7 @@ async def test_an_unfinished_copy_of_another_life_goes_and_one_under_way_stays(s
     stage.live()
     stage.lead(1)
     await stage.expire_all()
-    assert stage.fold.unfinished() == stage.fold.deleting() == []
+    assert stage.fold.unfinished_count == stage.fold.deleting_count == 0
     assert stage.agreed.states()[-1] is SegmentState.DELETE_FINISHED
 
 

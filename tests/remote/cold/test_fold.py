@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from remote.cold.events import NO_COPY, Tombstone
 from remote.cold.fold import PartitionFold, TierFold
+from remote.cold.packed import unpack_copy
 from remote.cold.segments import (
     LogStartMoved,
     PartitionDeletion,
@@ -344,7 +346,7 @@ def test_a_superset_that_is_not_finished_supersedes_nothing() -> None:
         [Life(segment=short, state=FINISHED), Life(segment=long, state=SegmentState.COPY_STARTED)]
     )
     assert fold.superseded(epochs_of(MAIN), 0) == []
-    assert fold.unfinished() == [long]
+    assert list(fold.unfinished()) == [long]
     fold.apply(update(long, FINISHED))
     assert [copy.id for copy in fold.superseded(epochs_of(MAIN), 0)] == [short.id]
 
@@ -500,6 +502,26 @@ def test_a_log_starts_with_its_lowest_copy_unless_it_was_told_to_start_later() -
     assert partition.implied_start == 25
 
 
+def test_the_first_of_many_is_found_without_a_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be 100,000, and this is asked on the loop, for each few that go."""
+    states = (SegmentState.COPY_STARTED, SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED)
+    copies = [copy_of(((0, 0),), base, base + 1, number=base + 1) for base in range(300)]
+    found = fold_of([Life(segment=copy, state=states[at % 3]) for at, copy in enumerate(copies)])
+    fold = found.get(PARTITION)
+    assert fold is not None
+    unpacked: list[UUID] = []
+
+    def unpack(packed: bytes, **named: Any) -> RemoteSegment:
+        unpacked.append(named["segment_id"])
+        return unpack_copy(packed, **named)
+
+    monkeypatch.setattr("remote.cold.fold.unpack_copy", unpack)
+    firsts = (next(fold.unfinished()), next(fold.below(300)), next(fold.deleting()))
+    assert [copy.base_offset for copy in firsts] == [0, 1, 2]
+    assert (fold.unfinished_count, fold.finished_count, fold.deleting_count) == (100, 100, 100)
+    assert len(unpacked) == 3
+
+
 def test_a_fold_without_records_has_no_partitions() -> None:
     life = Life(segment=copy_of(MAIN, 0, 5, number=1), state=SegmentState.DELETE_FINISHED)
     fold = fold_of([life])
@@ -537,11 +559,11 @@ def test_a_finished_deletion_of_the_partition_ends_every_copy() -> None:
     partition = fold.get(PARTITION)
     assert partition is not None
     assert partition.deletion is PartitionState.DELETE_FINISHED
-    assert list(partition.finished()) == partition.unfinished() == partition.deleting() == []
+    assert [*partition.finished(), *partition.unfinished(), *partition.deleting()] == []
     assert partition.deleted() == [segment.id for segment in segments]
     assert partition.finished_bytes == 0
     fold.apply(SegmentStarted(segment=copy_of(MAIN, 20, 25, number=99)))
-    assert partition.unfinished() == [], "whatever the order"
+    assert partition.unfinished_count == 0, "whatever the order"
     for number in (1, 6, 11, 99):
         for is_update in (False, True):
             fold.apply(Tombstone(PARTITION, copy_of(MAIN, 0, 5, number=number).id, is_update))
