@@ -172,11 +172,24 @@ async def _metadata_of(client: Client, topic: str) -> Any:
 
 async def _configs_of(client: Client, topic: str) -> dict[str, str | None]:
     """Return only what this topic itself sets."""
+    return {
+        config.name: config.value
+        for config in sorted(await _described(client, topic, None), key=lambda config: config.name)
+        if config.config_source == DYNAMIC_TOPIC_CONFIG
+    }
+
+
+async def config_of(client: Client, topic: str, name: str) -> str | None:
+    """Return what holds for the topic; None where the brokers do not know the name."""
+    return next((config.value for config in await _described(client, topic, [name])), None)
+
+
+async def _described(client: Client, topic: str, names: list[str] | None) -> Any:
     answer = await client.request(
         Api.DESCRIBE_CONFIGS,
         {
             "resources": [
-                {"resource_type": TOPIC_RESOURCE, "resource_name": topic, "configuration_keys": None}
+                {"resource_type": TOPIC_RESOURCE, "resource_name": topic, "configuration_keys": names}
             ],
             "include_synonyms": False,
             "include_documentation": False,
@@ -184,11 +197,7 @@ async def _configs_of(client: Client, topic: str) -> dict[str, str | None]:
     )
     row = answer.results[0]
     _check(row, f"topic {topic}")
-    return {
-        config.name: config.value
-        for config in sorted(row.configs, key=lambda config: config.name)
-        if config.config_source == DYNAMIC_TOPIC_CONFIG
-    }
+    return row.configs
 
 
 async def _alter_configs(

@@ -19,7 +19,7 @@ from protocol.ids import encode_id
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment
 from tools.client import Client
-from tools.console import emit, emit_json, emit_table
+from tools.console import Failure, emit, emit_json, emit_table
 from tools.tier.reader import (
     HIGH_WATERMARK,
     PENDING_UPLOAD,
@@ -30,6 +30,7 @@ from tools.tier.reader import (
     size_text,
     time_text,
 )
+from tools.topics import config_of
 
 RATE_SAMPLES: Final = 11
 """A segment counts when it is finished: the rate is that of the last ten intervals."""
@@ -40,6 +41,7 @@ async def list_copies(client: Client, topic: str, *, as_json: bool) -> None:
     reader = TierReader(client)
     await reader.open()
     await reader.read(partitions)
+    await _check_tiered(client, topic, map(reader.get, partitions))
     rows = [_row(copy) for partition in partitions for copy in copies_of(reader.get(partition))]
     if as_json:
         emit_json(rows)
@@ -47,6 +49,16 @@ async def list_copies(client: Client, topic: str, *, as_json: bool) -> None:
     emit_table(("partition", "base", "end", "bytes", "state", "epochs", "broker", "newest", "id"), rows)
     emit("")
     emit(f"{topic}: {_Progress.of(map(reader.get, partitions))}")
+
+
+async def _check_tiered(client: Client, topic: str, folds: Iterable[PartitionFold | None]) -> None:
+    """Refuse a topic that has nothing to show and never will. What was tiered may have copies that go."""
+    if any(copies_of(fold) for fold in folds):
+        return
+    if await config_of(client, topic, "remote.storage.enable") != "true":
+        raise Failure(
+            f"topic {topic} is not tiered: remote.storage.enable is not true, and no copies are left"
+        )
 
 
 def _row(copy: RemoteSegment) -> dict[str, Any]:
@@ -97,6 +109,8 @@ async def watch(client: Client, topic: str, *, every_s: float, times: int | None
     partitions = await partitions_of(client, topic)
     reader = TierReader(client)
     await reader.open()
+    await reader.read(partitions)
+    await _check_tiered(client, topic, map(reader.get, partitions))
     time = asyncio.get_running_loop().time
     samples: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES)
     with _one_line() as show:

@@ -45,7 +45,19 @@ def test_copies_are_listed_by_their_offsets_until_they_are_gone(tier: Tier) -> N
     )
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--watch", "--times", "1")])
+def test_a_topic_that_is_not_tiered_is_refused_in_one_line(tier: Tier, options: tuple[str, ...]) -> None:
+    assert cli.run(["tier", "list", tier.topic, *options, "-b", tier.bootstrap]) == 1
+    told = tier.capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert f"topic {tier.topic} is not tiered" in line
+
+
 def test_nothing_in_the_tier_is_an_empty_list(tier: Tier) -> None:
+    enable = ("--config", "remote.storage.enable=true")
+    assert cli.run(["topics", "alter", tier.topic, *enable, "-b", tier.bootstrap]) == 0
+    tier.capsys.readouterr()
     assert json.loads(listed(tier, "--json")) == []
 
 
