@@ -19,6 +19,7 @@ from broker.control.metadata_records import RECORD_TYPES, decode_record
 from protocol.checksum import crc32c as broker_crc32c
 from protocol.ids import decode_id
 from protocol.stored.slots import decode_slot
+from remote.cold.copies import BlockSums
 from remote.cold.events import decode_event
 from remote.cold.index_object import HEAD_BYTES_MAX, decode_index_object
 from remote.cold.partitioner import metadata_partition
@@ -161,6 +162,19 @@ def test_an_index_object_and_its_sections_are_read_alike_by_the_broker() -> None
             FORMAT.read(SECTIONS[kind], section)
     assert end == len(data)
     assert decode_epochs(indexes[IndexKind.LEADER_EPOCH]) == [(0, 0), (2, 60), (3, 102)]
+
+
+def test_the_tail_of_a_cached_index_covers_its_name_and_what_is_before() -> None:
+    reading = golden("cache-tail")[1]
+    name = f"{golden('copy-started')[1]['segment_id']}.sums"
+    assert reading["crc"] == crc32c(name.encode() + golden("block-sums")[0])
+    sums = BlockSums.decode(golden("block-sums")[0])
+    told = golden("block-sums")[1]
+    assert [sums.size_bytes, sums.block_bytes, list(sums.crcs)] == [
+        told["size"],
+        told["block_bytes"],
+        told["blocks"],
+    ]
 
 
 def test_the_older_batches_of_producers_are_read_by_the_page() -> None:

@@ -346,7 +346,8 @@ def tier_list(
 ) -> None:
     """Show a topic's segments in the cold tier, by what the brokers say of them.
 
-    BASE and END are offsets, END exclusive. Only COPY_FINISHED segments are read.
+    BASE and END are offsets, END exclusive. Only COPY_FINISHED segments are read. A topic that is not tiered
+    and has none left is an error.
     """
     from tools.tier import listing
 

@@ -140,7 +140,7 @@ class IndexCache:
 
     async def _write(self, name: str, data: bytes) -> None:
         path = join(self._directory, name)
-        whole = data + _tail(name, data)
+        whole = encode_file(name, data)
         try:
             await self._offload(lambda: self._store(path, whole))
         except OSError as error:
@@ -214,6 +214,11 @@ class IndexCache:
                 self._directory,
                 error,
             )
+
+
+def encode_file(name: str, data: bytes) -> bytes:
+    """An index as it lies on the disk under this name."""
+    return data + _tail(name, data)
 
 
 def _tail(name: str, data: bytes) -> bytes:

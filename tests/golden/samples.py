@@ -34,7 +34,9 @@ from broker.endpoint import Endpoint
 from protocol.checksum import crc32c
 from protocol.records import build_batch
 from protocol.stored.slots import Slot, encode_slot, slot_hash
+from remote.cold.copies import BlockSums
 from remote.cold.events import encode_event, tombstones
+from remote.cold.index_cache import encode_file
 from remote.cold.index_object import encode_index_object
 from remote.cold.segments import (
     LogStartMoved,
@@ -187,7 +189,16 @@ def segment() -> list[Sample]:
         Sample("time-index", "time index", sections[IndexKind.TIMESTAMP]),
         Sample("producer-snapshot", "producer snapshot", sections[IndexKind.PRODUCER_SNAPSHOT]),
         Sample("transaction-index", "transaction index", sections[IndexKind.TRANSACTION]),
+        *cached(header),
     ]
+
+
+def cached(header: SegmentHeader) -> list[Sample]:
+    sums = BlockSums(
+        size_bytes=header.size_bytes, block_bytes=header.block_bytes, crcs=header.block_crcs
+    ).encode()
+    tail = encode_file(f"{header.segment_id}.sums", sums).removeprefix(sums)
+    return [Sample("block-sums", "block sums", sums), Sample("cache-tail", "cache tail", tail)]
 
 
 def key(part: SegmentPart) -> str:
