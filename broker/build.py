@@ -66,7 +66,7 @@ from remote.cold.pacing import Pacer
 from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
 from remote.cold.reader import RemoteReader
 from remote.cold.removal import Removal
-from remote.cold.storage_manager import StorageManager
+from remote.cold.storage_manager import PieceManager, StorageManager
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -265,7 +265,7 @@ def take_configs(components: Components) -> None:
             held.producer_expiration_ms = config.producer_id_expiration_ms
 
 
-def _storage_manager(config: BrokerConfig, world: World) -> StorageManager:
+def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
     name = config.remote_log_storage_manager_class_name
     if name is None:
         return ObjectTier(world.store, part_bytes=world.tier_sizes.part_bytes)
@@ -360,7 +360,7 @@ def _tier_reads(
     world: World,
     cluster: Cluster,
     metadata: MetadataManager,
-    storage: StorageManager,
+    storage: PieceManager,
     spawn: Spawn,
 ) -> TierReads:
     def fetch_wait_s() -> float:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeAlias
 
+from remote.cold.chunks import PinnedChunks
 from storage.log import LogSlice
 
 SENDFILE_MIN: Final = 256 * 1024
@@ -152,7 +153,12 @@ class BulkSender:
 
 
 def _is_for_sendfile(piece: Piece) -> bool:
-    return isinstance(piece, LogSlice) and piece.size >= SLICE_SENDFILE_MIN and piece.file.fileno() >= 0
+    """Whether it can leave without a copy: from a file, or from the memory in which it is kept."""
+    return (
+        isinstance(piece, LogSlice)
+        and piece.size >= SLICE_SENDFILE_MIN
+        and (isinstance(piece.file, PinnedChunks) or piece.file.fileno() >= 0)
+    )
 
 
 def _next_chunk(pieces: deque[Piece]) -> bytes:
@@ -181,6 +187,8 @@ def _send_piece(out: socket.socket, pieces: deque[Piece]) -> int:
     """Send as much of the first piece as the socket takes; return how much."""
     piece = pieces[0]
     if isinstance(piece, LogSlice):
+        if isinstance(piece.file, PinnedChunks):
+            return _send_view(out, pieces, piece, piece.file)
         descriptor = piece.file.fileno()
         if piece.size < SLICE_SENDFILE_MIN or descriptor < 0:
             piece = _read_piece(pieces, piece)
@@ -196,6 +204,18 @@ def _send_piece(out: socket.socket, pieces: deque[Piece]) -> int:
     sent = out.send(piece, socket.MSG_MORE if len(pieces) > 1 else 0)
     if sent < len(piece):
         pieces[0] = memoryview(piece)[sent:]
+    else:
+        pieces.popleft()
+    return sent
+
+
+def _send_view(out: socket.socket, pieces: deque[Piece], piece: LogSlice, chunks: PinnedChunks) -> int:
+    """Send from memory; what is not sent yet stays pinned there."""
+    view = chunks.view(piece.size, piece.position)
+    is_last = len(pieces) == 1 and len(view) == piece.size
+    sent = out.send(view, 0 if is_last else socket.MSG_MORE)
+    if sent < piece.size:
+        pieces[0] = piece._replace(position=piece.position + sent, size=piece.size - sent)
     else:
         pieces.popleft()
     return sent

@@ -2,25 +2,39 @@
 
 Owns: which chunks are kept, which are being loaded and which of those may start, the bytes of all of them,
 and the pins of those that are being served. Does not own: how a chunk is fetched and proven (the load that is
-passed in), what is read ahead (reader). Invariant: what is kept and what is being loaded is no more than
+passed in), how far is read ahead (copies). Invariant: what is kept and what is being loaded is no more than
 `bytes_max`, except for what slow clients hold beyond half of it; a chunk that is being served is never
 dropped; a chunk is loaded once, however many want it, and stays although nobody waits any more: a store
 slower than every reader's patience still gets them on.
+
+Chunks in a row are asked for in one go, as many as the store gives in half a second: of a GB that is read
+from MinIO in ranges of 8 MiB it spends 0.6 s of CPU, in ranges of 1 MiB 1.3 s. What is read ahead takes no
+more than half of the places and a quarter of the room that is left for it, so the first readers get long
+runs and a hundred get a chunk each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from protocol.checksum import Buffer
 from remote.cold.flights import Flights, Spawn
 
 CHUNK_BYTES: Final = 1 << 20
 CACHE_BYTES: Final = 64 << 20
 LOAD_DEADLINE_S: Final = 60.0
+RUN_CHUNKS_MAX: Final = 8
+"""In one go at most."""
+RUN_S_MAX: Final = 0.5
+"""A store that takes longer for so many is asked for half as many from then on, and for more again once it is
+quicker."""
+
+Load: TypeAlias = Callable[[int, int], Awaitable[Sequence[Buffer | Exception]]]
+"""Return the chunks [first, stop), proven, or for each of them why it cannot be had."""
 
 
 class ChunkKey(NamedTuple):
@@ -40,8 +54,8 @@ class Missing(Exception):
 class Chunk:
     __slots__ = ("data", "is_unread", "pins")
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: Buffer) -> None:
+        self.data = memoryview(data).toreadonly()
         self.pins = 0
         self.is_unread = True
 
@@ -56,16 +70,18 @@ class ChunkCache:
         chunk_bytes: int = CHUNK_BYTES,
         deadline_s: float = LOAD_DEADLINE_S,
     ) -> None:
-        """At most `parallel()` chunks are loaded at a time."""
+        """At most `parallel()` loads are under way at a time."""
         self.chunk_bytes = chunk_bytes
         self._parallel = parallel
         self._bytes_max = bytes_max
         self._flights: Flights[ChunkKey, Chunk] = Flights(spawn, deadline_s=deadline_s)
         self._chunks: OrderedDict[ChunkKey, Chunk] = OrderedDict()
         """Least recently used first."""
-        self._turns: deque[asyncio.Future[None]] = deque()
-        """Loads that wait until they may start."""
+        self._turns: deque[tuple[asyncio.Future[None], int]] = deque()
+        """Loads that wait until they may start, and of how many chunks each is."""
         self._loading = 0
+        self._loading_bytes = 0
+        self._run_chunks = RUN_CHUNKS_MAX
         self.size_bytes = 0
         """Of the chunks kept, and of each that is being loaded."""
         self.pinned_bytes = 0
@@ -97,91 +113,144 @@ class ChunkCache:
         """How many loads have not started yet."""
         return len(self._turns)
 
-    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> Chunk:
+    @property
+    def run_chunks(self) -> int:
+        """How many are loaded in one go at most, for now."""
+        return max(1, min(self._run_chunks, self._bytes_max // self.chunk_bytes // 4))
+
+    async def get(self, key: ChunkKey, load: Load) -> Chunk:
         chunk = self._chunks.get(key)
         if chunk is not None:
             self.hits += 1
             self._chunks.move_to_end(key)
         else:
             self.misses += 1
-            chunk = await self._flights.join(key, lambda: self._load(key, load))
+            self.begin(key.segment_id, key.number, key.number + 1, load)
+            chunk = await self._flights.wait(key)
         if chunk.is_unread:
             chunk.is_unread = False
             self._unread_bytes -= len(chunk.data)
         return chunk
 
-    def begin(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> None:
-        """Load a chunk that `get` is about to wait for."""
-        if key not in self._chunks:
-            self._flights.start(key, lambda: self._load(key, load))
+    def begin(self, segment_id: UUID, first: int, stop: int, load: Load) -> None:
+        """Load the chunks of [first, stop) that are neither here nor on their way, which `get` is about to
+        wait for."""
+        at = first
+        while (at := self.first_missing(segment_id, at, stop)) < stop:
+            at = self._start(segment_id, at, min(stop, at + self.run_chunks), load)
 
-    def get_ahead(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> bool:
-        """Start to load a chunk that will be wanted soon, if nobody waits for one that is wanted now and what
-        was read ahead is less than half of all. Return whether it is there or on its way."""
-        if key in self._chunks or key in self._flights:
-            return True
-        ahead = self._unread_bytes + (self._loading + 1) * self.chunk_bytes
-        if self._turns or ahead > self._bytes_max // 2 or not self._may_start():
-            return False
-        self.read_ahead += 1
-        self._flights.start(key, lambda: self._load(key, load))
-        return True
+    def get_ahead(self, segment_id: UUID, first: int, stop: int, load: Load) -> int:
+        """Start to load what will be wanted soon, from the first of [first, stop) that is neither here nor on
+        its way: if nobody waits for what is wanted now, and as much as is due to one reader of the half of
+        all that is for what was read ahead. Return where that ends, `first` if nothing is started."""
+        at = self.first_missing(segment_id, first, stop)
+        left = (self._bytes_max // 2 - self._unread_bytes - self._loading_bytes) // self.chunk_bytes
+        if at == stop or self._turns or left < 1 or self._loading >= (self.parallel + 1) // 2:
+            return first
+        count = min(stop - at, self.run_chunks, max(1, left // 4))
+        if not self._may_start(count):
+            return first
+        end = self._start(segment_id, at, at + count, load)
+        self.read_ahead += end - at
+        return end
+
+    def first_missing(self, segment_id: UUID, first: int, stop: int) -> int:
+        """Return the first of [first, stop) that is neither here nor on its way, `stop` if there is none."""
+        for number in range(first, stop):
+            key = ChunkKey(segment_id, number)
+            if key not in self._chunks and key not in self._flights:
+                return number
+        return stop
 
     def drop(self, segment_id: UUID) -> None:
-        """Forget the chunks of a segment, but for those that are being served."""
+        """Forget the chunks of a segment, but for those that are being served; give up to load what nobody
+        waits for."""
+        self._flights.give_up([key for key in self._flights if key.segment_id == segment_id])
         for key in [key for key, chunk in self._chunks.items() if key.segment_id == segment_id]:
             if not self._chunks[key].pins:
                 self._evict(key)
 
-    async def _load(self, key: ChunkKey, load: Callable[[], Awaitable[bytes]]) -> Chunk:
-        await self._turn()
-        try:
-            data = await load()
-        finally:
-            self._loading -= 1
-            self.size_bytes -= self.chunk_bytes
-            self._start_more()
-        chunk = Chunk(data)
-        self._chunks[key] = chunk
-        self.size_bytes += len(data)
-        self._unread_bytes += len(data)
-        return chunk
+    def _start(self, segment_id: UUID, first: int, stop: int, load: Load) -> int:
+        """Load the first ones of [first, stop) in one go, up to one that is here or on its way; return where
+        that is."""
+        stop = next(
+            (at for at in range(first + 1, stop) if self.first_missing(segment_id, at, at + 1) > at), stop
+        )
+        keys = [ChunkKey(segment_id, number) for number in range(first, stop)]
+        self._flights.start_all(keys, lambda: self._load(keys, load))
+        return stop
 
-    async def _turn(self) -> None:
+    async def _load(self, keys: Sequence[ChunkKey], load: Load) -> Sequence[Chunk | Exception]:
+        count = len(keys)
+        await self._turn(count)
+        time = asyncio.get_running_loop().time
+        begun_s = time()
+        try:
+            found = await load(keys[0].number, keys[-1].number + 1)
+            assert len(found) == count, (len(found), keys)
+        except BaseException:
+            self._note_time(count, time() - begun_s)
+            self._give_back(count)
+            raise
+        self._note_time(count, time() - begun_s)
+        outcomes: list[Chunk | Exception] = []
+        for key, data in zip(keys, found, strict=True):
+            if isinstance(data, Exception):
+                outcomes.append(data)
+                continue
+            chunk = self._chunks[key] = Chunk(data)
+            self.size_bytes += len(data)
+            self._unread_bytes += len(data)
+            outcomes.append(chunk)
+        self._give_back(count)
+        return outcomes
+
+    def _note_time(self, count: int, took_s: float) -> None:
+        if took_s > RUN_S_MAX:
+            self._run_chunks = max(1, min(self._run_chunks, count // 2))
+        elif count >= self._run_chunks and took_s < RUN_S_MAX / 4:
+            self._run_chunks = min(2 * self._run_chunks, RUN_CHUNKS_MAX)
+
+    async def _turn(self, count: int) -> None:
         """Wait for a place among those that are loading, and for room."""
-        if self._turns or not self._may_start():
+        if self._turns or not self._may_start(count):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._turns.append(turn)
+            self._turns.append((turn, count))
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._give_back()
+                    self._give_back(count)
                 else:
-                    self._turns.remove(turn)
+                    self._turns.remove((turn, count))
                 raise
         else:
-            self._take()
+            self._take(count)
 
-    def _take(self) -> None:
+    def _take(self, count: int) -> None:
         self._loading += 1
-        self.size_bytes += self.chunk_bytes
+        self._loading_bytes += count * self.chunk_bytes
+        self.size_bytes += count * self.chunk_bytes
 
-    def _give_back(self) -> None:
+    def _give_back(self, count: int) -> None:
         self._loading -= 1
-        self.size_bytes -= self.chunk_bytes
+        self._loading_bytes -= count * self.chunk_bytes
+        self.size_bytes -= count * self.chunk_bytes
         self._start_more()
 
     def _start_more(self) -> None:
-        while self._turns and self._may_start():
-            self._take()
-            self._turns.popleft().set_result(None)
+        while self._turns and self._may_start(self._turns[0][1]):
+            turn, count = self._turns.popleft()
+            if not turn.cancelled():
+                self._take(count)
+                turn.set_result(None)
 
-    def _may_start(self) -> bool:
-        """Whether one more may be loaded; makes the room for it."""
+    def _may_start(self, count: int) -> bool:
+        """Whether so many more may be loaded in one go; makes the room for them."""
         if self._loading >= self.parallel:
             return False
-        limit = self._bytes_max + max(0, self.pinned_bytes - self._bytes_max // 2) - self.chunk_bytes
+        room = count * self.chunk_bytes
+        limit = self._bytes_max + max(0, self.pinned_bytes - self._bytes_max // 2) - room
         if self.size_bytes > limit:
             self._evict_to(limit)
         return self.size_bytes <= limit
@@ -249,7 +318,7 @@ class PinnedChunks:
         chunk_bytes = self._cache.chunk_bytes
         first, at = divmod(offset, chunk_bytes)
         if at + size <= chunk_bytes and first in self._chunks:
-            return self._chunks[first].data[at : at + size]
+            return bytes(self._chunks[first].data[at : at + size])
         stop = -(-(offset + size) // chunk_bytes)
         if any(number not in self._chunks for number in range(first, stop)):
             raise Missing(first, stop)
@@ -258,6 +327,13 @@ class PinnedChunks:
             begin = max(0, offset - number * chunk_bytes)
             pieces.append(self._chunks[number].data[begin : offset + size - number * chunk_bytes])
         return b"".join(pieces)
+
+    def view(self, size: int, offset: int) -> memoryview:
+        """Return the bytes from `offset` on, at most `size` and no more than lie in one piece of memory."""
+        number, at = divmod(offset, self._cache.chunk_bytes)
+        if number not in self._chunks:
+            raise Missing(number, number + 1)
+        return self._chunks[number].data[at : at + size]
 
     def preadv(self, buffer: memoryview, offset: int) -> int:
         data = self.pread(len(buffer), offset)

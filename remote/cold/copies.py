@@ -9,18 +9,19 @@ the checksum of its block was found right; open copies are bounded by number and
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from protocol.checksum import crc32c
-from remote.cold.chunks import ChunkCache, ChunkKey, Missing, PinnedChunks
+from protocol.checksum import Buffer, crc32c
+from remote.cold.chunks import RUN_CHUNKS_MAX, ChunkCache, ChunkKey, Missing, PinnedChunks
 from remote.cold.index_cache import IndexCache, Offload
 from remote.cold.segments import RemoteSegment
-from remote.cold.storage_manager import BadObject, IndexKind, StorageManager
+from remote.cold.storage_manager import BadObject, IndexKind, PieceManager
 from remote.store.object_store import NoSuchObject
 from storage.files import File, Files
 from storage.index import AbortedTxn, OffsetIndex, TimeIndex, decode_aborted
@@ -32,7 +33,10 @@ OPEN_MAX: Final = 128
 """Of a store that is a directory each open copy holds a descriptor."""
 HINTS_MAX: Final = 256
 PROVEN_AT_ONCE: Final = 8 << 20
-_AHEAD_CHUNKS: Final = 2
+FIRST_RUN_CHUNKS: Final = 2
+"""What is read ahead of a reader that seems to go on; twice as much each time that it does."""
+_PROVEN_IN_A_TURN: Final = 2
+"""Chunks, about 0.2 ms of the loop."""
 _OBJECT_BYTES: Final = 200
 """What a decoded entry of a transaction index takes, roughly."""
 _SUMS_HEAD: Final = Struct(">QI")
@@ -50,7 +54,7 @@ class BlockSums:
         self.block_bytes = block_bytes
         self.crcs = array("I", crcs)
 
-    def check(self, start: int, data: bytes | memoryview) -> None:
+    def check(self, start: int, data: Buffer) -> None:
         """Prove whole blocks from `start` on; BadObject."""
         first, rest = divmod(start, self.block_bytes)
         if rest or ((start + len(data)) % self.block_bytes and start + len(data) != self.size_bytes):
@@ -73,6 +77,14 @@ class BlockSums:
         return BlockSums(size_bytes=size_bytes, block_bytes=block_bytes, crcs=crcs)
 
 
+class Hint(NamedTuple):
+    """Where a reader stopped, and will go on."""
+
+    position: int
+    run: int
+    """How many chunks are then read ahead in one go."""
+
+
 class OpenCopy:
     """One copy that is read, perhaps by many."""
 
@@ -90,8 +102,8 @@ class OpenCopy:
         """The object itself, where it is a file of this machine."""
         self.proven: set[int] = set()
         """Which chunks of that file were proven."""
-        self.hints: OrderedDict[int, int] = OrderedDict()
-        """(offset, position) where readers stopped, and will go on."""
+        self.hints: OrderedDict[int, Hint] = OrderedDict()
+        """By offset."""
 
     def __repr__(self) -> str:
         segment = self.segment
@@ -103,12 +115,13 @@ class OpenCopy:
         aborted = 0 if self.aborted is None else len(self.aborted)
         return 8 * (len(self.offsets) + times) + 4 * len(self.sums.crcs) + _OBJECT_BYTES * (aborted + 2)
 
-    def remember(self, offset: int, position: int) -> None:
+    def remember(self, offset: int, position: int, run: int = 0) -> None:
+        """Note that a reader stopped there who had `run` chunks read ahead, 0 for none."""
         hints = self.hints
         hints.pop(offset, None)
         if len(hints) >= HINTS_MAX:
             hints.popitem(last=False)
-        hints[offset] = position
+        hints[offset] = Hint(position, min(2 * run, RUN_CHUNKS_MAX) or FIRST_RUN_CHUNKS)
 
 
 class Source(Protocol):
@@ -116,8 +129,9 @@ class Source(Protocol):
 
     @property
     def file(self) -> ReadableFile: ...
-    async def load(self, first: int, stop: int, *, is_sequential: bool = False) -> None:
-        """Bring the chunks [first, stop), proven; those behind too if the reader will go on there."""
+    async def load(self, first: int, stop: int, *, run: int = 0) -> None:
+        """Bring the chunks [first, stop), proven; if the reader will go on there, those behind too, `run` in
+        one go."""
 
     def held(self, start: int, end: int) -> ReadableFile:
         """Return the file from which the bytes [start, end), which are loaded, are sent."""
@@ -127,7 +141,7 @@ class OpenCopies:
     def __init__(
         self,
         *,
-        storage: StorageManager,
+        storage: PieceManager,
         chunks: ChunkCache,
         indexes: IndexCache,
         files: Files,
@@ -153,6 +167,10 @@ class OpenCopies:
 
     def __contains__(self, segment_id: UUID) -> bool:
         return segment_id in self._copies
+
+    def get(self, segment_id: UUID) -> OpenCopy | None:
+        """Return the copy if it is open."""
+        return self._copies.get(segment_id)
 
     @property
     def chunk_bytes(self) -> int:
@@ -245,58 +263,59 @@ class OpenCopies:
 class ChunkedSource:
     """Bytes that come from the store by chunks."""
 
-    def __init__(self, copy: OpenCopy, storage: StorageManager, chunks: ChunkCache) -> None:
+    def __init__(self, copy: OpenCopy, storage: PieceManager, chunks: ChunkCache) -> None:
         self._copy = copy
         self._storage = storage
         self.chunks = chunks
         self.file = PinnedChunks(chunks, str(copy.segment.id))
 
-    async def load(self, first: int, stop: int, *, is_sequential: bool = False) -> None:
+    async def load(self, first: int, stop: int, *, run: int = 0) -> None:
         chunks, segment_id = self.chunks, self._copy.segment.id
-        if is_sequential:
-            last = -(-self._copy.segment.size_bytes // chunks.chunk_bytes)
-            ahead = range(stop, min(stop + _AHEAD_CHUNKS, last))
-        else:
-            ahead = range(0)
         missing = [number for number in range(first, stop) if number not in self.file]
-        for number in missing[1:]:
-            chunks.begin(ChunkKey(segment_id, number), self._loader(number))
+        if missing:
+            chunks.begin(segment_id, missing[0], missing[-1] + 1, self._load)
+        self._read_on(stop, run)
         for number in missing:
-            chunk = await chunks.get(ChunkKey(segment_id, number), self._loader(number))
+            chunk = await chunks.get(ChunkKey(segment_id, number), self._load)
             self.file.add(number, chunk)
-        for number in ahead:
-            if not chunks.get_ahead(ChunkKey(segment_id, number), self._loader(number)):
-                return
 
     def held(self, start: int, end: int) -> ReadableFile:
         chunk_bytes = self.chunks.chunk_bytes
         self.file.keep(start // chunk_bytes, -(-end // chunk_bytes))
         return self.file
 
-    def _loader(self, number: int) -> _Load:
-        return _Load(self._copy, self._storage, number, self.chunks.chunk_bytes)
+    def _read_on(self, at: int, run: int) -> None:
+        """Begin with the next run while the reader still has half of one before it."""
+        chunks, segment_id = self.chunks, self._copy.segment.id
+        last = -(-self._copy.segment.size_bytes // chunks.chunk_bytes)
+        near = min(at + max(FIRST_RUN_CHUNKS, run // 2), last)
+        if not run or (first := chunks.first_missing(segment_id, at, near)) == near:
+            return
+        end = min(first + run, last)
+        while first < near and (stop := chunks.get_ahead(segment_id, first, end, self._load)) > first:
+            first = stop
 
-
-class _Load:
-    """Fetches and proves one chunk."""
-
-    __slots__ = ("_chunk_bytes", "_copy", "_number", "_storage")
-
-    def __init__(self, copy: OpenCopy, storage: StorageManager, number: int, chunk_bytes: int) -> None:
-        self._copy = copy
-        self._storage = storage
-        self._number = number
-        self._chunk_bytes = chunk_bytes
-
-    async def __call__(self) -> bytes:
-        segment = self._copy.segment
-        start = self._number * self._chunk_bytes
-        end = min(start + self._chunk_bytes, segment.size_bytes)
-        data = await self._storage.fetch_segment(segment, start, end)
-        if len(data) != end - start:
-            raise BadObject(f"{len(data)} of the bytes {start} to {end}")
-        self._copy.sums.check(start, data)
-        return data
+    async def _load(self, first: int, stop: int) -> Sequence[Buffer | Exception]:
+        """Fetch and prove chunks. One that is damaged is no reason to do without the others."""
+        segment, size = self._copy.segment, self.chunks.chunk_bytes
+        end = min(stop * size, segment.size_bytes)
+        try:
+            pieces = await self._storage.fetch_pieces(segment, first * size, end, piece_bytes=size)
+        except BadObject as error:
+            if stop - first == 1:
+                return (error,)
+            return [(await self._load(number, number + 1))[0] for number in range(first, stop)]
+        found: list[Buffer | Exception] = []
+        for number, piece in zip(range(first, stop), pieces, strict=True):
+            if number > first and (number - first) % _PROVEN_IN_A_TURN == 0:
+                await asyncio.sleep(0)
+            try:
+                self._copy.sums.check(number * size, piece)
+            except BadObject as error:
+                found.append(error)
+            else:
+                found.append(piece)
+        return found
 
 
 class LocalSource:
@@ -309,14 +328,14 @@ class LocalSource:
         self._offload = offload
         self.file = ProvenFile(file, copy.proven, chunk_bytes)
 
-    async def load(self, first: int, stop: int, *, is_sequential: bool = False) -> None:
+    async def load(self, first: int, stop: int, *, run: int = 0) -> None:
         copy, chunk_bytes = self._copy, self._chunk_bytes
         size = copy.segment.size_bytes
         missing = [number for number in range(first, stop) if number not in copy.proven]
         if not missing:
             return
         first = missing[0]
-        if is_sequential:
+        if run:
             # in one go with what comes next, which also brings it into memory off the loop
             stop = max(stop, min(first + PROVEN_AT_ONCE // chunk_bytes, -(-size // chunk_bytes)))
 

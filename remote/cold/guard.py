@@ -8,9 +8,10 @@ NoSuchObject or BadObject, and a plugin that fails costs the request and nothing
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+from protocol.checksum import Buffer
 from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import (
     BadObject,
@@ -20,7 +21,7 @@ from remote.cold.storage_manager import (
     SegmentHeader,
     StorageManager,
 )
-from remote.store.object_store import NoSuchObject, StoreError
+from remote.store.object_store import NoSuchObject, StoreError, cut
 
 T = TypeVar("T")
 
@@ -43,6 +44,14 @@ class GuardedManager:
 
     async def fetch_segment(self, segment: RemoteSegment, start: int, end: int) -> bytes:
         return await _guarded(self._inner.fetch_segment(segment, start, end))
+
+    async def fetch_pieces(
+        self, segment: RemoteSegment, start: int, end: int, *, piece_bytes: int
+    ) -> Sequence[Buffer]:
+        data = await self.fetch_segment(segment, start, end)
+        if len(data) != end - start:
+            raise BadObject(f"{len(data)} of the bytes {start} to {end}")
+        return cut(data, piece_bytes)
 
     async def fetch_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         return await _guarded(self._inner.fetch_index(segment, kind))

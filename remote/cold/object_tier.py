@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
+from protocol.checksum import Buffer
 from remote.cold.index_object import (
     HEAD_READ_BYTES,
     Head,
@@ -102,6 +103,16 @@ class ObjectTier:
         if len(data) != end - start:
             raise BadObject(f"{key} ends at {start + len(data)}, it should have {segment.size_bytes} bytes")
         return data
+
+    async def fetch_pieces(
+        self, segment: RemoteSegment, start: int, end: int, *, piece_bytes: int
+    ) -> Sequence[Buffer]:
+        key = key_of(segment, SegmentPart.DATA)
+        pieces = await self._store.get_pieces(key, start, end, piece_bytes=piece_bytes)
+        size = sum(map(len, pieces))
+        if size != end - start:
+            raise BadObject(f"{key} ends at {start + size}, it should have {segment.size_bytes} bytes")
+        return pieces
 
     async def fetch_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         return await _twice(lambda: self._read_index(segment, kind))

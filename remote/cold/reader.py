@@ -19,7 +19,7 @@ from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from remote.cold.chunks import Missing
-from remote.cold.copies import OpenCopies, Source, reading
+from remote.cold.copies import FIRST_RUN_CHUNKS, OpenCopies, Source, reading
 from remote.cold.flights import Spawn
 from remote.cold.pacing import PacerStatistics
 from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
@@ -90,6 +90,8 @@ class RemoteRead(NamedTuple):
     """None when not even one batch may be given, or none is left in the tier from the offset on."""
     next_offset: int
     """Where to read on."""
+    segment: RemoteSegment | None = None
+    """The whole copy that it was read from."""
 
 
 class RemoteReader:
@@ -165,7 +167,7 @@ class RemoteReader:
             part = await self._read(segment, offset, limit, end, min_one=min_one)
             if part is None:
                 return RemoteRead(None, offset)
-            return RemoteRead(part, part.next_offset) if part.size else RemoteRead(None, end)
+            return RemoteRead(part, part.next_offset, segment) if part.size else RemoteRead(None, end)
 
         result = await self._with_copy(partition, epochs, offset, use)
         while result.part is None and offset < result.next_offset < bound:
@@ -187,9 +189,10 @@ class RemoteReader:
         source = self.copies.source(copy)
         view = reading(copy, source.file)
         hint = copy.hints.get(offset)
-        is_sequential = hint is not None or offset == segment.base_offset
+        run = FIRST_RUN_CHUNKS if offset == segment.base_offset else 0
         if hint is not None:
-            view.remember(offset, hint)
+            run = hint.run
+            view.remember(offset, hint.position)
         part = await _loading(
             source,
             lambda: view.read(offset, limit, bound=bound, end_offset=segment.end_offset, min_one=min_one),
@@ -200,23 +203,33 @@ class RemoteReader:
             raise BadObject(f"a batch of offset {part.first_offset} at {part.position}")
         end = part.position + part.size
         size = self.copies.chunk_bytes
-        await source.load(part.position // size, -(-end // size), is_sequential=is_sequential)
-        copy.remember(part.next_offset, end)
+        await source.load(part.position // size, -(-end // size), run=run)
+        copy.remember(part.next_offset, end, run)
         return RemoteSlice(
             source.held(part.position, end), part.position, part.size, part.first_offset, part.next_offset
         )
 
     def _read_on(self, partition: TieredPartition, epochs: EpochCache, read: RemoteRead) -> None:
-        """Open the next copy while the reader still has the last bytes of this one before it."""
-        fold = self._metadata.fold(partition)
-        segment = None if fold is None else fold.find(read.next_offset, epochs)
-        if segment is not None and segment.base_offset == read.next_offset and segment.id not in self.copies:
-            self._spawn(self._open_ahead(self._whole(segment)))
+        """Open the next copy while the reader still has the last run of this one before it."""
+        now, part, fold = read.segment, read.part, self._metadata.fold(partition)
+        copy = None if now is None else self.copies.get(now.id)
+        hint = None if copy is None else copy.hints.get(read.next_offset)
+        if now is None or part is None or hint is None or fold is None:
+            return
+        if now.size_bytes - part.position - part.size > hint.run * self.copies.chunk_bytes:
+            return
+        found = fold.find(now.end_offset, epochs)
+        if found is not None and found.base_offset == now.end_offset:
+            opened = self.copies.get(found.id)
+            if opened is None or found.base_offset not in opened.hints:
+                self._spawn(self._open_ahead(self._whole(found), hint.run))
 
-    async def _open_ahead(self, segment: RemoteSegment) -> None:
+    async def _open_ahead(self, segment: RemoteSegment, run: int) -> None:
         try:
             copy = await self.copies.open(segment)
-            await self.copies.source(copy).load(0, 1)
+            if segment.base_offset not in copy.hints:
+                copy.remember(segment.base_offset, 0, run)
+                await self.copies.source(copy).load(0, 1, run=run)
         except Exception as error:  # its reader will hear of it
             logger.debug("%s could not be opened ahead of its reader: %s", segment.id, error)
 

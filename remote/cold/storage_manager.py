@@ -11,7 +11,7 @@ somebody must act), `NoSuchObject` and `BadObject`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
@@ -153,4 +153,15 @@ class StorageManager(Protocol):
 
     async def close(self) -> None:
         """Let go of connections and files; nothing may be asked afterwards."""
+        ...
+
+
+class PieceManager(StorageManager, Protocol):
+    """What the brokers themselves read from: their own manager, or another one in its guard."""
+
+    async def fetch_pieces(
+        self, segment: RemoteSegment, start: int, end: int, *, piece_bytes: int
+    ) -> Sequence[Buffer]:
+        """Return the bytes [start, end) of the segment in pieces of `piece_bytes`, the last perhaps shorter,
+        each in memory of its own; BadObject if there are fewer."""
         ...

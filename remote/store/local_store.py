@@ -43,6 +43,7 @@ from remote.store.object_store import (
     check_part,
     check_prefix,
     check_range,
+    cut,
     is_key,
 )
 from storage.files import Files
@@ -101,6 +102,9 @@ class LocalStore:
                 file.close()
 
         return await self._read(Operation.GET_RANGE, path, key, read)
+
+    async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
+        return cut(await self.get_range(key, start, end), piece_bytes)
 
     async def put(self, key: str, data: Buffer) -> None:
         path, temporary = self._path(key), self._next_temporary()

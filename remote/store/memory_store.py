@@ -22,6 +22,7 @@ from remote.store.object_store import (
     check_part,
     check_prefix,
     check_range,
+    cut,
 )
 
 
@@ -54,6 +55,9 @@ class MemoryStore:
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(start, end)
         return (await self.get(key))[start:end]
+
+    async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
+        return cut(await self.get_range(key, start, end), piece_bytes)
 
     async def put(self, key: str, data: Buffer) -> None:
         self._set(check_key(key), bytes(data))

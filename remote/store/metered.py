@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from remote.store.object_store import (
@@ -78,6 +78,8 @@ class MeteredStore(StoreWrapper):
         stats.note_answer(operation, time() - begun_s)
         if isinstance(answer, bytes):
             stats.bytes_read += len(answer)
+        elif operation is Operation.GET_RANGE and isinstance(answer, Sequence):
+            stats.bytes_read += sum(map(len, answer))
         elif operation in _WRITES or answer is PutResult.WON:
             stats.bytes_written += call.size_bytes
         return answer

@@ -101,6 +101,11 @@ class ObjectStore(Protocol):
         """Return the bytes [start, end), cut at the end of the object."""
         ...
 
+    async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
+        """Return the same bytes in pieces of `piece_bytes`, the last one perhaps shorter; each is memory of
+        its own, which goes when nobody holds it."""
+        ...
+
     async def put(self, key: str, data: Buffer) -> None:
         """Create or replace the object; durable when this returns."""
         ...
@@ -189,3 +194,10 @@ def check_part(number: int, start: int) -> None:
 def check_range(start: int, end: int) -> None:
     if not 0 <= start <= end:
         raise ValueError(f"not a byte range: [{start}, {end})")
+
+
+def cut(data: bytes, piece_bytes: int) -> Sequence[bytes]:
+    """Return bytes that were read in one as the pieces that `get_pieces` gives."""
+    if len(data) <= piece_bytes:
+        return (data,) if data else ()
+    return [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]

@@ -45,6 +45,10 @@ class StoreWrapper:
         call = Call(Operation.GET_RANGE, key, end - start)
         return await self._ask(call, lambda: self.inner.get_range(key, start, end))
 
+    async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
+        call = Call(Operation.GET_RANGE, key, end - start)
+        return await self._ask(call, lambda: self.inner.get_pieces(key, start, end, piece_bytes=piece_bytes))
+
     async def put(self, key: str, data: Buffer) -> None:
         await self._ask(Call(Operation.PUT, key, len(data)), lambda: self.inner.put(key, data))
 

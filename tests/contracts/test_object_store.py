@@ -119,6 +119,10 @@ async def test_ranges_are_cut_at_the_end(store: ObjectStore) -> None:
     assert await store.get_range("k", 8, 100) == b"89"
     assert await store.get_range("k", 4, 4) == b""
     assert await store.get_range("k", 50, 60) == b""
+    for start, end, piece_bytes in ((0, 10, 3), (2, 5, 8), (4, 4, 2), (8, 100, 1), (50, 60, 4), (0, 10, 5)):
+        pieces = await store.get_pieces("k", start, end, piece_bytes=piece_bytes)
+        assert b"".join(pieces) == b"0123456789"[start:end]
+        assert [len(piece) for piece in pieces[:-1]] == [piece_bytes] * (len(pieces) - 1)
     with pytest.raises(ValueError, match="range"):
         await store.get_range("k", 5, 2)
 

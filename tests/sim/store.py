@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from protocol.checksum import Buffer
 from remote.keys import parse_tier_key
 from remote.store.memory_store import MemoryStore
-from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload
+from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload, cut
 from tests.sim.history import ObjectChange, StoreChange, digest
 from tests.sim.loop import Process, SimLoop
 
@@ -132,6 +132,9 @@ class SimStore:
             if profile.short_chance and self._rng.random() < profile.short_chance:
                 return data[: self._rng.randrange(len(data) + 1)]
         return data
+
+    async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
+        return cut(await self.get_range(key, start, end), piece_bytes)
 
     async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
         return await self._ask(lambda: self._bucket.list(prefix, after=after))

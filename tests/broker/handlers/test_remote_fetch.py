@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from protocol.apis import Api
+from protocol.checksum import Buffer
 from protocol.errors import ErrorCode
 from protocol.records import end_txn_marker, iter_batches
 from remote.cold.object_tier import ObjectTier, key_of
@@ -39,22 +40,24 @@ class Store:
     def __init__(self, broker: Broker) -> None:
         copies = reads_of(broker).reader.copies
         storage: Any = copies._storage
-        self._fetch: Callable[..., Awaitable[bytes]] = storage.fetch_segment
+        self._fetch: Callable[..., Awaitable[Sequence[Buffer]]] = storage.fetch_pieces
         storage.local_path = lambda segment: None
-        storage.fetch_segment = self.fetch
+        storage.fetch_pieces = self.fetch
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
         self.only: RemoteSegment | None = None
         self.asked = 0
 
-    async def fetch(self, segment: RemoteSegment, start: int, end: int) -> bytes:
+    async def fetch(
+        self, segment: RemoteSegment, start: int, end: int, *, piece_bytes: int
+    ) -> Sequence[Buffer]:
         self.asked += 1
         if self.only in (None, segment):
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
-        return await self._fetch(segment, start, end)
+        return await self._fetch(segment, start, end, piece_bytes=piece_bytes)
 
 
 async def fill(

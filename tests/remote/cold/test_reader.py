@@ -49,7 +49,9 @@ class Store(StoreWrapper):
             answer = await ask()
             if self.spoil is not None and self.spoils:
                 self.spoils -= 1
-                return self.spoil(answer)  # type: ignore[arg-type, return-value]
+                if isinstance(answer, bytes):
+                    return self.spoil(answer)  # type: ignore[return-value]
+                return [self.spoil(bytes(b"".join(answer)))]  # type: ignore[arg-type, return-value]
             return answer
         return await ask()
 
