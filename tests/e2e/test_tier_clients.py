@@ -212,6 +212,7 @@ def java_if_there(request: pytest.FixtureRequest) -> Java | None:
         return None
 
 
+@pytest.mark.requirement("1241-11", "X-7")
 @pytest.mark.minio
 def test_leader_and_store_killed_amid_copies_and_every_value_is_read_once(
     tmp_path: Path, minio: Path, java_if_there: Java | None
@@ -219,6 +220,7 @@ def test_leader_and_store_killed_amid_copies_and_every_value_is_read_once(
     go_through_kills(tmp_path, minio, java_if_there, total=100_000_000, segment=1 << 20)
 
 
+@pytest.mark.requirement("1241-11", "X-7")
 @pytest.mark.minio
 @pytest.mark.chaos
 def test_two_gigabytes_through_the_same(tmp_path: Path, minio: Path, java_if_there: Java | None) -> None:
@@ -234,6 +236,7 @@ def kafka(tmp_path: Path, kafka_home: Path) -> Iterator[ApacheKafka]:
         yield broker.start()
 
 
+@pytest.mark.requirement("X-7")
 @pytest.mark.kafka
 def test_what_was_aborted_in_a_log_of_kafka_stays_invisible_in_the_tier(
     kafka: ApacheKafka, tmp_path: Path

@@ -164,6 +164,7 @@ RESTORE = [
 ]
 
 
+@pytest.mark.requirement("1241-11", "X-7")
 @EACH
 def test_killed_at_any_step_of_a_copy(mortal: TieredBroker, is_thorough: bool) -> None:
     topic = mortal.make_topic()
@@ -182,6 +183,7 @@ def test_killed_at_any_step_of_a_copy(mortal: TieredBroker, is_thorough: bool) -
     )
 
 
+@pytest.mark.requirement("X-7")
 @EACH
 def test_killed_at_any_step_of_retention(mortal: TieredBroker, is_thorough: bool) -> None:
     topic = mortal.make_topic()
@@ -197,6 +199,7 @@ def test_killed_at_any_step_of_retention(mortal: TieredBroker, is_thorough: bool
     die_at_each(mortal, topic, [*START_MOVES, *DELETION], die, is_thorough=is_thorough)
 
 
+@pytest.mark.requirement("1023-12", "X-7")
 @EACH
 def test_killed_at_any_step_of_the_end_of_tiering(mortal: TieredBroker, is_thorough: bool) -> None:
     topic = mortal.make_topic()
@@ -224,6 +227,7 @@ def test_killed_at_any_step_of_the_end_of_tiering(mortal: TieredBroker, is_thoro
     )
 
 
+@pytest.mark.requirement("X-7")
 @EACH
 def test_killed_at_any_step_after_a_topic_was_deleted(mortal: TieredBroker, is_thorough: bool) -> None:
     kept = mortal.make_topic()
@@ -254,6 +258,7 @@ def test_killed_at_any_step_after_a_topic_was_deleted(mortal: TieredBroker, is_t
     )
 
 
+@pytest.mark.requirement("X-7")
 @EACH
 def test_killed_at_any_step_of_taking_a_lost_log_from_the_tier(
     mortal: TieredBroker, is_thorough: bool
@@ -270,6 +275,7 @@ def test_killed_at_any_step_of_taking_a_lost_log_from_the_tier(
     die_at_each(mortal, topic, RESTORE, die, is_thorough=is_thorough)
 
 
+@pytest.mark.requirement("1023-07")
 @EACH
 def test_a_follower_with_an_empty_disk_is_killed_at_any_step_of_its_restore(
     tmp_path: Path, is_thorough: bool

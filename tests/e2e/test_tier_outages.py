@@ -141,12 +141,14 @@ def live_through(scene: Scene, weather: Weather, least_s: float) -> None:
     scene.check_all_is_well()
 
 
+@pytest.mark.requirement("1241-15")
 def test_bad_weather_in_the_store(make_scene: Callable[[float], Scene]) -> None:
     scene = make_scene(0.5)
     for weather in WEATHERS:
         live_through(scene, weather, 0.0)
 
 
+@pytest.mark.requirement("1241-15")
 @pytest.mark.chaos
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_a_minute_of_bad_weather_in_the_store(make_scene: Callable[[float], Scene], weather: Weather) -> None:
