@@ -8,7 +8,7 @@ wins (levels). Invariant: each name is there once; one that is not there is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from broker.config.checks import BROKER_CHECKS, GROUP_CHECKS, TOPIC_CHECKS, Check, at_least
@@ -111,6 +111,26 @@ _PRESSURE_DOC = (
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 THROTTLED_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 """Kafka describes these where they were set, and never their default."""
+
+
+def _copy_lags(*, of_topic: bool) -> Iterator[Definition]:
+    """Define the lags of a topic, or those of the brokers for topics that set none."""
+    for name, default, what in (
+        ("remote.copy.lag.bytes", "-1", "far behind the end of its log"),
+        ("remote.copy.lag.ms", "0", "old"),
+    ):
+        of_brokers = f"log.{name}"
+        yield Definition(
+            name=name if of_topic else of_brokers,
+            kind=ConfigType.LONG,
+            default=default,
+            read_only=False,
+            synonyms=(of_brokers,) if of_topic else (),
+            check=TOPIC_CHECKS[name] if of_topic else BROKER_CHECKS[of_brokers],
+            documentation=_COPY_LAG_DOC.format(what),
+        )
+
+
 _OWN_BROKER = (
     Definition(
         name="log.flush.single.replica",
@@ -129,21 +149,7 @@ _OWN_BROKER = (
         check=BROKER_CHECKS["log.dir.min.free.bytes"],
         documentation=_MIN_FREE_DOC,
     ),
-    *(
-        Definition(
-            name=name,
-            kind=ConfigType.LONG,
-            default=default,
-            read_only=False,
-            synonyms=(),
-            check=BROKER_CHECKS[name],
-            documentation=_COPY_LAG_DOC.format(what),
-        )
-        for name, default, what in (
-            ("log.remote.copy.lag.bytes", "-1", "far behind the end of its log"),
-            ("log.remote.copy.lag.ms", "0", "old"),
-        )
-    ),
+    *_copy_lags(of_topic=False),
     Definition(
         name="record.validation",
         kind=ConfigType.STRING,
@@ -176,21 +182,7 @@ _OWN_TOPIC = (
         check=TOPIC_CHECKS["record.validation"],
         documentation=_VALIDATION_DOC,
     ),
-    *(
-        Definition(
-            name=name,
-            kind=ConfigType.LONG,
-            default=default,
-            read_only=False,
-            synonyms=(f"log.{name}",),
-            check=TOPIC_CHECKS[name],
-            documentation=_COPY_LAG_DOC.format(what),
-        )
-        for name, default, what in (
-            ("remote.copy.lag.bytes", "-1", "far behind the end of its log"),
-            ("remote.copy.lag.ms", "0", "old"),
-        )
-    ),
+    *_copy_lags(of_topic=True),
     Definition(
         name="remote.log.pressure.policy",
         kind=ConfigType.STRING,

@@ -17,8 +17,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from remote.cold.metadata_manager import Metadata
 from remote.cold.segments import RemoteSegment, SegmentStarted, SegmentState
-from remote.cold.tenure import Metadata
 from remote.store.resilient import BYTES_PER_S_MIN, DEADLINE_S, RETRIES_END_S
 from remote.store.upload import PART_BYTES
 

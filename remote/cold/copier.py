@@ -21,6 +21,8 @@ from uuid import UUID
 
 from protocol.errors import KafkaError
 from remote.cold.claim import Claim
+from remote.cold.events import updated
+from remote.cold.metadata_manager import Metadata
 from remote.cold.pacing import PacerStatistics
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
@@ -28,10 +30,9 @@ from remote.cold.scan import SegmentChanged, SegmentScan, read_again
 from remote.cold.segments import (
     RemoteSegment,
     SegmentState,
-    SegmentUpdated,
 )
 from remote.cold.storage_manager import BLOCK_BYTES, BadObject, SegmentData, StorageManager
-from remote.cold.tenure import Metadata, Tenure, TenureOver
+from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
 from storage.log import ClosedSegment, HeldSegment
 
@@ -192,13 +193,11 @@ class Copier:
         tenure.check()
         if tenure.log.generation != generation:
             raise SegmentChanged("the log was cut while it was copied")
-        finished = SegmentUpdated(
-            partition=segment.partition,
-            topic=segment.topic,
-            id=segment.id,
-            state=SegmentState.COPY_FINISHED,
+        finished = updated(
+            segment,
+            SegmentState.COPY_FINISHED,
             broker_id=self._broker_id,
-            event_timestamp_ms=self._now_ms(),
+            now_ms=self._now_ms(),
             custom=custom,
         )
         self._removal.finished(segment.id)

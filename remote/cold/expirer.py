@@ -15,10 +15,11 @@ from typing import Final
 
 from remote.cold.copier import Copier
 from remote.cold.fold import PartitionFold
+from remote.cold.metadata_manager import Metadata
 from remote.cold.policy import plan_expiry
 from remote.cold.removal import Removal
 from remote.cold.segments import LogStartMoved, RemoteSegment
-from remote.cold.tenure import Metadata, Tenure
+from remote.cold.tenure import Tenure
 from storage.log import AbstractLog
 
 logger = logging.getLogger(__name__)

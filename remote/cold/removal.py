@@ -20,9 +20,11 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.claim import LATE_UPLOAD_S
-from remote.cold.segments import RemoteSegment, SegmentState, SegmentUpdated, TieredPartition
+from remote.cold.events import updated
+from remote.cold.metadata_manager import Metadata
+from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
 from remote.cold.storage_manager import StorageManager
-from remote.cold.tenure import Metadata, Tenure
+from remote.cold.tenure import Tenure
 
 LOOK_AGAIN_S: Final = 1.0
 """When a copy is looked at again that became another one than was chosen."""
@@ -129,13 +131,5 @@ class Removal:
     async def _say(
         self, tenure: Tenure, segment: RemoteSegment, state: SegmentState, *, expects: SegmentState
     ) -> None:
-        event = SegmentUpdated(
-            partition=segment.partition,
-            topic=tenure.topic,
-            id=segment.id,
-            state=state,
-            broker_id=self._broker_id,
-            event_timestamp_ms=self._now_ms(),
-            custom=segment.custom,
-        )
+        event = updated(segment, state, broker_id=self._broker_id, now_ms=self._now_ms())
         await self._metadata.submit(event, leader_epoch=tenure.leader_epoch, expects=expects)

@@ -1,7 +1,7 @@
 """The time in which this broker leads one tiered partition, and what it may ask of others meanwhile.
 
-Owns: `Tenure`, which every step of a copy or a deletion asks before it acts, and what these steps need of the
-metadata. Does not own: the role (partition), the steps (copier, removal, expirer). Invariant: a tenure
+Owns: `Tenure`, which every step of a copy or a deletion asks before it acts. Does not own: the role
+(partition), the steps (copier, removal, expirer). Invariant: a tenure
 that is over never begins again; a new leader epoch is a new tenure.
 """
 
@@ -12,25 +12,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from protocol.errors import KafkaError
-from remote.cold.fold import PartitionFold
-from remote.cold.segments import SegmentState, TieredPartition, TierEvent
+from remote.cold.segments import TieredPartition
 from storage.log import AbstractLog
 
 LOG_START_S: Final = 30.0
 """The longest wait for a log start to be durable."""
-
-
-class Metadata(Protocol):
-    """What the brokers agree on about the tier."""
-
-    def fold(self, partition: TieredPartition) -> PartitionFold | None:
-        """Return what is known so far; None when that is nothing."""
-
-    async def submit(
-        self, event: TierEvent, *, leader_epoch: int, expects: SegmentState | None = None
-    ) -> None:
-        """Return once it is committed and in this broker's fold; raise KafkaError. It is refused where the
-        copy is in another state than `expects`."""
 
 
 class Counts(Protocol):
