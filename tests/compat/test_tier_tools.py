@@ -248,6 +248,7 @@ def test_kafkas_formatter_prints_every_record_about_copies_and_deletions(java: J
     }
     printed, errors = formatted(java, bootstrap, METADATA_TOPIC, sum(ends), "--skip-message-on-error")
     assert printed == {at: text_of(row) for at, row in rows.items()}
+    assert all(re.search(r"[:=]tiered-\w+-0[,}]", text) for text in printed.values()), "each names its topic"
     assert errors.count("skipping this message") == len(values) - len(rows) > 0
 
 

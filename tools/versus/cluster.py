@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import signal
 import statistics
 import sys
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.console import Failure, complain, emit
-from tools.versus import brokers, rows
+from tools.versus import brokers, nodes, rows
 from tools.versus.caller import until
 from tools.versus.failover import NOTHING_READ, KillOutcome, ReadBack, kill_leader
 from tools.versus.load import Load, Measured, run
@@ -160,22 +159,11 @@ def systems(*, with_kafka: bool) -> list[System]:
 
 
 def _tidewal(folder: Path) -> Cluster:
-    store, cores = f"file://{folder}/store", os.sched_getaffinity(0)
-    nodes = [
-        brokers.Tidewal(folder / str(node_id), cores, name=f"Tidewal {node_id}", node_id=node_id, store=store)
-        for node_id in range(1, NODES + 1)
-    ]
-    return Cluster("Tidewal", nodes)
+    return nodes.of_tidewal(folder, NODES, store=f"file://{folder}/store")
 
 
 def _kafka(folder: Path) -> Cluster:
-    node_ids, cores = range(1, NODES + 1), os.sched_getaffinity(0)
-    quorum = brokers.Quorum.of(node_ids)
-    nodes = [
-        brokers.Kafka(folder / str(node_id), cores, name=f"Kafka {node_id}", node_id=node_id, quorum=quorum)
-        for node_id in node_ids
-    ]
-    return Cluster("Kafka", nodes)
+    return nodes.of_kafka(folder, NODES)
 
 
 # --- the steps ---

@@ -8,9 +8,10 @@ every node that runs says; every wait has a deadline; no node outlives the block
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -200,6 +201,48 @@ class Cluster:
                 if time.perf_counter() > deadline_s:
                     raise Failure(f"{len(values)} of {end} records of {topic} within {READ_S_MAX:.0f} s")
         return values
+
+
+def of_tidewal(
+    folder: Path, count: int, *, store: str, name: str = "Tidewal", settings: Mapping[str, str] | None = None
+) -> Cluster:
+    """Make a cluster of ours; it shares all cores."""
+    cores = os.sched_getaffinity(0)
+    return Cluster(
+        name,
+        [
+            brokers.Tidewal(
+                folder / str(each),
+                cores,
+                name=f"Tidewal {each}",
+                node_id=each,
+                store=store,
+                settings=settings,
+            )
+            for each in range(1, count + 1)
+        ],
+    )
+
+
+def of_kafka(
+    folder: Path, count: int, *, name: str = "Kafka", settings: Mapping[str, str] | None = None
+) -> Cluster:
+    """Make one of Kafka's, each node broker and controller."""
+    cores, quorum = os.sched_getaffinity(0), brokers.Quorum.of(range(1, count + 1))
+    return Cluster(
+        name,
+        [
+            brokers.Kafka(
+                folder / str(each),
+                cores,
+                name=f"Kafka {each}",
+                node_id=each,
+                quorum=quorum,
+                settings=settings,
+            )
+            for each in range(1, count + 1)
+        ],
+    )
 
 
 def size_of(path: Path) -> int:

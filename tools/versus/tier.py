@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.console import Failure, complain, emit
-from tools.versus import brokers, rows, tier_ready, tier_rows, tiered
+from tools.versus import brokers, nodes, rows, tier_ready, tier_rows, tiered
 from tools.versus.caller import LATEST_TIERED, POLL_S, Caller, answers, until
 from tools.versus.load import Load, run
 from tools.versus.minio import EXECUTABLE
@@ -46,7 +46,7 @@ CONSUMERS_MB_PER_S = 50
 SETTLE_CLIENT_S = 2.0
 MEMORY_EVERY_S = 0.02
 FLAG = "follower.fetch.last.tiered.offset.enable"
-STAYER, JOINER = 1, 2
+NODES, STAYER, JOINER = 3, 1, 2
 CHILD_S_MAX = 120.0
 
 Found = dict[str, float]
@@ -91,27 +91,49 @@ class Sizes:
 # --- uploads ---
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A topic with closed segments that are not tiered yet: where they end, and their bytes."""
+
+    system: Tiered
+    topic: str
+    ends: list[int]
+    size: int
+
+    def upload(self) -> None:
+        tiered.enable(self.system, self.topic)
+        tiered.wait_tiered(self.system.port, self.topic, self.ends)
+
+
 @contextlib.contextmanager
-def _closed_segments(system: Tiered, sizes: Sizes, topic: str) -> Iterator[list[int]]:
-    """A topic with closed segments that are not tiered yet, and where they end."""
+def _closed_segments(
+    system: Tiered, topic: str, partitions: int, *, segment_bytes: int, total_bytes: int
+) -> Iterator[Closed]:
+    """Make such a topic, and delete it at the end."""
     with Caller(system.port) as caller:
-        caller.create(topic, PARTITIONS, sizes.segment)
-    wanted = (sizes.segments + PARTITIONS // 2) * sizes.segment_bytes
-    tiered.fill(system, topic, wanted, partitions=PARTITIONS)
-    yield tiered.closed_ends(system, topic, PARTITIONS)
+        caller.create(topic, partitions, {"segment.bytes": str(segment_bytes)})
+    tiered.fill(system, topic, total_bytes, partitions=partitions)
+    ends = tiered.closed_ends(system, topic, partitions)
+    if not all(ends):
+        raise Failure(f"a partition of {topic} has no closed segment")
+    yield Closed(system=system, topic=topic, ends=ends, size=tiered.closed_bytes(system, topic))
     tiered.delete(system, topic)
 
 
+def _some_segments(system: Tiered, sizes: Sizes, topic: str) -> contextlib.AbstractContextManager[Closed]:
+    total_bytes = (sizes.segments + PARTITIONS // 2) * sizes.segment_bytes
+    return _closed_segments(
+        system, topic, PARTITIONS, segment_bytes=sizes.segment_bytes, total_bytes=total_bytes
+    )
+
+
 def upload(system: Tiered, sizes: Sizes, number: int) -> Found:
-    topic = f"upload-{number}"
-    with _closed_segments(system, sizes, topic) as ends:
-        size = tiered.closed_bytes(system, topic)
+    with _some_segments(system, sizes, f"upload-{number}") as closed:
         cpu_s, started_s = brokers.cpu_s(system.broker.pid), time.perf_counter()
-        tiered.enable(system, topic)
-        tiered.wait_tiered(system.port, topic, ends)
+        closed.upload()
         elapsed_s = time.perf_counter() - started_s
         cpu_s = brokers.cpu_s(system.broker.pid) - cpu_s
-    return {"mb_per_s": size / elapsed_s / 1e6, "cpu_s_per_gb": cpu_s / size * 1e9}
+    return {"mb_per_s": closed.size / elapsed_s / 1e6, "cpu_s_per_gb": cpu_s / closed.size * 1e9}
 
 
 def paced(system: Tiered, sizes: Sizes, number: int) -> Found:
@@ -136,24 +158,26 @@ def _beside_upload(system: Tiered, sizes: Sizes, topic: str, quota: int | None) 
         mb_per_s=PRODUCER_MB_PER_S,
     )
     pings = Spec(kind="pings", port=system.port, pid=system.broker.pid)
-    with _closed_segments(system, sizes, topic) as ends:
-        size = tiered.closed_bytes(system, topic)
-        with Client(producer) as sender, Client(pings) as asker, Watch(system.arrived_bytes) as arrived:
-            _rest(SETTLE_CLIENT_S)
-            begun_s = time.perf_counter()
-            _rest(sizes.idle_s)
-            started_s = time.perf_counter()
-            tiered.enable(system, topic)
-            tiered.wait_tiered(system.port, topic, ends)
-            ended_s = time.perf_counter()
-            sent, asked = sender.stop(), asker.stop()
+    with (
+        _some_segments(system, sizes, topic) as closed,
+        Client(producer) as sender,
+        Client(pings) as asker,
+        Watch(system.arrived_bytes) as arrived,
+    ):
+        _rest(SETTLE_CLIENT_S)
+        begun_s = time.perf_counter()
+        _rest(sizes.idle_s)
+        started_s = time.perf_counter()
+        closed.upload()
+        ended_s = time.perf_counter()
+        sent, asked = sender.stop(), asker.stop()
     found = {
         **_times(sent, begun_s, started_s, ended_s),
         "idle_stall_ms": _longest(asked.at_s, asked.stood_ms, begun_s, started_s),
         "stall_ms": _longest(asked.at_s, asked.stood_ms, started_s, ended_s),
         "idle_trip_ms": _longest(asked.at_s, asked.took_ms, begun_s, started_s),
         "trip_ms": _longest(asked.at_s, asked.took_ms, started_s, ended_s),
-        "mb_per_s": size / (ended_s - started_s) / 1e6,
+        "mb_per_s": closed.size / (ended_s - started_s) / 1e6,
     }
     during = [at for at, when in enumerate(arrived.at_s) if started_s <= when <= ended_s]
     if quota is not None and during:
@@ -180,24 +204,19 @@ def _rest(seconds: float) -> None:
 
 
 def memory(system: Tiered, sizes: Sizes, number: int) -> Found:
-    topic = f"large-{number}"
-    with Caller(system.port) as caller:
-        caller.create(topic, LARGE, {"segment.bytes": str(sizes.large_bytes)})
-    tiered.fill(system, topic, LARGE * (sizes.large_bytes + sizes.segment_bytes), partitions=LARGE)
-    ends, size = tiered.closed_ends(system, topic, LARGE), tiered.closed_bytes(system, topic)
-    if not all(ends):
-        raise Failure(f"a partition of {topic} has no closed segment")
-    before_mb, started_s = brokers.resident_mb(system.broker.pid), time.perf_counter()
-    with Watch(lambda: brokers.resident_mb(system.broker.pid), MEMORY_EVERY_S) as resident:
-        tiered.enable(system, topic)
-        tiered.wait_tiered(system.port, topic, ends)
-    elapsed_s = time.perf_counter() - started_s
-    tiered.delete(system, topic)
+    total_bytes = LARGE * (sizes.large_bytes + sizes.segment_bytes)
+    with _closed_segments(
+        system, f"large-{number}", LARGE, segment_bytes=sizes.large_bytes, total_bytes=total_bytes
+    ) as closed:
+        before_mb, started_s = brokers.resident_mb(system.broker.pid), time.perf_counter()
+        with Watch(lambda: brokers.resident_mb(system.broker.pid), MEMORY_EVERY_S) as resident:
+            closed.upload()
+        elapsed_s = time.perf_counter() - started_s
     return {
-        "segment_mb": size / LARGE / 1e6,
+        "segment_mb": closed.size / LARGE / 1e6,
         "before_mb": before_mb,
         "extra_mb": max(resident.values) - before_mb,
-        "mb_per_s": size / elapsed_s / 1e6,
+        "mb_per_s": closed.size / elapsed_s / 1e6,
     }
 
 
@@ -342,36 +361,13 @@ def _in_sync(cluster: Cluster) -> set[int]:
 
 def _cluster(name: str, folder: Path) -> Cluster:
     """Three nodes, so that the controllers have a majority without one."""
-    node_ids, cores = range(1, 4), os.sched_getaffinity(0)
     tier = folder / "tier"
     tier.mkdir()
-    nodes: list[brokers.Broker]
     if name == KAFKA:
-        quorum = brokers.Quorum.of(node_ids)
-        nodes = [
-            brokers.Kafka(
-                folder / str(each),
-                cores,
-                name=f"Kafka {each}",
-                node_id=each,
-                quorum=quorum,
-                settings={**tiered.kafka_settings(tier), **tiered.CLUSTER_SETTINGS},
-            )
-            for each in node_ids
-        ]
-    else:
-        nodes = [
-            brokers.Tidewal(
-                folder / str(each),
-                cores,
-                name=f"Tidewal {each}",
-                node_id=each,
-                store=f"file://{tier}",
-                settings={**tiered.SETTINGS, **tiered.CLUSTER_SETTINGS},
-            )
-            for each in node_ids
-        ]
-    return Cluster(name, nodes)
+        settings = {**tiered.kafka_settings(tier), **tiered.CLUSTER_SETTINGS}
+        return nodes.of_kafka(folder, NODES, name=name, settings=settings)
+    settings = {**tiered.SETTINGS, **tiered.CLUSTER_SETTINGS}
+    return nodes.of_tidewal(folder, NODES, name=name, store=f"file://{tier}", settings=settings)
 
 
 # --- the fold ---

@@ -53,6 +53,8 @@ class _Dead:
     def __init__(self, index: int, partition: TieredPartition) -> None:
         self.index = index
         self.partition = partition
+        self.topic = ""
+        """Its name, as the copies told it while there were any."""
         self.deleted_s: float | None = None
         """When the last of its objects was deleted for the first time."""
         self.error: str | None = None
@@ -197,9 +199,11 @@ class Sweep:
     def _deletion(self, dead: _Dead, state: PartitionState) -> PartitionDeletion:
         fold = self._fold(dead)
         segment = None if fold is None else next(fold.copies(), None)
+        if segment is not None:
+            dead.topic = segment.topic
         return PartitionDeletion(
             partition=dead.partition,
-            topic="" if segment is None else segment.topic,
+            topic=dead.topic,
             state=state,
             broker_id=self._node_id,
             event_timestamp_ms=self._now_ms(),
