@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from os.path import join
+from typing import Final
 
 from broker.admin.counters import Counters
 from broker.background import Background, run_offloaded
@@ -52,6 +53,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from protocol.apis import Api
 from remote.cold.chunks import ChunkCache
 from remote.cold.copier import Copier
 from remote.cold.copies import OpenCopies
@@ -71,6 +73,9 @@ from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
 from storage.maintenance import Intervals
+
+PLENTY_BYTES_PER_S: Final = 1 << 40
+"""A copy quota above it is none."""
 
 
 def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callable[[str], None]) -> Components:
@@ -188,6 +193,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)
     counters = Counters()
+    if tiering is not None:
+        _give_way(world, cluster, counters, tiering)
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
     groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
     cluster.subscribe(counters.follow)
@@ -268,7 +275,7 @@ def take_configs(components: Components) -> None:
 def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
     name = config.remote_log_storage_manager_class_name
     if name is None:
-        return ObjectTier(world.store, part_bytes=world.tier_sizes.part_bytes)
+        return ObjectTier(world.store, tempo=world.tempo, part_bytes=world.tier_sizes.part_bytes)
     try:
         made = load_manager(
             name,
@@ -295,6 +302,17 @@ def _metadata_manager(
         )
     except BadPlugin as error:
         raise StartupError(str(error)) from None
+
+
+def _give_way(world: World, cluster: Cluster, counters: Counters, tiering: Tiering) -> None:
+    """Let uploads rest while records are written and read, but keep to the quota and to what is written."""
+
+    def floor() -> float:
+        quota = cluster.broker_config.remote_log_manager_copy_max_bytes_per_second
+        return max(tiering.closed_per_s(), quota if quota < PLENTY_BYTES_PER_S else 0)
+
+    requests = counters.requests
+    world.tempo.give_way(served=lambda: requests[Api.PRODUCE] + requests[Api.FETCH], floor=floor)
 
 
 def _tiering(
@@ -327,6 +345,7 @@ def _tiering(
         random=world.random,
         block_bytes=world.tier_sizes.block_bytes,
         offload=world.offload,
+        tempo=world.tempo,
     )
     return Tiering(
         config=lambda: cluster.broker_config,

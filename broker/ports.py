@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from remote.cold.sizes import TierSizes
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
+from remote.store.tempo import Tempo
 from storage.files import Files
 
 T = TypeVar("T")
@@ -66,3 +67,5 @@ class World:
     store_stats: StoreStats = field(default_factory=StoreStats)
     """What `store` counts, if it does."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)
+    tempo: Tempo = field(default_factory=Tempo)
+    """What the uploads of `store` keep to."""

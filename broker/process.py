@@ -31,6 +31,7 @@ from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, pars
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
 from remote.store.stores import open_store
+from remote.store.tempo import Tempo
 from storage.files import DiskFiles
 from storage.log_manager import LogDirError
 
@@ -105,7 +106,7 @@ async def _serve(
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:
-    files, stats = DiskFiles(), StoreStats()
+    files, stats, tempo = DiskFiles(), StoreStats(), Tempo()
     location = _store_location(config, store_url)
     return World(
         files=files,
@@ -113,17 +114,18 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
             send_buffer_bytes=config.socket_send_buffer_bytes,
             receive_buffer_bytes=config.socket_receive_buffer_bytes,
         ),
-        store=store_at(location, stats),
+        store=store_at(location, stats, tempo),
         rival_store=store_at(location, StoreStats()),
         now_ms=wall_clock_ms,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),
         store_stats=stats,
+        tempo=tempo,
     )
 
 
-def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
+def store_at(location: StoreLocation, stats: StoreStats, tempo: Tempo | None = None) -> ObjectStore:
     return open_store(
         location,
         files=DiskFiles(),
@@ -132,6 +134,7 @@ def store_at(location: StoreLocation, stats: StoreStats) -> ObjectStore:
         rng=random.Random(),
         environ=os.environ,
         stats=stats,
+        tempo=tempo,
     )
 
 

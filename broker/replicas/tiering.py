@@ -30,6 +30,7 @@ from protocol.errors import ErrorCode, KafkaError
 from remote.cold.copier import Copier, CopyFailed
 from remote.cold.expirer import Expirer
 from remote.cold.metadata_manager import MetadataManager
+from remote.cold.quota import Samples
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged
 from remote.cold.segments import TieredPartition
@@ -40,6 +41,7 @@ from remote.store.object_store import NoSuchObject, StoreError
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 LOOKED_AT_ONCE: Final = 256
+CLOSED_SAMPLES, CLOSED_SAMPLE_S = 6, 10.0
 
 _EXPECTED: Final = (
     KafkaError,
@@ -65,7 +67,16 @@ class Replicas(Protocol):
 class Held:
     """A tiered partition with a replica here."""
 
-    __slots__ = ("copy_failures", "expiry_failures", "is_waiting", "key", "partition", "rolled_at", "tenure")
+    __slots__ = (
+        "bytes_at_roll",
+        "copy_failures",
+        "expiry_failures",
+        "is_waiting",
+        "key",
+        "partition",
+        "rolled_at",
+        "tenure",
+    )
 
     def __init__(self, key: TieredPartition, partition: Partition) -> None:
         self.key = key
@@ -76,6 +87,7 @@ class Held:
         """Turns were put off until the fold is far enough."""
         self.rolled_at = -1
         """The end of the last closed segment, while its commit is waited for."""
+        self.bytes_at_roll = partition.stats.bytes_in
         self.copy_failures = 0
         self.expiry_failures = 0
 
@@ -115,6 +127,7 @@ class Tiering:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._nudge = asyncio.Event()
+        self._closed = Samples(samples=CLOSED_SAMPLES, sample_s=CLOSED_SAMPLE_S)
         self._wakes_at = 0.0
         self._copying = self._group(
             "copy", lambda: config().remote_log_manager_copier_thread_pool_size, self._copy
@@ -135,6 +148,11 @@ class Tiering:
     def led(self) -> list[tuple[Partition, Tenure]]:
         """The tiered partitions that this broker leads."""
         return [(held.partition, held.tenure) for held in self._held.values() if held.tenure is not None]
+
+    def closed_per_s(self) -> float:
+        """The bytes a second that were closed for the tier in the last minute."""
+        now = self._loop.time()
+        return self._closed.statistics(now).total / self._closed.elapsed_s(now)
 
     @property
     def groups(self) -> tuple[WorkerGroup[Held], ...]:
@@ -303,6 +321,9 @@ class Tiering:
             return
         is_first = held.rolled_at < 0
         held.rolled_at = held.partition.log.log_end_offset
+        bytes_in = held.partition.stats.bytes_in
+        self._closed.add(bytes_in - held.bytes_at_roll, self._loop.time())
+        held.bytes_at_roll = bytes_in
         if held.partition.log.high_watermark >= held.rolled_at:
             self._loop.call_soon(self.committed, held, held.rolled_at)
         elif is_first:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from remote.cold.metadata_manager import Metadata
 from remote.cold.pacing import PacerStatistics
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
-from remote.cold.scan import SegmentChanged, SegmentScan, read_again
+from remote.cold.scan import BLOCKS_AT_ONCE, SegmentChanged, SegmentScan, read_again
 from remote.cold.segments import (
     RemoteSegment,
     SegmentState,
@@ -34,6 +35,8 @@ from remote.cold.segments import (
 from remote.cold.storage_manager import BLOCK_BYTES, BadObject, SegmentData, StorageManager
 from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
+from remote.store.tempo import Tempo
+from remote.store.upload import apart
 from storage.log import ClosedSegment, HeldSegment
 
 STALL_S: Final = 300.0
@@ -69,6 +72,7 @@ class Copier:
         now_ms: Callable[[], int],
         random: random.Random,
         offload: Offload,
+        tempo: Tempo | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.copied = 0
@@ -84,6 +88,7 @@ class Copier:
         self._now_ms = now_ms
         self._random = random
         self._offload = offload
+        self._tempo = tempo or Tempo()
         self._block_bytes = block_bytes
 
     def __repr__(self) -> str:
@@ -146,8 +151,10 @@ class Copier:
             block_bytes=self._block_bytes,
         )
         while not scan.is_done:
-            tenure.check()
-            await self._read(tenure, scan.go_on)
+            async with self._tempo.turn():
+                tenure.check()
+                blocks = 1 if self._tempo.is_busy() else BLOCKS_AT_ONCE
+                await self._read(tenure, partial(scan.go_on, blocks), blocks * self._block_bytes)
         producers = await self._producers(tenure, closed.end_offset)
         tenure.check()
         segment = RemoteSegment(
@@ -228,20 +235,27 @@ class Copier:
                 limit.reschedule(0.0)
 
         async def read(start: int, end: int) -> memoryview:
-            progress(STALL_S)
-            await claim.hold()
-            data: memoryview = await self._read(
-                tenure,
-                lambda: read_again(
+            """Read all at once, or block by block beside clients."""
+            buffer, at = apart(end - start), start
+            while at < end:
+                progress(STALL_S)
+                until = end
+                if self._tempo.is_busy():
+                    until = min(end, (at // self._block_bytes + 1) * self._block_bytes)
+                call = partial(
+                    read_again,
                     held.file,
-                    start,
-                    end,
+                    at,
+                    until,
                     size=held.size,
                     block_crcs=scan.block_crcs,
                     block_bytes=self._block_bytes,
-                ),
-            )
-            return data
+                    buffer=buffer[at - start : until - start],
+                )
+                await self._read(tenure, call, until - at)
+                at = until
+            await claim.hold()
+            return buffer
 
         async def pace(size: int) -> None:
             progress(None)
@@ -299,9 +313,12 @@ class Copier:
             await asyncio.sleep(0)
             tenure.check()
 
-    async def _read(self, tenure: Tenure, call: Callable[[], Any]) -> Any:
+    async def _read(self, tenure: Tenure, call: Callable[[], Any], size: int) -> None:
         """Read from the segment's file in another thread. A disk that fails is the log's to deal with."""
+        time = asyncio.get_running_loop().time
+        begun_s = time()
         try:
-            return await self._offload(call)
+            await self._offload(call)
         except OSError as error:
             raise tenure.log.flush_failed(error) from error
+        await self._tempo.rest(size, time() - begun_s)

@@ -40,6 +40,7 @@ from remote.cold.storage_manager import (
 )
 from remote.keys import SegmentPart, tier_key
 from remote.store.object_store import ObjectStore
+from remote.store.tempo import Tempo
 from remote.store.upload import PART_BYTES, ByteBudget, put_from, remove
 from storage.epochs import EpochCache
 
@@ -58,13 +59,19 @@ class _Known(NamedTuple):
 
 
 class ObjectTier:
-    """`budget` is the memory that all uploads of a process share."""
+    """`budget` and `tempo` are what all uploads of a process share."""
 
     def __init__(
-        self, store: ObjectStore, *, budget: ByteBudget | None = None, part_bytes: int = PART_BYTES
+        self,
+        store: ObjectStore,
+        *,
+        budget: ByteBudget | None = None,
+        tempo: Tempo | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self._store = store
         self._budget = budget or ByteBudget()
+        self._tempo = tempo or Tempo()
         self._part_bytes = part_bytes
         self._heads: OrderedDict[UUID, _Known] = OrderedDict()
 
@@ -135,9 +142,18 @@ class ObjectTier:
         self, segment: RemoteSegment, part: SegmentPart, size: int, read: Read, pace: Pace
     ) -> None:
         key = key_of(segment, part)
-        # what is in memory anyhow waits for no room: `pace` said a moment ago that it may be put
-        budget = self._budget if part is SegmentPart.DATA else None
-        await put_from(self._store, key, size, read, pace=pace, budget=budget, part_bytes=self._part_bytes)
+        # what is in memory anyhow waits for no room and no turn: `pace` said a moment ago that it may be put
+        is_data = part is SegmentPart.DATA
+        await put_from(
+            self._store,
+            key,
+            size,
+            read,
+            pace=pace,
+            budget=self._budget if is_data else None,
+            tempo=self._tempo if is_data else None,
+            part_bytes=self._part_bytes,
+        )
 
     async def _read_index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         known = await self._read_head(segment)

@@ -14,7 +14,7 @@ from typing import Final
 from protocol.checksum import crc32c
 from protocol.records import HEADER_SIZE, LENGTH, LENGTH_AT, MAGIC, MAGIC_AT, OFFSETS, OVERHEAD
 from remote.cold.storage_manager import BLOCK_BYTES
-from remote.store.upload import read_apart
+from remote.store.upload import read_apart, read_into
 from storage.log import ReadableFile
 
 BLOCKS_AT_ONCE: Final = 8
@@ -58,9 +58,9 @@ class SegmentScan:
     def is_done(self) -> bool:
         return len(self.block_crcs) * self._block_bytes >= self._size
 
-    def go_on(self) -> None:
+    def go_on(self, blocks: int = BLOCKS_AT_ONCE) -> None:
         """Read some blocks; raise SegmentChanged where the file is no whole segment, and OSError."""
-        for _ in range(BLOCKS_AT_ONCE):
+        for _ in range(blocks):
             if self.is_done:
                 break
             self._next_block()
@@ -111,10 +111,11 @@ def read_again(
     size: int,
     block_crcs: Sequence[int],
     block_bytes: int = BLOCK_BYTES,
+    buffer: memoryview | None = None,
 ) -> memoryview:
-    """Return the bytes [start, end) for an upload; raise SegmentChanged where a whole block among them is not
-    the one that was scanned."""
-    data = _read(file, start, end)
+    """Return the bytes [start, end) for an upload, in the buffer if there is one; raise SegmentChanged
+    where a whole block among them is not the one that was scanned."""
+    data = _read(file, start, end, buffer)
     for block in range(-(-start // block_bytes), len(block_crcs)):
         first, last = block * block_bytes, min((block + 1) * block_bytes, size)
         if last > end:
@@ -124,8 +125,8 @@ def read_again(
     return data
 
 
-def _read(file: ReadableFile, start: int, end: int) -> memoryview:
-    data = read_apart(file, start, end)
+def _read(file: ReadableFile, start: int, end: int, buffer: memoryview | None = None) -> memoryview:
+    data = read_apart(file, start, end) if buffer is None else read_into(buffer, file, start)
     if len(data) != end - start:
         raise SegmentChanged(f"{file.path} ends at {start + len(data)}, before {end}")
     return data

@@ -22,11 +22,13 @@ file system is writable again, and a caller that waits for that must not end ove
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from protocol.checksum import Buffer
@@ -46,6 +48,7 @@ from remote.store.object_store import (
     cut,
     is_key,
 )
+from remote.store.tempo import SLICE_BYTES, Tempo
 from storage.files import Files
 
 T = TypeVar("T")
@@ -54,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 _NEEDS_OPERATOR: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
 """Errors an operator has to fix; retrying cannot help."""
+_SLICE_BYTES: Final = 4 * SLICE_BYTES
+"""A thread for less would cost more than the write."""
 _PARTS: Final = ".parts"
 _KEY: Final = ".key"
 _UPLOAD: Final = re.compile(r"[A-Za-z0-9]+-[0-9]+")
@@ -69,11 +74,13 @@ class LocalStore:
         offload: Callable[[Callable[[], T]], Awaitable[T]],
         link: Callable[[str, str], None] = os.link,
         instance: str = "",
+        tempo: Tempo | None = None,
     ) -> None:
         self.root = root.rstrip("/") or "/"
         self._files = files
         self._offload: Callable[[Callable[[], object]], Awaitable[object]] = offload  # type: ignore[assignment]
         self._link = link
+        self._tempo = tempo or Tempo()
         self._temporary = f"{self.root}/.tmp"
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
@@ -187,20 +194,29 @@ class LocalStore:
         check_key(key)
         parts = self._upload(upload) + _PARTS
 
-        def write() -> None:
+        def write(piece: Buffer, position: int, *, is_last: bool) -> None:
             try:
                 file = self._files.open(parts)
             except FileNotFoundError:
                 self._check_present()
                 raise NoSuchUpload(key) from None
             try:
-                file.pwrite(data, start)
-                file.fsync()
+                file.pwrite(piece, position)
+                if is_last:
+                    file.fsync()
             finally:
                 file.close()
 
-        await self._ask(Operation.PUT_PART, key, write)
-        return f"{start}-{start + len(data)}"
+        view, at = memoryview(data), 0
+        while True:
+            end = min(at + _SLICE_BYTES, len(view)) if self._tempo.is_busy() else len(view)
+            work = partial(write, view[at:end], start + at, is_last=end == len(view))
+            begun_s = asyncio.get_running_loop().time()
+            await self._ask(Operation.PUT_PART, key, work)
+            if end == len(view):
+                return f"{start}-{start + end}"
+            await self._tempo.rest(end - at, asyncio.get_running_loop().time() - begun_s)
+            at = end
 
     async def complete_upload(
         self, key: str, upload: str, parts: Sequence[tuple[int, str]], size: int

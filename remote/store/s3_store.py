@@ -55,6 +55,7 @@ from remote.store.object_store import (
 )
 from remote.store.ranges import CannotConnect, EndedEarly, RangeClient, encode_request
 from remote.store.sigv4 import Keys, Signer, encode_path, encode_query
+from remote.store.tempo import SLICE_BYTES, Tempo
 
 CONNECTIONS_MAX: Final = 64
 CONNECT_S: Final = 3.0
@@ -65,8 +66,9 @@ COMPLETE_SILENCE_S: Final = 60.0
 IDLE_S: Final = 15.0
 """Servers close idle connections after 20 s or more; a put on one that is just being closed is UNKNOWN."""
 READ_BUFFER_BYTES: Final = 256 * 1024
-PIECE_BYTES: Final = 256 * 1024
-"""A larger body goes out in such pieces, as the socket takes them, and the loop does other things in between.
+PIECE_BYTES: Final = SLICE_BYTES
+"""A larger body goes out in such pieces, as the socket takes them, and the loop does other things in between,
+as long as the tempo asks for.
 (Given bytes, aiohttp would send them at once; given a BytesIO, it would copy them first.)"""
 CONFLICT_TRIES: Final = 4
 CONFLICT_PAUSE_S: Final = 0.05
@@ -124,6 +126,7 @@ class S3Store:
         environ: Mapping[str, str],
         now_ms: Callable[[], int],
         rng: random.Random,
+        tempo: Tempo | None = None,
     ) -> None:
         self.location = location
         self._origin = f"{location.scheme}://{location.host}"
@@ -134,6 +137,7 @@ class S3Store:
         self._now_ms = now_ms
         self._clock_skew_ms = 0
         self._random = rng
+        self._tempo = tempo or Tempo()
         self._session: aiohttp.ClientSession | None = None
         self._ranges: RangeClient | None = None
         self._is_closed = False
@@ -392,7 +396,7 @@ class S3Store:
         signed = await self._signed(method, path, query, headers)
         session = self._session or self._connect()
         url = URL(f"{self._origin}{path}?{query}" if query else f"{self._origin}{path}", encoded=True)
-        body = _pieces(data) if data is not None and len(data) > PIECE_BYTES else data
+        body = _pieces(data, self._tempo) if data is not None and len(data) > PIECE_BYTES else data
         with self._said_by_the_store(operation, path):
             async with session.request(
                 method,
@@ -563,11 +567,12 @@ class S3Store:
         return int(theirs.timestamp() * 1000) - self._now_ms()
 
 
-async def _pieces(data: Buffer) -> AsyncIterator[memoryview]:
-    view = memoryview(data)
+async def _pieces(data: Buffer, tempo: Tempo) -> AsyncIterator[memoryview]:
+    view, time = memoryview(data), asyncio.get_running_loop().time
     for at in range(0, len(data), PIECE_BYTES):
+        begun_s = time()
         yield view[at : at + PIECE_BYTES]
-        await asyncio.sleep(0)
+        await tempo.rest(PIECE_BYTES, time() - begun_s)
 
 
 def _timeout(operation: Operation) -> aiohttp.ClientTimeout:

@@ -15,6 +15,7 @@ from remote.store.location import FileLocation, StoreLocation
 from remote.store.metered import MeteredStore, StoreStats
 from remote.store.object_store import ObjectStore
 from remote.store.resilient import DeadlineStore, HedgedStore, RetryStore
+from remote.store.tempo import Tempo
 from storage.files import Files
 
 
@@ -27,18 +28,21 @@ def open_store(
     rng: random.Random,
     environ: Mapping[str, str],
     stats: StoreStats | None = None,
+    tempo: Tempo | None = None,
 ) -> ObjectStore:
     """Return the store, which the caller must close. Nothing is sent before the first call; OSError when a
-    local directory cannot be created.
+    local directory cannot be created. Uploads keep to `tempo`.
     """
     stats = stats or StoreStats()
     if isinstance(location, FileLocation):
         files.makedirs(location.path)
         # No deadline, no retry: a thread that hangs in the kernel can neither be ended nor sped up.
-        return MeteredStore(LocalStore(location.path, files=files, offload=offload), stats)
+        return MeteredStore(LocalStore(location.path, files=files, offload=offload, tempo=tempo), stats)
     from remote.store.s3_store import S3Store
 
-    return harden(S3Store(location, environ=environ, now_ms=now_ms, rng=rng), stats=stats, rng=rng)
+    return harden(
+        S3Store(location, environ=environ, now_ms=now_ms, rng=rng, tempo=tempo), stats=stats, rng=rng
+    )
 
 
 def harden(store: ObjectStore, *, stats: StoreStats, rng: random.Random) -> ObjectStore:

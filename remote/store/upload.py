@@ -2,7 +2,7 @@
 
 Owns: where an object is cut, how many parts are under way and in memory, for how long a part is tried, what
 becomes of an upload that fails. Does not own: deadlines and quick retries of single requests (resilient), how
-fast bytes may go (the caller's `pace`), what they mean.
+fast bytes may go (the caller's `pace`), whose turn it is (tempo), what they mean.
 
 Invariant: the object appears whole or not at all, and of an upload that fails nothing stays, unless the store
 does not answer; what stays then is listed under the key of the object.
@@ -20,6 +20,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from protocol.checksum import Buffer
 from remote.store.object_store import NoSuchUpload, ObjectStore, StoreError
+from remote.store.tempo import Tempo
 from storage.log import ReadableFile
 
 T = TypeVar("T")
@@ -103,13 +104,14 @@ async def put_from(
     *,
     pace: Pace | None = None,
     budget: ByteBudget | None = None,
+    tempo: Tempo | None = None,
     part_bytes: int = PART_BYTES,
 ) -> None:
     """Create the object of `size` bytes that `read` gives; durable when this returns. Raise StoreError after
     the store did not do it for a while, SourceChanged, or what `read` and `pace` raise. Whether the object is
     there after an error is unknown, so its key is never used for anything else; `remove` takes back both.
     """
-    job = _Job(store, key, read, pace, budget or ByteBudget())
+    job = _Job(store, key, read, pace, budget or ByteBudget(), tempo or Tempo())
     if size <= part_bytes:
         await job.put(size)
         return
@@ -128,13 +130,21 @@ async def put_from(
 
 
 def read_apart(file: ReadableFile, start: int, end: int) -> memoryview:
-    """Return the bytes [start, end) of a file, fewer if it ends before, in memory that goes back to the
-    system with the last reference to them. What malloc gives to threads stays theirs when it is freed: ten
-    uploads at once would keep 60 MB more than they use.
+    """Return the bytes [start, end) of a file, fewer if it ends before, in memory of their own."""
+    return read_into(apart(max(0, end - start)), file, start)
+
+
+def apart(size: int) -> memoryview:
+    """Return memory that goes back to the system with the last reference to it. What malloc gives to threads
+    stays theirs when it is freed: ten uploads at once would keep 60 MB more than they use.
     """
-    if start >= end:
+    if not size:
         return memoryview(b"")
-    buffer = memoryview(mmap.mmap(-1, end - start, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def read_into(buffer: memoryview, file: ReadableFile, start: int) -> memoryview:
+    """Fill the buffer from a place in a file on; return what there was."""
     done = 0
     while done < len(buffer) and (more := file.preadv(buffer[done:], start + done)):
         done += more
@@ -151,7 +161,13 @@ async def remove(store: ObjectStore, key: str) -> None:
 
 class _Job:
     def __init__(
-        self, store: ObjectStore, key: str, read: Read, pace: Pace | None, budget: ByteBudget
+        self,
+        store: ObjectStore,
+        key: str,
+        read: Read,
+        pace: Pace | None,
+        budget: ByteBudget,
+        tempo: Tempo,
     ) -> None:
         self.may_have_left_more = False
         """An upload may have been begun whose id is not known."""
@@ -160,6 +176,7 @@ class _Job:
         self._read = read
         self._pace = pace
         self._budget = budget
+        self._tempo = tempo
         self._upload: str | None = None
         self._has_waited = False
 
@@ -227,7 +244,7 @@ class _Job:
         async def read_and_send() -> T:
             if self._pace is not None:
                 await self._pace(end - start)
-            async with self._budget.hold(end - start):
+            async with self._tempo.turn(), self._budget.hold(end - start):
                 data = await self._read(start, end) if end > start else b""
                 if len(data) != end - start:
                     raise SourceChanged(f"{self._key}: bytes {start} to {end} are {len(data)} bytes")

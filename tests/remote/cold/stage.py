@@ -31,8 +31,10 @@ from remote.cold.segments import (
     TierEvent,
     partition_of,
 )
+from remote.cold.storage_manager import BLOCK_BYTES
 from remote.cold.tenure import Tenure
 from remote.store.memory_store import MemoryStore
+from remote.store.tempo import Tempo
 from storage.policy import LogConfig
 from storage.unified_log import UnifiedLog
 from tests.storage.support import NOW, TOPIC_ID, append, batch_of, log_on
@@ -120,6 +122,8 @@ class Stage:
         self.agreed = Agreed()
         self.store = MemoryStore()
         self.storage: Any = ObjectTier(self.store)
+        self.tempo = Tempo()
+        self.block_bytes = BLOCK_BYTES
         self.now_ms = NOW
         self.time = 1_000.0
         self.quota: Any = Unlimited()
@@ -145,6 +149,8 @@ class Stage:
             now_ms=self.now,
             random=random.Random(seed),
             offload=_offload,
+            tempo=self.tempo,
+            block_bytes=self.block_bytes,
         )
         self.expirer = Expirer(
             broker_id=BROKER,

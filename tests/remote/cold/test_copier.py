@@ -17,6 +17,7 @@ from remote.cold.segments import SegmentStarted, SegmentState, SegmentUpdated, T
 from remote.cold.storage_manager import IndexKind
 from remote.cold.tenure import TenureOver
 from remote.store.object_store import StoreError
+from remote.store.tempo import Tempo
 from storage.epochs import decode_epochs
 from tests.remote.cold.stage import Stage
 from tests.storage.support import NOW, append, batch_of, read_all
@@ -43,6 +44,32 @@ async def test_every_closed_segment_is_copied_with_its_indexes(stage: Stage) -> 
         assert await stage.fetch_index(segment, IndexKind.TIMESTAMP) == local.times.encode()
         epochs = decode_epochs(await stage.fetch_index(segment, IndexKind.LEADER_EPOCH))
         assert epochs == stage.log.epochs.entries_until(segment.end_offset)
+
+
+class Beside(Tempo):
+    """Clients are always served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rests: list[int] = []
+
+    def is_busy(self) -> bool:
+        return True
+
+    async def rest(self, size: int, took_s: float) -> None:
+        self.rests.append(size)
+
+
+async def test_beside_clients_a_segment_is_read_block_by_block(stage: Stage) -> None:
+    tempo = stage.tempo = Beside()
+    stage.block_bytes = 64
+    stage.live()
+    stage.fill(1)
+    await stage.copy_all()
+    assert await stage.bytes_in_tier() == read_all(stage.log, bound=stage.log.tiered_end)
+    size = stage.log.segments[0].size
+    assert len(tempo.rests) == 2 * -(-size // 64)
+    assert max(tempo.rests) == 64
 
 
 async def test_each_copy_is_started_before_its_first_byte_and_finished_after_its_last(stage: Stage) -> None:

@@ -137,6 +137,65 @@ def test_those_who_wait_feel_a_changed_quota_within_a_second() -> None:
     run(main())
 
 
+BURSTS = st.lists(
+    st.tuples(
+        st.floats(0, 20),
+        st.lists(st.tuples(st.integers(500, 3_000), st.floats(0.01, 60)), min_size=1, max_size=15),
+    ),
+    max_size=5,
+)
+"""(seconds after the one before, (bytes, when it gives up) of each) of those who come at once."""
+
+
+@pytest.mark.requirement("956-16", "956-17")
+@given(BURSTS, st.lists(st.tuples(st.floats(0, 40), st.integers(200, 2_000)), max_size=4))
+def test_no_window_has_more_than_its_rates_allow_whoever_comes_goes_and_changes_them(
+    bursts: list[tuple[float, list[tuple[int, float]]]], changes: list[tuple[float, int]]
+) -> None:
+    """Idle times lie between, so that what they save would show; those who wait feel a lower rate in time."""
+
+    async def main() -> None:
+        rates = [500]
+        pacer = pacer_of(rates)
+        passed: list[tuple[float, int]] = []
+        begun = now()
+
+        async def one(size: int) -> None:
+            await pacer.take(size)
+            passed.append((now(), size))
+
+        def change(rate: int) -> None:
+            rates[0] = rate
+            pacer.opens_in()
+
+        steps = [(begun, rates[0]), *sorted((begun + after, rate) for after, rate in changes)]
+        for at, rate in steps[1:]:
+            asyncio.get_running_loop().call_at(at, change, rate)
+        tasks = []
+        for pause, burst in bursts:
+            await asyncio.sleep(pause)
+            for size, ends_s in burst:
+                tasks.append(asyncio.create_task(one(size)))
+                asyncio.get_running_loop().call_later(ends_s, tasks[-1].cancel)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+        def allowed(start: float, end: float) -> float:
+            ends = [at for at, _ in steps[1:]] + [end]
+            return sum(
+                rate * max(0.0, min(end, until) - max(start, at))
+                for (at, rate), until in zip(steps, ends, strict=True)
+            )
+
+        greatest = max((size for _, size in passed), default=0)
+        saved = 0.01 * 11 * max(rate for _, rate in steps)
+        for start, _ in passed:
+            sent = sum(size for at, size in passed if start <= at <= start + 11)
+            assert sent <= allowed(start, start + 11) + greatest + saved + 1
+        assert pacer.statistics().waiting == 0
+
+    run(main())
+
+
 @pytest.mark.requirement("956-13")
 def test_reads_are_noted_afterwards_and_find_it_spent_until_they_are_paid() -> None:
     async def main() -> None:
