@@ -40,13 +40,9 @@ from protocol.primitives import (
 from protocol.stored.schema import BadRecord
 
 
-class SegmentRow(NamedTuple):
-    """RemoteLogSegmentMetadataRecord: a copy begins."""
+class CopyFields(NamedTuple):
+    """What is told of a copy."""
 
-    topic: str
-    topic_id: UUID
-    partition: int
-    segment_id: UUID
     base_offset: int
     last_offset: int
     broker_id: int
@@ -57,6 +53,16 @@ class SegmentRow(NamedTuple):
     custom: bytes | None
     state: int
     is_txn_index_empty: bool
+
+
+class SegmentRow(NamedTuple):
+    """RemoteLogSegmentMetadataRecord: a copy begins."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    segment_id: UUID
+    copy: CopyFields
 
 
 class UpdateRow(NamedTuple):
@@ -89,16 +95,7 @@ class SnapshotRow(NamedTuple):
     """RemoteLogSegmentMetadataSnapshotRecord: a copy in Kafka's snapshot files; no topic holds any."""
 
     segment_id: UUID
-    base_offset: int
-    last_offset: int
-    broker_id: int
-    max_timestamp_ms: int
-    event_timestamp_ms: int
-    epochs: tuple[tuple[int, int], ...]
-    size_bytes: int
-    custom: bytes | None
-    state: int
-    is_txn_index_empty: bool
+    copy: CopyFields
 
 
 Row: TypeAlias = SegmentRow | UpdateRow | DeletionRow | SnapshotRow
@@ -135,9 +132,9 @@ def encode_row(row: Row) -> bytes:
     """The value as Kafka 4.3 writes it."""
     match row:
         case SegmentRow():
-            return b"".join((_FRAMES[_SEGMENT], _pack_segment_id(row), _pack_copy(row)))
+            return b"".join((_FRAMES[_SEGMENT], _pack_segment_id(row), _pack_copy(row.copy)))
         case SnapshotRow():
-            return b"".join((_FRAMES[_SNAPSHOT], row.segment_id.bytes, _pack_copy(row)))
+            return b"".join((_FRAMES[_SNAPSHOT], row.segment_id.bytes, _pack_copy(row.copy)))
         case UpdateRow():
             return b"".join(
                 (
@@ -180,7 +177,7 @@ def _decode(buf: memoryview) -> tuple[Row, int]:
     if kind == _SEGMENT:
         topic, topic_id, partition, segment_id, at = _read_segment_id(buf, at)
         copy, at = _read_copy(buf, at)
-        return SegmentRow(topic, topic_id, partition, segment_id, *copy), at
+        return SegmentRow(topic, topic_id, partition, segment_id, copy), at
     if kind == _UPDATE:
         topic, topic_id, partition, segment_id, at = _read_segment_id(buf, at)
         broker_id, event_timestamp_ms = _EVENT.unpack_from(buf, at)
@@ -198,15 +195,11 @@ def _decode(buf: memoryview) -> tuple[Row, int]:
     if kind == _SNAPSHOT:
         segment_id, at = read_uuid(buf, at)
         copy, at = _read_copy(buf, at)
-        return SnapshotRow(segment_id, *copy), at
+        return SnapshotRow(segment_id, copy), at
     raise BadRecord(f"a record of the cold tier of type {kind}")
 
 
-_Copy: TypeAlias = tuple[int, int, int, int, int, tuple[tuple[int, int], ...], int, bytes | None, int, bool]
-"""The fields that SegmentRow and SnapshotRow end with."""
-
-
-def _read_copy(buf: memoryview, at: int) -> tuple[_Copy, int]:
+def _read_copy(buf: memoryview, at: int) -> tuple[CopyFields, int]:
     base, last, broker_id, max_timestamp_ms, event_timestamp_ms = _EXTENT.unpack_from(buf, at)
     count, at = read_count(buf, at + _EXTENT.size, flexible=True, smallest=_EPOCH_SIZE_MIN)
     epochs = []
@@ -218,7 +211,7 @@ def _read_copy(buf: memoryview, at: int) -> tuple[_Copy, int]:
     (state,) = _STATE.unpack_from(buf, at)
     flag, at = read_tag(buf, at + 1, _TXN_INDEX_EMPTY_TAG)
     is_txn_index_empty = flag is not None and flag[0] != 0
-    copy = (
+    copy = CopyFields(
         base,
         last,
         broker_id,
@@ -233,18 +226,16 @@ def _read_copy(buf: memoryview, at: int) -> tuple[_Copy, int]:
     return copy, at
 
 
-def _pack_copy(row: SegmentRow | SnapshotRow) -> bytes:
+def _pack_copy(copy: CopyFields) -> bytes:
     return b"".join(
         (
-            _EXTENT.pack(
-                row.base_offset, row.last_offset, row.broker_id, row.max_timestamp_ms, row.event_timestamp_ms
-            ),
-            pack_count(len(row.epochs), flexible=True),
-            *(_EPOCH.pack(epoch, start) + NO_TAGS for epoch, start in row.epochs),
-            INT32.pack(row.size_bytes),
-            _pack_custom(row.custom),
-            _STATE.pack(row.state),
-            _TXN_INDEX_EMPTY if row.is_txn_index_empty else NO_TAGS,
+            _EXTENT.pack(*copy[:5]),
+            pack_count(len(copy.epochs), flexible=True),
+            *(_EPOCH.pack(epoch, start) + NO_TAGS for epoch, start in copy.epochs),
+            INT32.pack(copy.size_bytes),
+            _pack_custom(copy.custom),
+            _STATE.pack(copy.state),
+            _TXN_INDEX_EMPTY if copy.is_txn_index_empty else NO_TAGS,
         )
     )
 

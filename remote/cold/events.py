@@ -12,6 +12,7 @@ from uuid import UUID
 
 from protocol.primitives import Buffer
 from protocol.stored.remote_log import (
+    CopyFields,
     DeletionRow,
     RowKey,
     SegmentRow,
@@ -110,10 +111,7 @@ def updated(
 def _row(event: TierEvent) -> SegmentRow | UpdateRow | DeletionRow:
     match event:
         case SegmentStarted(segment=segment):
-            return SegmentRow(
-                segment.topic,
-                *segment.partition,
-                segment.id,
+            copy = CopyFields(
                 segment.base_offset,
                 segment.end_offset - 1,
                 segment.broker_id,
@@ -125,6 +123,7 @@ def _row(event: TierEvent) -> SegmentRow | UpdateRow | DeletionRow:
                 segment.state,
                 not segment.has_aborted,
             )
+            return SegmentRow(segment.topic, *segment.partition, segment.id, copy)
         case SegmentUpdated():
             return UpdateRow(
                 event.topic,
@@ -154,26 +153,26 @@ def _row(event: TierEvent) -> SegmentRow | UpdateRow | DeletionRow:
 
 def _event(row: SegmentRow | UpdateRow | DeletionRow) -> TierEvent:
     partition = TieredPartition(row.topic_id, row.partition)
-    if isinstance(row, SegmentRow) and not 0 <= row.base_offset <= row.last_offset < _OFFSET_MAX:
-        raise BadRecord(f"a copy of offsets {row.base_offset} to {row.last_offset}")
     try:
         match row:
-            case SegmentRow():
+            case SegmentRow(copy=copy):
+                if not 0 <= copy.base_offset <= copy.last_offset < _OFFSET_MAX:
+                    raise ValueError(f"a copy of offsets {copy.base_offset} to {copy.last_offset}")
                 return SegmentStarted(
                     segment=RemoteSegment(
                         partition=partition,
                         topic=row.topic,
                         id=row.segment_id,
-                        base_offset=row.base_offset,
-                        end_offset=row.last_offset + 1,
-                        broker_id=row.broker_id,
-                        max_timestamp_ms=row.max_timestamp_ms,
-                        event_timestamp_ms=row.event_timestamp_ms,
-                        size_bytes=row.size_bytes,
-                        epochs=row.epochs,
-                        has_aborted=not row.is_txn_index_empty,
-                        state=SegmentState(row.state),
-                        custom=row.custom,
+                        base_offset=copy.base_offset,
+                        end_offset=copy.last_offset + 1,
+                        broker_id=copy.broker_id,
+                        max_timestamp_ms=copy.max_timestamp_ms,
+                        event_timestamp_ms=copy.event_timestamp_ms,
+                        size_bytes=copy.size_bytes,
+                        epochs=copy.epochs,
+                        has_aborted=not copy.is_txn_index_empty,
+                        state=SegmentState(copy.state),
+                        custom=copy.custom,
                     )
                 )
             case UpdateRow(segment_id=id_, log_start=int() as log_start) if id_ == NO_COPY:

@@ -23,6 +23,7 @@ from protocol.compression import Codec
 from protocol.ids import encode_id
 from protocol.records import build_batch, end_txn_marker, iter_batches, iter_records
 from protocol.stored.remote_log import (
+    CopyFields,
     DeletionRow,
     Row,
     SegmentRow,
@@ -169,10 +170,11 @@ def text_of(row: Row) -> str:
         told = "Optional.empty" if data is None else f"Optional[CustomMetadata{{{len(data)} bytes}}]"
         return f"customMetadata={told}"
 
-    def copy(of: SegmentRow | SnapshotRow) -> str:
+    def copy(row: SegmentRow | SnapshotRow) -> str:
+        of = row.copy
         epochs = ", ".join(f"{epoch}={start}" for epoch, start in of.epochs)
         broker, at = f"brokerId={of.broker_id}, ", f"eventTimestampMs={of.event_timestamp_ms}, "
-        if isinstance(of, SnapshotRow):  # these say nothing of who came to it and when
+        if isinstance(row, SnapshotRow):  # these say nothing of who came to it and when
             broker = at = ""
         return (
             f"startOffset={of.base_offset}, endOffset={of.last_offset}, {broker}"
@@ -203,6 +205,10 @@ def text_of(row: Row) -> str:
             )
         case SnapshotRow():
             return f"RemoteLogSegmentMetadataSnapshot{{segmentId={encode_id(row.segment_id)}, {copy(row)}}}"
+
+
+def state_of(row: Row) -> int:
+    return row.copy.state if isinstance(row, SegmentRow | SnapshotRow) else row.state
 
 
 def stored_values(bootstrap: str, topic: str, partition: int) -> dict[int, bytes | None]:
@@ -241,7 +247,7 @@ def test_kafkas_formatter_prints_every_record_about_copies_and_deletions(java: J
         for offset, value in stored_values(bootstrap, METADATA_TOPIC, partition).items()
     }
     rows = {at: decode_row(value) for at, value in values.items() if value is not None}
-    assert {(type(row), row.state) for row in rows.values()} == {
+    assert {(type(row), state_of(row)) for row in rows.values()} == {
         (SegmentRow, SegmentState.COPY_STARTED),
         *((UpdateRow, state) for state in SegmentState if state is not SegmentState.COPY_STARTED),
         *((DeletionRow, state) for state in PartitionState),
@@ -255,19 +261,21 @@ def test_kafkas_formatter_prints_every_record_about_copies_and_deletions(java: J
 def test_kafkas_formatter_prints_all_four_types(java: Java, world: World) -> None:
     topic, segment = UUID(int=0x8899AABBCCDDEEFF << 64 | 1), UUID(int=0x7766554433221100 << 64 | 2)
     extent = (2_000, 3_999, 4, 1_700_000_000_000, 1_700_000_000_009)
+    started, finished = int(SegmentState.COPY_STARTED), int(SegmentState.COPY_FINISHED)
     copies = [
-        (*extent, ((5, 2_000),), 1 << 20, None, int(SegmentState.COPY_STARTED), True),
-        (*extent, ((5, 2_000), (6, 2_500)), (1 << 31) - 1, b"custom", int(SegmentState.COPY_FINISHED), False),
+        CopyFields(*extent, ((5, 2_000),), 1 << 20, None, started, True),
+        CopyFields(*extent, ((5, 2_000), (6, 2_500)), (1 << 31) - 1, b"custom", finished, False),
     ]
     rows: list[Row] = []
     for copy in copies:
-        rows += [SegmentRow("logs", topic, 3, segment, *copy), SnapshotRow(segment, *copy)]
+        rows += [SegmentRow("logs", topic, 3, segment, copy), SnapshotRow(segment, copy)]
     rows += [
         UpdateRow("logs", topic, 3, segment, 4, 17, custom, int(state))
         for state in SegmentState
         for custom in (None, b"", b"custom")
     ]
     rows += [DeletionRow("logs", topic, 3, 4, 17, int(state)) for state in PartitionState]
+    rows.append(UpdateRow("logs", topic, 3, UUID(int=0), 4, 17, None, finished, log_start=3_000))
     name = world.broker.make_topic(config={}).name
     with BlockingClient(world.broker.bootstrap) as client:
         batch = build_batch([(b"key %d" % at, encode_row(row), (), FIRST_MS) for at, row in enumerate(rows)])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.stored.remote_log import (
+    CopyFields,
     DeletionRow,
     Row,
     RowKey,
@@ -36,33 +37,37 @@ BY_KAFKA: list[Row] = [
         TOPIC_ID,
         7,
         UUID("11223344-5566-7788-99aa-bbccddeeff00"),
-        100,
-        199,
-        1,
-        1_700_000_000_000,
-        1_700_000_000_123,
-        ((0, 100), (3, 150)),
-        1 << 20,
-        None,
-        0,
-        False,
+        CopyFields(
+            100,
+            199,
+            1,
+            1_700_000_000_000,
+            1_700_000_000_123,
+            ((0, 100), (3, 150)),
+            1 << 20,
+            None,
+            0,
+            False,
+        ),
     ),
-    SegmentRow("logs", TOPIC_ID, 7, LEAST, 0, 0, 2, -1, 5, ((0, 0),), 69, b"", 0, True),
+    SegmentRow("logs", TOPIC_ID, 7, LEAST, CopyFields(0, 0, 2, -1, 5, ((0, 0),), 69, b"", 0, True)),
     SegmentRow(
         "t\xe4g",
         UUID(int=1 << 127),
         INT32_MAX,
         MOST,
-        1 << 62,
-        INT64_MAX - 1,
-        INT32_MAX,
-        INT64_MAX,
-        INT64_MAX,
-        ((INT32_MAX, 1 << 62),),
-        INT32_MAX,
-        bytes(range(256)),
-        0,
-        True,
+        CopyFields(
+            1 << 62,
+            INT64_MAX - 1,
+            INT32_MAX,
+            INT64_MAX,
+            INT64_MAX,
+            ((INT32_MAX, 1 << 62),),
+            INT32_MAX,
+            bytes(range(256)),
+            0,
+            True,
+        ),
     ),
     UpdateRow("logs", TOPIC_ID, 7, LEAST, 1, 1_700_000_000_456, None, 1),
     UpdateRow("logs", TOPIC_ID, 7, LEAST, 1, 1_700_000_000_456, b"where", 2),
@@ -72,19 +77,22 @@ BY_KAFKA: list[Row] = [
     DeletionRow("x" * 249, TOPIC_ID, 0, 0, 0, 2),
     SnapshotRow(
         LEAST,
-        100,
-        199,
-        1,
-        1_700_000_000_000,
-        1_700_000_000_123,
-        ((0, 100), (3, 150)),
-        1 << 20,
-        None,
-        1,
-        False,
+        CopyFields(
+            100,
+            199,
+            1,
+            1_700_000_000_000,
+            1_700_000_000_123,
+            ((0, 100), (3, 150)),
+            1 << 20,
+            None,
+            1,
+            False,
+        ),
     ),
     SnapshotRow(
-        UUID(int=6), 100, 199, 1, 1_700_000_000_000, 1_700_000_000_123, ((0, 100),), 0, b"abc", 2, True
+        UUID(int=6),
+        CopyFields(100, 199, 1, 1_700_000_000_000, 1_700_000_000_123, ((0, 100),), 0, b"abc", 2, True),
     ),
 ]
 """What the lines of kafka-remote-log-records.tsv say: Kafka's bytes in hex, a tab, Kafka's own words."""
@@ -96,11 +104,11 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 CUSTOM = st.none() | st.binary(max_size=200)
 PARTITION = (TEXT, st.uuids(), INT32)
 EPOCHS = st.lists(st.tuples(INT32, INT64), max_size=200).map(tuple)
-COPY = (INT64, INT64, INT32, INT64, INT64, EPOCHS, INT32, CUSTOM, INT8, st.booleans())
-SEGMENTS = st.builds(SegmentRow, *PARTITION, st.uuids(), *COPY)
+COPY = st.builds(CopyFields, INT64, INT64, INT32, INT64, INT64, EPOCHS, INT32, CUSTOM, INT8, st.booleans())
+SEGMENTS = st.builds(SegmentRow, *PARTITION, st.uuids(), COPY)
 UPDATES = st.builds(UpdateRow, *PARTITION, st.uuids(), INT32, INT64, CUSTOM, INT8, st.none() | INT64)
 DELETIONS = st.builds(DeletionRow, *PARTITION, INT32, INT64, INT8)
-SNAPSHOTS = st.builds(SnapshotRow, st.uuids(), *COPY)
+SNAPSHOTS = st.builds(SnapshotRow, st.uuids(), COPY)
 KEYS = st.builds(RowKey, st.uuids(), INT32, st.none(), st.just(False)) | st.builds(
     RowKey, st.uuids(), INT32, st.uuids(), st.booleans()
 )
@@ -171,8 +179,8 @@ def any_row(rng: random.Random) -> Row:
     )
     has_empty_index = rng.random() < 0.5
     if kind == 3:
-        return SnapshotRow(segment_id, *copy, rng.randrange(4), has_empty_index)
-    return SegmentRow(*partition, segment_id, *copy, 0, has_empty_index)
+        return SnapshotRow(segment_id, CopyFields(*copy, rng.randrange(4), has_empty_index))
+    return SegmentRow(*partition, segment_id, CopyFields(*copy, 0, has_empty_index))
 
 
 @given(KEYS)
@@ -222,10 +230,10 @@ def test_a_log_start_of_another_length_is_bad() -> None:
 
 @given(SEGMENTS, st.binary(max_size=20))
 def test_tagged_fields_of_a_later_kafka_are_skipped(row: SegmentRow, data: bytes) -> None:
-    known = b"\x00\x01\x01" if row.is_txn_index_empty else b""
+    known = b"\x00\x01\x01" if row.copy.is_txn_index_empty else b""
     tags = bytes((1 + bool(known),)) + known + bytes((9, len(data))) + data
     value = encode_row(row)
-    value = value[: -4 if row.is_txn_index_empty else -1]
+    value = value[: -4 if row.copy.is_txn_index_empty else -1]
     assert decode_row(value + tags) == row
 
 

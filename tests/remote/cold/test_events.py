@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.stored.remote_log import SegmentRow, SnapshotRow, UpdateRow, encode_row
+from protocol.stored.remote_log import CopyFields, SegmentRow, SnapshotRow, UpdateRow, encode_row
 from protocol.stored.schema import BadRecord
 from remote.cold.events import NO_COPY, Tombstone, decode_event, encode_event, tombstones, updated
 from remote.cold.segments import (
@@ -137,17 +137,18 @@ def test_an_update_carries_custom_metadata_on() -> None:
     assert updated(kept, SegmentState.DELETE_STARTED, broker_id=2, now_ms=6).custom == b"there"
 
 
-ROW = SegmentRow("t", UUID(int=1), 0, UUID(int=2), 5, 9, 1, 2, 3, ((0, 5),), 10, None, 0, False)
+COPY = CopyFields(5, 9, 1, 2, 3, ((0, 5),), 10, None, 0, False)
+ROW = SegmentRow("t", UUID(int=1), 0, UUID(int=2), COPY)
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        encode_row(SnapshotRow(*ROW[3:])),
-        encode_row(ROW._replace(base_offset=-1)),
-        encode_row(ROW._replace(last_offset=4)),
-        encode_row(ROW._replace(last_offset=(1 << 63) - 1)),
-        encode_row(ROW._replace(state=4)),
+        encode_row(SnapshotRow(ROW.segment_id, COPY)),
+        encode_row(ROW._replace(copy=COPY._replace(base_offset=-1))),
+        encode_row(ROW._replace(copy=COPY._replace(last_offset=4))),
+        encode_row(ROW._replace(copy=COPY._replace(last_offset=(1 << 63) - 1))),
+        encode_row(ROW._replace(copy=COPY._replace(state=4))),
         encode_row(UpdateRow("t", UUID(int=1), 0, NO_COPY, 1, 2, None, 1, -1)),
         b"",
     ],
