@@ -23,8 +23,11 @@ from remote.cold.reader import RemoteReader
 from remote.cold.segments import TieredPartition
 from storage.log import AbstractLog, LogSlice
 
-HELD_MAX_BYTES: Final = 512 << 20
+HELD_MAX_BYTES: Final = 96 << 20
 """In memory for clients; with more no read begins until some of them have taken what they asked for."""
+UNTAKEN_S: Final = 15.0
+"""A client that has taken no byte for so long loses what is held for it, and its connection, while others
+cannot read for it."""
 _BUSY_WAIT_S: Final = 0.05
 """When to look again whether fewer reads wait."""
 _LOOK_AGAIN_S: Final = 1.0
@@ -86,6 +89,8 @@ class TierReads:
         """Poke those that wait longest, as far as the quota goes, a portion in each turn of the loop."""
         self._timer = None
         held_back = self._held_back
+        if held_back and self.reader.held_bytes > HELD_MAX_BYTES:
+            self.reader.copies.chunks.let_go_of(unused_s=UNTAKEN_S)
         for waiter in list(islice(held_back, WAKE_PORTION)):
             if not waiter.done and self.reader.quota.is_spent():
                 break

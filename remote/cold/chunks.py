@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
+from weakref import WeakSet
 
 from protocol.checksum import Buffer
 from remote.cold.flights import Flights, Spawn
@@ -42,8 +43,9 @@ class ChunkKey(NamedTuple):
     number: int
 
 
-class Missing(Exception):
-    """Bytes were asked for that are not at hand: the chunks [first, stop) are to be loaded first."""
+class Missing(OSError):
+    """Bytes were asked for that are not at hand: the chunks [first, stop) are to be loaded first. Who is
+    sending them meets it after they were let go of."""
 
     def __init__(self, first: int, stop: int) -> None:
         super().__init__(f"chunks {first} to {stop}")
@@ -82,6 +84,9 @@ class ChunkCache:
         self._loading = 0
         self._loading_bytes = 0
         self._run_chunks = RUN_CHUNKS_MAX
+        self._holders: WeakSet[PinnedChunks] = WeakSet()
+        self.let_go = 0
+        """How often chunks were taken from who did not take them."""
         self.size_bytes = 0
         """Of the chunks kept, and of each that is being loaded."""
         self.pinned_bytes = 0
@@ -282,17 +287,30 @@ class ChunkCache:
             self.pinned_bytes -= len(chunk.data)
             self._start_more()
 
+    def note_holder(self, holder: PinnedChunks) -> None:
+        self._holders.add(holder)
+
+    def let_go_of(self, *, unused_s: float) -> None:
+        """Take the chunks from those who have not asked for any byte of them for so long."""
+        now_s = asyncio.get_running_loop().time()
+        for holder in sorted(self._holders, key=lambda each: (each.used_s, each.path)):
+            if holder.is_holding and now_s - holder.used_s > unused_s:
+                self.let_go += 1
+                holder.keep(0, 0)
+
 
 class PinnedChunks:
     """A file of which some chunks are in memory: what one reader reads and one client is sent. They stay in
     the cache as long as it lives."""
 
-    __slots__ = ("_cache", "_chunks", "path")
+    __slots__ = ("__weakref__", "_cache", "_chunks", "path", "used_s")
 
     def __init__(self, cache: ChunkCache, path: str) -> None:
         self.path = path
         self._cache = cache
         self._chunks: dict[int, Chunk] = {}
+        self.used_s = 0.0
+        """When it was last read, by the loop's clock."""
 
     def __repr__(self) -> str:
         return f"PinnedChunks({self.path!r}, {sorted(self._chunks)})"
@@ -300,10 +318,16 @@ class PinnedChunks:
     def __contains__(self, number: int) -> bool:
         return number in self._chunks
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._chunks)
+
     def add(self, number: int, chunk: Chunk) -> None:
         if number not in self._chunks:
+            self._cache.note_holder(self)
             self._cache.pin(chunk)
             self._chunks[number] = chunk
+            self.used_s = asyncio.get_running_loop().time()
 
     def keep(self, first: int, stop: int) -> None:
         """Let go of all chunks but [first, stop)."""
@@ -316,6 +340,7 @@ class PinnedChunks:
 
     def pread(self, size: int, offset: int) -> bytes:
         chunk_bytes = self._cache.chunk_bytes
+        self.used_s = asyncio.get_running_loop().time()
         first, at = divmod(offset, chunk_bytes)
         if at + size <= chunk_bytes and first in self._chunks:
             return bytes(self._chunks[first].data[at : at + size])
@@ -333,6 +358,7 @@ class PinnedChunks:
         number, at = divmod(offset, self._cache.chunk_bytes)
         if number not in self._chunks:
             raise Missing(number, number + 1)
+        self.used_s = asyncio.get_running_loop().time()
         return self._chunks[number].data[at : at + size]
 
     def preadv(self, buffer: memoryview, offset: int) -> int:

@@ -24,7 +24,7 @@ from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import BadObject, IndexKind, PieceManager
 from remote.store.object_store import NoSuchObject
 from storage.files import File, Files
-from storage.index import AbortedTxn, OffsetIndex, TimeIndex, decode_aborted
+from storage.index import ABORTED_SIZE, AbortedTxn, OffsetIndex, TimeIndex, decode_aborted
 from storage.log import ReadableFile
 from storage.segment import Segment
 
@@ -35,6 +35,8 @@ HINTS_MAX: Final = 256
 PROVEN_AT_ONCE: Final = 8 << 20
 FIRST_RUN_CHUNKS: Final = 2
 """What is read ahead of a reader that seems to go on; twice as much each time that it does."""
+_ABORTED_IN_A_TURN: Final = 1000
+"""Entries of a transaction index, about 1 ms of the loop."""
 _PROVEN_IN_A_TURN: Final = 2
 """Chunks, about 0.2 ms of the loop."""
 _OBJECT_BYTES: Final = 200
@@ -88,7 +90,7 @@ class Hint(NamedTuple):
 class OpenCopy:
     """One copy that is read, perhaps by many."""
 
-    __slots__ = ("aborted", "file", "hints", "offsets", "proven", "segment", "sums", "times")
+    __slots__ = ("aborted", "file", "hints", "offsets", "proven", "proving", "segment", "sums", "times")
 
     def __init__(
         self, segment: RemoteSegment, sums: BlockSums, offsets: OffsetIndex, file: File | None
@@ -102,6 +104,8 @@ class OpenCopy:
         """The object itself, where it is a file of this machine."""
         self.proven: set[int] = set()
         """Which chunks of that file were proven."""
+        self.proving: dict[int, asyncio.Event] = {}
+        """Which are being proven; it is set when that has ended."""
         self.hints: OrderedDict[int, Hint] = OrderedDict()
         """By offset."""
 
@@ -211,7 +215,14 @@ class OpenCopies:
 
     async def aborted(self, copy: OpenCopy) -> list[AbortedTxn]:
         if copy.aborted is None:
-            copy.aborted = decode_aborted(await self._index(copy.segment, IndexKind.TRANSACTION))
+            data = await self._index(copy.segment, IndexKind.TRANSACTION)
+            found: list[AbortedTxn] = []
+            step = _ABORTED_IN_A_TURN * ABORTED_SIZE
+            for at in range(0, len(data), step):
+                if at:
+                    await asyncio.sleep(0)
+                found += decode_aborted(data[at : at + step])
+            copy.aborted = found
             self._close_some(but=copy)
         return copy.aborted
 
@@ -265,7 +276,7 @@ class ChunkedSource:
 
     def __init__(self, copy: OpenCopy, storage: PieceManager, chunks: ChunkCache) -> None:
         self._copy = copy
-        self._storage = storage
+        self._load = _Loader(copy, storage, chunks.chunk_bytes)
         self.chunks = chunks
         self.file = PinnedChunks(chunks, str(copy.segment.id))
 
@@ -295,16 +306,27 @@ class ChunkedSource:
         while first < near and (stop := chunks.get_ahead(segment_id, first, end, self._load)) > first:
             first = stop
 
-    async def _load(self, first: int, stop: int) -> Sequence[Buffer | Exception]:
-        """Fetch and prove chunks. One that is damaged is no reason to do without the others."""
-        segment, size = self._copy.segment, self.chunks.chunk_bytes
+
+class _Loader:
+    """Fetches and proves chunks. It knows nothing of who wants them, whose memory it would keep held."""
+
+    __slots__ = ("_chunk_bytes", "_copy", "_storage")
+
+    def __init__(self, copy: OpenCopy, storage: PieceManager, chunk_bytes: int) -> None:
+        self._copy = copy
+        self._storage = storage
+        self._chunk_bytes = chunk_bytes
+
+    async def __call__(self, first: int, stop: int) -> Sequence[Buffer | Exception]:
+        """One that is damaged is no reason to do without the others."""
+        segment, size = self._copy.segment, self._chunk_bytes
         end = min(stop * size, segment.size_bytes)
         try:
             pieces = await self._storage.fetch_pieces(segment, first * size, end, piece_bytes=size)
         except BadObject as error:
             if stop - first == 1:
                 return (error,)
-            return [(await self._load(number, number + 1))[0] for number in range(first, stop)]
+            return [(await self(number, number + 1))[0] for number in range(first, stop)]
         found: list[Buffer | Exception] = []
         for number, piece in zip(range(first, stop), pieces, strict=True):
             if number > first and (number - first) % _PROVEN_IN_A_TURN == 0:
@@ -329,29 +351,45 @@ class LocalSource:
         self.file = ProvenFile(file, copy.proven, chunk_bytes)
 
     async def load(self, first: int, stop: int, *, run: int = 0) -> None:
-        copy, chunk_bytes = self._copy, self._chunk_bytes
-        size = copy.segment.size_bytes
-        missing = [number for number in range(first, stop) if number not in copy.proven]
-        if not missing:
-            return
-        first = missing[0]
-        if run:
-            # in one go with what comes next, which also brings it into memory off the loop
-            stop = max(stop, min(first + PROVEN_AT_ONCE // chunk_bytes, -(-size // chunk_bytes)))
+        copy = self._copy
+        most, last = (
+            max(1, PROVEN_AT_ONCE // self._chunk_bytes),
+            -(-copy.segment.size_bytes // self._chunk_bytes),
+        )
+        at = first
+        while at < stop:
+            if at in copy.proven:
+                at += 1
+            elif at in copy.proving:
+                await copy.proving[at].wait()
+            else:
+                # in one go with what comes next, which also brings it into memory off the loop
+                end = min(at + most, last if run else stop)
+                known = (
+                    number for number in range(at + 1, end) if number in copy.proven or number in copy.proving
+                )
+                await self._prove(range(at, next(known, end)))
 
-        def prove(numbers: range) -> None:
-            start = numbers[0] * chunk_bytes
-            end = min((numbers[-1] + 1) * chunk_bytes, size)
+    async def _prove(self, numbers: range) -> None:
+        """Prove chunks; who wants one of them meanwhile waits, and looks again."""
+        copy, done = self._copy, asyncio.Event()
+        start = numbers[0] * self._chunk_bytes
+        end = min((numbers[-1] + 1) * self._chunk_bytes, copy.segment.size_bytes)
+
+        def prove() -> None:
             data = self._local.pread(end - start, start)
             if len(data) != end - start:
                 raise BadObject(f"{self._local.path}: {len(data)} of the bytes {start} to {end}")
             copy.sums.check(start, data)
 
-        step = max(1, PROVEN_AT_ONCE // chunk_bytes)
-        for at in range(first, stop, step):
-            numbers = range(at, min(at + step, stop))
-            await self._offload(lambda numbers=numbers: prove(numbers))  # type: ignore[misc]
+        copy.proving.update(dict.fromkeys(numbers, done))
+        try:
+            await self._offload(prove)
             copy.proven.update(numbers)
+        finally:
+            for number in numbers:
+                del copy.proving[number]
+            done.set()
 
     def held(self, start: int, end: int) -> ReadableFile:
         return self._local

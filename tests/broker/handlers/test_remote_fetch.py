@@ -605,6 +605,25 @@ def test_a_follower_that_serves_consumers_reads_the_tier_itself() -> None:
     Replicas(2).run(main)
 
 
+async def test_what_a_client_never_takes_keeps_nobody_from_reading_for_long(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.replicas.tier_reads.HELD_MAX_BYTES", 10)
+    monkeypatch.setattr("broker.replicas.tier_reads.UNTAKEN_S", 0.1)
+    await create_topic(broker, "t", **TIERED)
+    await fill(broker, "t")
+    Store(broker)
+    log = log_of(broker, "t")
+    partition = TieredPartition(log.topic_id, 0)
+    held = await reads_of(broker).reader.read(partition, log.epochs, 0, 1 << 20, bound=15, min_one=True)
+    assert held.part is not None
+    async with await RawClient.open(broker) as client, asyncio.timeout(10):
+        answer = await client.fetch("t", 0, max_wait=9_000)
+        assert offsets_in(answer.records) == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError):
+        held.part.read()
+
+
 async def test_while_clients_hold_too_much_nothing_is_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,6 +326,22 @@ async def test_what_nobody_waits_for_is_given_up_with_its_segment() -> None:
     assert (cache.loading, cache.first_missing(UUID(int=1), 0, 4)) == (0, 0)
 
 
+async def test_what_nobody_takes_is_let_go_of_and_what_is_being_taken_is_not() -> None:
+    spawn, store = Tasks(), Store()
+    cache = cache_of(spawn)
+    taken, untaken = PinnedChunks(cache, "taken"), PinnedChunks(cache, "untaken")
+    for number, file in ((1, taken), (2, untaken)):
+        file.add(number, await cache.get(key(number), store.load))
+    await asyncio.sleep(0.03)
+    assert bytes(taken.view(5, SIZE)) == bytes([1]) * 5
+    cache.let_go_of(unused_s=0.02)
+    assert (cache.let_go, cache.pinned_bytes) == (1, SIZE)
+    assert taken.pread(SIZE, SIZE) == bytes([1]) * SIZE
+    for read in (untaken.pread, untaken.view):
+        with pytest.raises(OSError):  # which ends the connection that it was for
+            read(5, 2 * SIZE)
+
+
 @given(st.integers(0, 60), st.integers(0, 60), st.sets(st.integers(0, 6)))
 def test_a_pinned_file_reads_as_the_whole_or_says_what_is_missing(
     offset: int, size: int, there: set[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_records, parse_header
+from remote.cold.copies import LocalSource
+from remote.cold.storage_manager import IndexKind
 from remote.store.local_store import LocalStore
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import Fault, ObjectStore, Operation, StoreError
@@ -628,3 +631,75 @@ async def test_while_clients_hold_much_a_read_gives_little(
     del held, part
     again = (await tier.read(0)).part
     assert again is not None and again.size > 4 << 10
+
+
+async def test_what_was_read_is_held_by_who_is_sent_it_alone(tmp_path: Path) -> None:
+    """Not by the chunks that are on their way meanwhile."""
+    store = Store()
+    tier = await tier_of(tmp_path, store=store, chunk_bytes=1 << 10)
+    await tier.copy([batch() for _ in range(200)])
+    part = (await tier.read(0, max_bytes=1 << 10)).part
+    store.only = ".log"
+    held = (await tier.read(part.next_offset, max_bytes=1 << 10)).part
+    store.gate.clear()
+    reading = asyncio.ensure_future(tier.read(held.next_offset, max_bytes=1 << 10))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    del part, held, reading
+    gc.collect()
+    assert tier.reader.held_bytes == 0
+    store.gate.set()
+    await tier.spawn.finish()
+
+
+async def test_a_large_list_of_aborted_transactions_is_read_in_turns_of_the_loop(tmp_path: Path) -> None:
+    store = Store()
+    tier = await tier_of(tmp_path, store=store)
+    many = [AbortedTxn(at, 0, 3, 4) for at in range(5000)]
+    segment = await tier.copy([batch() for _ in range(5)], aborted=many)
+    copy = await tier.copies.open(segment)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    await tier.copies._index(segment, IndexKind.TRANSACTION)
+    counting = asyncio.ensure_future(count())
+    found = await tier.copies.aborted(copy)
+    counting.cancel()
+    assert found == many
+    assert turns >= 5
+
+
+async def test_a_hundred_readers_of_a_file_prove_it_once(tmp_path: Path) -> None:
+    tier = await tier_of(tmp_path, store=local_store(tmp_path), chunk_bytes=1 << 10)
+    segment = await tier.copy([batch() for _ in range(200)])
+    copy = await tier.copies.open(segment)
+    assert copy.file is not None
+    read: list[tuple[int, int]] = []
+    whole, pread = segment.size_bytes, copy.file.pread
+
+    class Counting:
+        path = "counted"
+
+        def pread(self, size: int, offset: int) -> bytes:
+            read.append((offset, size))
+            return pread(size, offset)
+
+    async def offload(call: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        return call()
+
+    sources = [LocalSource(copy, Counting(), 1 << 10, offload) for _ in range(100)]  # type: ignore[arg-type]
+    last = -(-whole // (1 << 10))
+    await asyncio.gather(
+        *(each.load(at % last, min(last, at % last + 3), run=at % 3) for at, each in enumerate(sources))
+    )
+    assert sum(size for _, size in read) == whole
+    assert sum(size for _, size in {*read}) == whole, "each byte once"
+    assert not copy.proving
