@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Self
+from urllib.parse import unquote
 
 from tests.compat.peers import until
 from tests.remote.store.proxy import Line, Proxy, Say, proxy_to
@@ -37,6 +38,25 @@ def loses_replies(method: str, path: str) -> Line | Say:
 
 def cuts_bodies(method: str, path: str) -> Line | Say:
     return Line.BODY_CUT if method == "GET" else Line.GOOD
+
+
+class InTurn:
+    """Each weather until it has hit so many requests, then the next; the last goes on."""
+
+    def __init__(self, *turns: tuple[Weather, int]) -> None:
+        self.hits = sum(hits for _, hits in turns)
+        """How many they hit together before the last has done its part."""
+        self._turns = [kind for kind, hits in turns for _ in range(hits)]
+
+    @property
+    def is_last(self) -> bool:
+        return len(self._turns) == 1
+
+    def __call__(self, method: str, path: str) -> Line | Say:
+        line = self._turns[0](method, path)
+        if line is not Line.GOOD and len(self._turns) > 1:
+            del self._turns[0]
+        return line
 
 
 class StormyStore:
@@ -73,6 +93,14 @@ class StormyStore:
         """How many requests were not treated as they should be."""
         assert self._proxy is not None
         return self._proxy.hit
+
+    @property
+    def begun(self) -> set[str]:
+        """The keys of the tier that uploads in parts were asked for, as far as the store heard of it."""
+        assert self._proxy is not None
+        begins = (seen.path for seen in self._proxy.seen if seen.forwarded and "?uploads" in seen.path)
+        paths = (unquote(path.partition("?")[0]) for path in begins)
+        return {path[path.index("/tier/") + 1 :] for path in paths if "/tier/" in path}
 
     @contextlib.contextmanager
     def weather(self, kind: Weather, *, only: str = "") -> Iterator[None]:

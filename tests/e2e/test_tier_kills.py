@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 
-from protocol.apis import Api
 from remote.cold.segments import TieredPartition
-from tests.clients.blocking import BlockingClient
 from tests.compat.peers import until
 from tests.e2e.mortal import Step
 from tests.e2e.tiered import (
     EARLIEST,
     EARLIEST_LOCAL,
-    FACTOR,
+    IN_PAIRS,
     LATEST,
     SETTLE_S,
     TieredBroker,
@@ -30,16 +28,10 @@ from tests.e2e.tiered import (
     alter,
     check_tier,
     files_below,
+    in_sync,
     is_forgotten,
     metadata_ends,
 )
-
-IN_PAIRS = {
-    FACTOR: "2",
-    "rlmm.config.remote.log.metadata.topic.min.isr": "1",
-    "follower.fetch.last.tiered.offset.enable": "true",
-    "replica.fetch.backoff.ms": "100",
-}
 
 TELL = "broker.coordinators.tier.coordinator:TierCoordinator.ask"
 REMOVE = "remote.cold.object_tier:remove"
@@ -310,15 +302,3 @@ def test_a_follower_with_an_empty_disk_is_killed_at_any_step_of_its_restore(
         topic.check(topic.read(0), 0)
         topic.wait_no_loose_ends()
         assert check_tier(follower.bootstrap, follower.url).problems == []
-
-
-def in_sync(bootstrap: str, topic: str) -> set[int]:
-    with BlockingClient(bootstrap) as client:
-        answer = client.call(
-            Api.METADATA,
-            12,
-            topics=[{"topic_id": None, "name": topic}],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-        return set(answer.topics[0].partitions[0].isr_nodes)

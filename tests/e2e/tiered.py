@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +37,7 @@ from protocol.records import build_batch, iter_batches, iter_records
 from remote.cold.segments import TieredPartition
 from remote.store.location import parse_store_url
 from remote.store.metered import StoreStats
+from remote.store.object_store import ObjectStore
 from remote.store.stores import open_store
 from storage.files import DiskFiles
 from tests.clients.blocking import BlockingClient, batch_bounds
@@ -64,6 +65,12 @@ QUICK: Mapping[str, str] = {
 
 FACTOR = "rlmm.config.remote.log.metadata.topic.replication.factor"
 ALONE: Mapping[str, str] = {FACTOR: "1"}
+IN_PAIRS: Mapping[str, str] = {
+    FACTOR: "2",
+    "rlmm.config.remote.log.metadata.topic.min.isr": "1",
+    "follower.fetch.last.tiered.offset.enable": "true",
+    "replica.fetch.backoff.ms": "100",
+}
 MORTAL = (sys.executable, "-m", "tests.e2e.mortal")
 
 TIERED: Mapping[str, str] = {
@@ -88,21 +95,38 @@ def check_tier(bootstrap: str, url: str, *topics: str, env: Mapping[str, str] | 
 
     async def work(client: Client) -> Report:
         await client.refresh([])
-        store = open_store(
-            parse_store_url(url, {}),
-            files=DiskFiles(),
-            offload=offload,
-            now_ms=wall_clock_ms,
-            rng=random.Random(),
-            environ=env or {},
-            stats=StoreStats(),
-        )
+        store = store_at(url, env)
         try:
             return await report_on(client, topics, store, is_deep=True)
         finally:
             await store.close()
 
     return ask(bootstrap, work)
+
+
+def uploads_left(url: str, keys: Iterable[str], *, env: Mapping[str, str] | None = None) -> list[str]:
+    """Those of the keys for which the store still has parts of an upload."""
+
+    async def look() -> list[str]:
+        store = store_at(url, env)
+        try:
+            return [begun.key for key in keys for begun in await store.list_uploads(key)]
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+def store_at(url: str, env: Mapping[str, str] | None) -> ObjectStore:
+    return open_store(
+        parse_store_url(url, {}),
+        files=DiskFiles(),
+        offload=offload,
+        now_ms=wall_clock_ms,
+        rng=random.Random(),
+        environ=env or {},
+        stats=StoreStats(),
+    )
 
 
 def alter(bootstrap: str, topic: str, changes: Mapping[str, str]) -> None:
@@ -289,6 +313,18 @@ def metadata_ends(bootstrap: str, partitions: int = 2) -> list[int]:
             ],
         )
         return [int(row.offset) for row in answer.topics[0].partitions]
+
+
+def in_sync(bootstrap: str, topic: str) -> set[int]:
+    with BlockingClient(bootstrap) as client:
+        answer = client.call(
+            Api.METADATA,
+            12,
+            topics=[{"topic_id": None, "name": topic}],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+        return set(answer.topics[0].partitions[0].isr_nodes)
 
 
 def files_below(folder: Path) -> dict[str, str]:
