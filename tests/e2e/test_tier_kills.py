@@ -18,6 +18,7 @@ from remote.cold.segments import TieredPartition
 from tests.compat.peers import until
 from tests.e2e.mortal import Step
 from tests.e2e.tiered import (
+    ALONE,
     EARLIEST,
     EARLIEST_LOCAL,
     IN_PAIRS,
@@ -147,6 +148,14 @@ SWEEP = [
     at("before", TELL, "PartitionDeletion.*DELETE_FINISHED"),
     at("after", TELL, "PartitionDeletion.*DELETE_FINISHED"),
 ]
+REST_OF_A_COPY = [
+    at("after", f"{STORE}.put_part"),
+    at("before", f"{STORE}.complete_upload"),
+    at("before", TELL, "COPY_FINISHED"),
+    at("after", TELL, "COPY_FINISHED"),
+]
+SLOWLY = {**ALONE, "remote.log.manager.copy.max.bytes.per.second": "5000"}
+"""So that a copy of a segment takes some seconds."""
 RESTORE = [
     at("after", "broker.replicas.restore:fetch_restore_point"),
     at("after", f"{LOG}._remove_now", "tiered"),
@@ -191,32 +200,65 @@ def test_killed_at_any_step_of_retention(mortal: TieredBroker, is_thorough: bool
     die_at_each(mortal, topic, [*START_MOVES, *DELETION], die, is_thorough=is_thorough)
 
 
+ON = {"remote.storage.enable": "true"}
+OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+
+
+def wait_left(topic: TieredTopic) -> None:
+    """Nothing of it is in the tier any more, and it starts with its files."""
+    until(lambda: not topic.states(), "nothing to be in the tier", timeout_s=SETTLE_S, pause_s=0.1)
+    assert topic.known_offset(EARLIEST) == topic.known_offset(EARLIEST_LOCAL)
+
+
 @pytest.mark.requirement("1023-12", "X-7")
 @EACH
 def test_killed_at_any_step_of_the_end_of_tiering(mortal: TieredBroker, is_thorough: bool) -> None:
     topic = mortal.make_topic()
 
     def die(step: Step) -> None:
-        alter(mortal.bootstrap, topic.name, {"remote.storage.enable": "true"})
+        alter(mortal.bootstrap, topic.name, ON)
         topic.append(8)
         topic.wait_tiered()
         mortal.arm(step)
-        off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        alter(mortal.bootstrap, topic.name, off)
+        alter(mortal.bootstrap, topic.name, OFF)
         mortal.wait_dead(step)
-
-    def at_rest() -> None:
-        until(lambda: not topic.states(), "nothing to be in the tier", timeout_s=SETTLE_S, pause_s=0.1)
-        assert topic.known_offset(EARLIEST) == topic.known_offset(EARLIEST_LOCAL)
 
     die_at_each(
         mortal,
         topic,
         [START_GOES, *(DELETION if is_thorough else DELETION[1::3])],
         die,
-        at_rest,
+        lambda: wait_left(topic),
         is_thorough=is_thorough,
     )
+
+
+@EACH
+@pytest.mark.parametrize("comes_back", [False, True], ids=["off", "off and on"])
+def test_killed_amid_a_copy_during_which_tiering_ended(
+    tmp_path: Path, is_thorough: bool, comes_back: bool
+) -> None:
+    with contextlib.closing(TieredBroker(tmp_path, settings=SLOWLY)) as mortal:
+        topic = mortal.make_topic()
+
+        def die(step: Step) -> None:
+            alter(mortal.bootstrap, topic.name, ON)
+            topic.append(4)
+            until(lambda: "COPY_STARTED" in topic.states(), "a copy", timeout_s=SETTLE_S, pause_s=0.02)
+            alter(mortal.bootstrap, topic.name, OFF)
+            if comes_back:
+                alter(mortal.bootstrap, topic.name, ON)
+            mortal.arm(step)
+            mortal.wait_dead(step)
+
+        die_at_each(
+            mortal,
+            topic,
+            REST_OF_A_COPY if is_thorough else REST_OF_A_COPY[1::2],
+            die,
+            topic.wait_tiered if comes_back else lambda: wait_left(topic),
+            is_thorough=is_thorough,
+        )
 
 
 @pytest.mark.requirement("X-7")
