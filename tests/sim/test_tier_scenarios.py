@@ -446,6 +446,7 @@ def test_the_store_hangs_for_a_minute_under_reads_copies_and_deletes() -> None:
 @pytest.mark.parametrize("changes", [1, 2, 4, 7, 11, 16, 22, 30])
 def test_a_bootstrap_killed_at_each_file_begins_anew(changes: int) -> None:
     async def script(play: Play) -> None:
+        await play.restart(play.leader)  # so that the tier has more epochs than one
         await until_tiered(play, 4)
         empty = play.others(play.leader)[0]
         empty.replace_disk()
@@ -458,6 +459,9 @@ def test_a_bootstrap_killed_at_each_file_begins_anew(changes: int) -> None:
             empty.begin()
         await play.until("it is back", lambda: empty.is_ready and empty.id in play.isr)
         assert log_of(empty).local_log_start_offset > 0
+        epochs = log_of(play.leader).epochs.entries()
+        assert len(epochs) > 1
+        assert log_of(empty).epochs.entries() == epochs
         await play.progress(play.loads[0])
 
     clean(tiered(f"bootstrap killed at {changes}").perform(script))
