@@ -76,7 +76,6 @@ def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
             ("cleanup.policy", "compact"),
             ("compression.type", "producer"),
             ("delete.retention.ms", str(_TOMBSTONES_KEPT_MS)),
-            ("flush.messages", "1"),
             ("min.insync.replicas", str(topic.min_isr)),
             ("retention.ms", str(topic.retention_ms)),
             ("segment.bytes", str(_METADATA_SEGMENT_BYTES)),
@@ -85,8 +84,6 @@ def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
     )
 
 
-# Each replica syncs what it appends, because local segments go on the word of these records: a power cut of
-# all brokers would take the word as well, and the objects would be nobody's. It is a few records a segment.
 _TOMBSTONES_KEPT_MS = 86_400_000
 """Whatever the brokers' own setting is: who was away for longer than half of it reads everything anew."""
 _METADATA_SEGMENT_BYTES = 16 << 20

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from broker.control.image import Delta, Image, TopicImage
-from broker.control.internal_topics import may_client_write
+from broker.control.internal_topics import is_of_the_tiers, may_client_write
 from broker.control.metadata_records import NO_LEADER, PartitionImage
 from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
@@ -581,7 +581,9 @@ class ReplicaManager:
                 return
             before = partition.log.high_watermark
             newer = partition.lead(
-                wanted, syncs=self._flush_single, internal=not may_client_write(partition.topic)
+                wanted,
+                syncs=self._flush_single or is_of_the_tiers(partition.topic),
+                internal=not may_client_write(partition.topic),
             )
             if partition.syncs:
                 self._sync_soon(partition)
