@@ -70,7 +70,9 @@ class Flights(Generic[K, T]):
         """End the loads of these that nobody waits for."""
         limits = {id(limit): limit for key in keys if (limit := self._limits.get(key)) is not None}
         for limit in limits.values():
-            if not any(self._waiting[key] for key, other in self._limits.items() if other is limit):
+            keys_of = [key for key, other in self._limits.items() if other is limit]
+            is_awaited = any(not future.done() for key in keys_of for future in self._waiting[key])
+            if not is_awaited and not limit.expired():  # one that ends already takes no other time
                 limit.reschedule(asyncio.get_running_loop().time())
 
     async def _fly(self, keys: Sequence[K], load: Callable[[], Awaitable[Sequence[T | Exception]]]) -> None:

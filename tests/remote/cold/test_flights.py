@@ -84,3 +84,37 @@ async def test_nobody_needs_to_wait() -> None:
     load.gate.set_exception(StoreError("down"))
     await spawn.finish()
     assert load.count == 1
+
+
+async def test_a_load_that_is_on_its_way_to_end_is_given_up_again() -> None:
+    spawn = Tasks()
+    flights: Flights[str, int] = Flights(spawn, deadline_s=5)
+
+    async def load() -> int:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(5):  # as a request that is cancelled beneath it takes some turns
+                await asyncio.sleep(0)
+        return 1
+
+    flights.start("a", load)
+    await asyncio.sleep(0)
+    for _ in range(4):
+        flights.give_up(["a"])
+        await asyncio.sleep(0)
+    await spawn.finish()
+    assert "a" not in flights
+
+
+async def test_what_only_those_waited_for_who_left_is_given_up() -> None:
+    spawn, load = Tasks(), Loads()
+    flights: Flights[str, int] = Flights(spawn, deadline_s=60)
+    leaves = asyncio.ensure_future(flights.join("a", load))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.wait((leaves,))
+    flights.give_up(["a"])
+    async with asyncio.timeout(1):
+        await spawn.finish()
+    assert "a" not in flights
