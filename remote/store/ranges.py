@@ -323,6 +323,9 @@ class RangeClient:
                 answer = await connection.ask(
                     request, piece_bytes=piece_bytes, size_max=size_max, silence_s=self._silence_s
                 )
+            except BaseException:
+                connection.close()  # the answer may have come just as its asker was cancelled
+                raise
             finally:
                 self._asked.discard(connection)
             if connection.is_open and not self._is_closed:

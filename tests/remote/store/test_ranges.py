@@ -364,3 +364,21 @@ async def test_other_bytes_than_were_asked_for_are_corrupt(answer: bytes, why: s
         with pytest.raises(StoreError, match=why) as caught:
             await store.get_range("k", 0, 10)
     assert caught.value.fault is Fault.CORRUPT
+
+
+async def test_a_connection_whose_asker_leaves_as_the_answer_comes_is_closed() -> None:
+    client = RangeClient("store", 80, tls=None, connections_max=1, connect_s=1, silence_s=60, idle_s=60)
+    loop = asyncio.get_running_loop()
+    connection, wire = _Connection(loop, Turn(loop)), Wire()
+    connection.connection_made(wire)
+    client._idle.append(connection)
+    asking = asyncio.ensure_future(client.ask(REQUEST, piece_bytes=8, size_max=4))
+    await asyncio.sleep(0)
+    answer = partial(b"body")
+    connection.get_buffer(-1)[: len(answer)] = answer
+    connection.buffer_updated(len(answer))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert wire.is_aborted
+    await client.close()
