@@ -54,12 +54,14 @@ class Missing(OSError):
 
 
 class Chunk:
-    __slots__ = ("data", "is_unread", "pins")
+    __slots__ = ("data", "is_gone", "is_unread", "pins")
 
     def __init__(self, data: Buffer) -> None:
         self.data = memoryview(data).toreadonly()
         self.pins = 0
         self.is_unread = True
+        self.is_gone = False
+        """Whether the cache had to let it go, perhaps before who waited for it had it."""
 
 
 class ChunkCache:
@@ -226,7 +228,7 @@ class ChunkCache:
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give_back(count)
-                else:
+                elif (turn, count) in self._turns:
                     self._turns.remove((turn, count))
                 raise
         else:
@@ -269,9 +271,11 @@ class ChunkCache:
 
     def _evict(self, key: ChunkKey) -> None:
         chunk = self._chunks.pop(key)
+        chunk.is_gone = True
         self.size_bytes -= len(chunk.data)
         self.evictions += 1
         if chunk.is_unread:
+            chunk.is_unread = False
             self._unread_bytes -= len(chunk.data)
 
     # --- serving ---
@@ -279,12 +283,16 @@ class ChunkCache:
     def pin(self, chunk: Chunk) -> None:
         if not chunk.pins:
             self.pinned_bytes += len(chunk.data)
+            if chunk.is_gone:
+                self.size_bytes += len(chunk.data)
         chunk.pins += 1
 
     def unpin(self, chunk: Chunk) -> None:
         chunk.pins -= 1
         if not chunk.pins:
             self.pinned_bytes -= len(chunk.data)
+            if chunk.is_gone:
+                self.size_bytes -= len(chunk.data)
             self._start_more()
 
     def note_holder(self, holder: PinnedChunks) -> None:

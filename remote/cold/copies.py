@@ -282,13 +282,18 @@ class ChunkedSource:
 
     async def load(self, first: int, stop: int, *, run: int = 0) -> None:
         chunks, segment_id = self.chunks, self._copy.segment.id
-        missing = [number for number in range(first, stop) if number not in self.file]
+        missing = self._missing(first, stop)
         if missing:
             chunks.begin(segment_id, missing[0], missing[-1] + 1, self._load)
         self._read_on(stop, run)
-        for number in missing:
-            chunk = await chunks.get(ChunkKey(segment_id, number), self._load)
-            self.file.add(number, chunk)
+        while missing:
+            for number in missing:
+                chunk = await chunks.get(ChunkKey(segment_id, number), self._load)
+                self.file.add(number, chunk)
+            missing = self._missing(first, stop)  # a slow store: what came first may have been let go of
+
+    def _missing(self, first: int, stop: int) -> list[int]:
+        return [number for number in range(first, stop) if number not in self.file]
 
     def held(self, start: int, end: int) -> ReadableFile:
         chunk_bytes = self.chunks.chunk_bytes

@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES_MAX: Final = 8 << 20
 """What one read gives at most, but for a batch that is larger."""
-HELD_MANY_BYTES: Final = 128 << 20
-"""Beyond this held for clients, most of them slow, a read gives a chunk at most."""
+HELD_MANY_BYTES: Final = 64 << 20
+"""Beyond this held for clients, most of them slow, and promised to reads under way, one gives a chunk at
+most."""
 COPIES_TRIED: Final = 4
 """How many copies of one offset are tried: of two leaders' copies one may be deleted while it is read."""
 _USED_MAX: Final = 10_000
@@ -116,6 +117,8 @@ class RemoteReader:
         self._to_look_at: dict[TieredPartition, None] = {}
         """Partitions whose copies have changed since they were looked at."""
         self._is_looking = False
+        self._promised_bytes = 0
+        """What the reads under way may give in all."""
         self._told: OrderedDict[UUID, None] = OrderedDict()
         """The damaged copies that the log tells of already."""
         self.reads = 0
@@ -159,9 +162,24 @@ class RemoteReader:
     ) -> RemoteRead:
         """Return whole batches of [offset, bound) from one copy, at most `max_bytes` unless `min_one` and the
         first is larger. KafkaError 78 or 56."""
-        is_much_held = self.held_bytes > HELD_MANY_BYTES
+        is_much_held = self.held_bytes + self._promised_bytes > HELD_MANY_BYTES
         limit = min(max_bytes, self.copies.chunk_bytes if is_much_held else READ_BYTES_MAX)
+        self._promised_bytes += limit
+        try:
+            return await self._read_up_to(partition, epochs, offset, limit, bound, min_one=min_one)
+        finally:
+            self._promised_bytes -= limit
 
+    async def _read_up_to(
+        self,
+        partition: TieredPartition,
+        epochs: EpochCache,
+        offset: int,
+        limit: int,
+        bound: int,
+        *,
+        min_one: bool,
+    ) -> RemoteRead:
         async def use(found: RemoteSegment, segment: RemoteSegment) -> RemoteRead:
             end = min(bound, found.end_offset)
             part = await self._read(segment, offset, limit, end, min_one=min_one)

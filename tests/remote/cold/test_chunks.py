@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from protocol.checksum import Buffer
 from remote.cold.chunks import ChunkCache, ChunkKey, Missing, PinnedChunks
 from remote.cold.storage_manager import BadObject
+from remote.store.memory_store import MemoryStore
 from remote.store.object_store import StoreError
-from tests.remote.cold.read_driver import Tasks
+from tests.remote.cold.read_driver import Tasks, Tier, batch
 
 SIZE = 10
 
@@ -368,3 +371,63 @@ def test_a_pinned_file_reads_as_the_whole_or_says_what_is_missing(
             assert needed <= there
 
     asyncio.run(main())
+
+
+async def test_a_chunk_that_had_to_go_before_its_reader_had_it_counts_again() -> None:
+    spawn, store = Tasks(), Store()
+    cache = cache_of(spawn, chunks=2, parallel=1)
+    readers = [PinnedChunks(cache, str(number)) for number in range(6)]
+
+    async def read(number: int) -> None:
+        readers[number].add(number, await cache.get(key(number), store.load))
+
+    await asyncio.gather(*(read(number) for number in range(6)))
+    assert cache.pinned_bytes == 6 * SIZE
+    assert cache.size_bytes == 6 * SIZE
+    assert cache._unread_bytes == 0
+    readers.clear()
+    gc.collect()
+    assert (cache.pinned_bytes, cache.size_bytes) == (0, 2 * SIZE)
+
+
+async def test_a_load_that_is_cancelled_just_as_it_might_start_ends_as_one() -> None:
+    spawn, store = Tasks(), Store()
+    cache = cache_of(spawn, chunks=4)
+    served = [PinnedChunks(cache, str(number)) for number in (1, 2)]
+    for number, reader in enumerate(served, 1):
+        reader.add(number, await cache.get(key(number), store.load))
+    store.held.clear()
+    loading = [asyncio.ensure_future(cache.get(key(number), store.load)) for number in (3, 4, 5)]
+    await asyncio.sleep(0.001)
+    assert cache.waiting == 1
+    max(spawn.tasks, key=lambda task: int(task.get_name().rpartition("-")[2])).cancel()
+    served[0].keep(0, 0)
+    with pytest.raises(asyncio.CancelledError):
+        await loading[2]
+    store.held.set()
+    await asyncio.gather(*loading[:2])
+    assert cache.loading == cache.waiting == 0
+
+
+async def test_what_is_let_go_of_during_a_read_is_loaded_again_before_it_is_given(tmp_path: Path) -> None:
+    store = MemoryStore()
+    held = asyncio.Event()
+    tier = Tier(store, tmp_path, chunk_bytes=1 << 10)
+    await tier.indexes.open()
+    segment = await tier.copy([batch() for _ in range(60)])
+    source = tier.copies.source(await tier.copies.open(segment))
+    await source.load(0, 1)
+    load = source._load  # type: ignore[attr-defined]
+
+    async def slow(first: int, stop: int) -> Any:
+        await held.wait()
+        return await load(first, stop)
+
+    source._load = slow  # type: ignore[attr-defined]
+    loading = asyncio.ensure_future(source.load(0, 3))
+    await asyncio.sleep(0.001)
+    tier.chunks.let_go_of(unused_s=-1)
+    held.set()
+    await loading
+    assert len(source.file.pread(3 << 10, 0)) == 3 << 10
+    await tier.spawn.finish()

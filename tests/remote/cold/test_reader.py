@@ -633,6 +633,20 @@ async def test_while_clients_hold_much_a_read_gives_little(
     assert again is not None and again.size > 4 << 10
 
 
+async def test_reads_that_begin_at_once_give_little_each_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.cold.reader.HELD_MANY_BYTES", 16 << 10)
+    store = Store()
+    tier = await tier_of(tmp_path, store=store, chunk_bytes=1 << 10)
+    await tier.copy([batch() for _ in range(500)])
+    reads = await asyncio.gather(*(tier.read(0, 8 << 10) for _ in range(20)))
+    assert sum(read.part.size for read in reads) <= (24 << 10) + 20 * (1 << 10)
+    del reads
+    gc.collect()
+    assert (await tier.read(0, 8 << 10)).part.size > 4 << 10
+
+
 async def test_what_was_read_is_held_by_who_is_sent_it_alone(tmp_path: Path) -> None:
     """Not by the chunks that are on their way meanwhile."""
     store = Store()
