@@ -16,8 +16,9 @@ runs and a hundred get a chunk each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 from weakref import WeakSet
@@ -87,6 +88,9 @@ class ChunkCache:
         self._loading_bytes = 0
         self._run_chunks = RUN_CHUNKS_MAX
         self._holders: WeakSet[PinnedChunks] = WeakSet()
+        self._loop = asyncio.get_running_loop()
+        self._released: deque[Chunk] = deque()
+        """What is to be unpinned in the next turn of the loop."""
         self.let_go = 0
         """How often chunks were taken from who did not take them."""
         self.size_bytes = 0
@@ -295,6 +299,18 @@ class ChunkCache:
                 self.size_bytes -= len(chunk.data)
             self._start_more()
 
+    def release(self, chunks: Collection[Chunk]) -> None:
+        """Unpin them in the next turn of the loop: the garbage collector calls this in the middle of
+        anything, and in any thread."""
+        if chunks:
+            self._released.extend(chunks)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+                self._loop.call_soon_threadsafe(self._unpin_released)
+
+    def _unpin_released(self) -> None:
+        while self._released:
+            self.unpin(self._released.popleft())
+
     def note_holder(self, holder: PinnedChunks) -> None:
         self._holders.add(holder)
 
@@ -375,4 +391,4 @@ class PinnedChunks:
         return len(data)
 
     def __del__(self) -> None:
-        self.keep(0, 0)
+        self._cache.release(self._chunks.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -107,6 +108,7 @@ async def test_what_is_being_served_never_goes() -> None:
     assert cache.size_bytes <= 4 * SIZE
     del served
     gc.collect()
+    await asyncio.sleep(0)
     assert cache.pinned_bytes == 0
     for number in range(30, 40):
         await cache.get(key(number), store.load)
@@ -387,6 +389,7 @@ async def test_a_chunk_that_had_to_go_before_its_reader_had_it_counts_again() ->
     assert cache._unread_bytes == 0
     readers.clear()
     gc.collect()
+    await asyncio.sleep(0)
     assert (cache.pinned_bytes, cache.size_bytes) == (0, 2 * SIZE)
 
 
@@ -431,3 +434,38 @@ async def test_what_is_let_go_of_during_a_read_is_loaded_again_before_it_is_give
     await loading
     assert len(source.file.pread(3 << 10, 0)) == 3 << 10
     await tier.spawn.finish()
+
+
+async def test_what_the_garbage_collector_lets_go_of_in_another_thread_is_let_go_of_on_the_loop() -> None:
+    spawn, store = Tasks(), Store()
+    cache = cache_of(spawn, chunks=4)
+    served = PinnedChunks(cache, "1")
+    for number in (1, 2):
+        served.add(number, await cache.get(key(number), store.load))
+    store.held.clear()
+    loading = [asyncio.ensure_future(cache.get(key(number), store.load)) for number in (3, 4, 5)]
+    await asyncio.sleep(0.001)
+    assert cache.waiting == 1
+    started: list[int] = []
+    start_more, here = cache._start_more, threading.get_ident()
+
+    def noted() -> None:
+        started.append(threading.get_ident())
+        start_more()
+
+    cache._start_more = noted  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        circle: list[Any] = [served]
+        circle.append(circle)
+        del served, circle
+        collecting = threading.Thread(target=gc.collect)
+        collecting.start()
+        collecting.join()
+    finally:
+        gc.enable()
+    await asyncio.sleep(0.001)
+    assert cache.pinned_bytes == 0
+    assert set(started) == {here}
+    store.held.set()
+    await asyncio.gather(*loading)
