@@ -28,6 +28,8 @@ HELD_MAX_BYTES: Final = 96 << 20
 UNTAKEN_S: Final = 15.0
 """A client that has taken no byte for so long loses what is held for it, and its connection, while others
 cannot read for it."""
+HELD_S: Final = 120.0
+"""One that takes a byte now and then does so too after this time: for 8 MiB that is 70 kB/s."""
 _BUSY_WAIT_S: Final = 0.05
 """When to look again whether fewer reads wait."""
 _LOOK_AGAIN_S: Final = 1.0
@@ -90,7 +92,7 @@ class TierReads:
         self._timer = None
         held_back = self._held_back
         if held_back and self.reader.held_bytes > HELD_MAX_BYTES:
-            self.reader.copies.chunks.let_go_of(unused_s=UNTAKEN_S)
+            self.reader.copies.chunks.let_go_of(unused_s=UNTAKEN_S, held_s=HELD_S)
         for waiter in list(islice(held_back, WAKE_PORTION)):
             if not waiter.done and self.reader.quota.is_spent():
                 break

@@ -314,11 +314,13 @@ class ChunkCache:
     def note_holder(self, holder: PinnedChunks) -> None:
         self._holders.add(holder)
 
-    def let_go_of(self, *, unused_s: float) -> None:
-        """Take the chunks from those who have not asked for any byte of them for so long."""
+    def let_go_of(self, *, unused_s: float, held_s: float) -> None:
+        """Take the chunks from those who have not asked for any byte of them for `unused_s`, and from those
+        who have held some for `held_s`, taking a byte now and then."""
         now_s = asyncio.get_running_loop().time()
         for holder in sorted(self._holders, key=lambda each: (each.used_s, each.path)):
-            if holder.is_holding and now_s - holder.used_s > unused_s:
+            is_late = now_s - holder.used_s > unused_s or now_s - holder.begun_s > held_s
+            if holder.is_holding and is_late:
                 self.let_go += 1
                 holder.keep(0, 0)
 
@@ -327,14 +329,16 @@ class PinnedChunks:
     """A file of which some chunks are in memory: what one reader reads and one client is sent. They stay in
     the cache as long as it lives."""
 
-    __slots__ = ("__weakref__", "_cache", "_chunks", "path", "used_s")
+    __slots__ = ("__weakref__", "_cache", "_chunks", "begun_s", "path", "used_s")
 
     def __init__(self, cache: ChunkCache, path: str) -> None:
         self.path = path
         self._cache = cache
         self._chunks: dict[int, Chunk] = {}
+        self.begun_s = 0.0
+        """When it began to hold what it holds, by the loop's clock."""
         self.used_s = 0.0
-        """When it was last read, by the loop's clock."""
+        """When it was last read."""
 
     def __repr__(self) -> str:
         return f"PinnedChunks({self.path!r}, {sorted(self._chunks)})"
@@ -348,10 +352,12 @@ class PinnedChunks:
 
     def add(self, number: int, chunk: Chunk) -> None:
         if number not in self._chunks:
+            self.used_s = asyncio.get_running_loop().time()
+            if not self._chunks:
+                self.begun_s = self.used_s
             self._cache.note_holder(self)
             self._cache.pin(chunk)
             self._chunks[number] = chunk
-            self.used_s = asyncio.get_running_loop().time()
 
     def keep(self, first: int, stop: int) -> None:
         """Let go of all chunks but [first, stop)."""

@@ -339,7 +339,7 @@ async def test_what_nobody_takes_is_let_go_of_and_what_is_being_taken_is_not() -
         file.add(number, await cache.get(key(number), store.load))
     await asyncio.sleep(0.03)
     assert bytes(taken.view(5, SIZE)) == bytes([1]) * 5
-    cache.let_go_of(unused_s=0.02)
+    cache.let_go_of(unused_s=0.02, held_s=60)
     assert (cache.let_go, cache.pinned_bytes) == (1, SIZE)
     assert taken.pread(SIZE, SIZE) == bytes([1]) * SIZE
     for read in (untaken.pread, untaken.view):
@@ -429,7 +429,7 @@ async def test_what_is_let_go_of_during_a_read_is_loaded_again_before_it_is_give
     source._load = slow  # type: ignore[attr-defined]
     loading = asyncio.ensure_future(source.load(0, 3))
     await asyncio.sleep(0.001)
-    tier.chunks.let_go_of(unused_s=-1)
+    tier.chunks.let_go_of(unused_s=-1, held_s=60)
     held.set()
     await loading
     assert len(source.file.pread(3 << 10, 0)) == 3 << 10
@@ -469,3 +469,18 @@ async def test_what_the_garbage_collector_lets_go_of_in_another_thread_is_let_go
     assert set(started) == {here}
     store.held.set()
     await asyncio.gather(*loading)
+
+
+async def test_who_takes_a_byte_now_and_then_does_not_hold_chunks_for_ever() -> None:
+    spawn, store = Tasks(), Store()
+    cache = cache_of(spawn)
+    slow, quick = PinnedChunks(cache, "1"), PinnedChunks(cache, "2")
+    slow.add(1, await cache.get(key(1), store.load))
+    for _ in range(5):
+        await asyncio.sleep(0.02)
+        quick.keep(0, 0)
+        quick.add(2, await cache.get(key(2), store.load))
+        assert not slow.is_holding or slow.view(1, SIZE)
+        cache.let_go_of(unused_s=5, held_s=0.06)
+    assert not slow.is_holding
+    assert quick.is_holding
