@@ -7,10 +7,9 @@ for a turn while no client is served; a wait for a turn ends after TURN_S_MAX, a
 A part of 8 MiB that is read, summed and sent at once takes the cores, and the interpreter, for 30 to 100 ms,
 with ten copies at once for much longer: the requests that come meanwhile make the 99th percentile. So beside
 clients there is one part under way at a time, in slices, and after each slice a rest three times as long as
-it took, whatever it waited for: a busy machine makes the rests longer by itself. On two cores shared with
-MinIO, what a producer of 10 MB/s waits for (p99) went from 13 times the idle figure to twice, and to 1.1
-times with a local store, at a half of the speed. Slices alone, with ten copies at once, left seven times;
-eight rests instead of three gained nothing.
+it took, whatever it waited for: a busy machine makes the rests longer by itself. It costs a half to three
+quarters of the speed meanwhile; what it gained, and how far figures of a busy machine lie apart, is in
+BENCHMARKS.md. Slices alone, with ten copies at once, seemed to gain less, and longer rests nothing more.
 
 Uploads must not fall behind what is written for that: a rest ends where the slice would go slower than twice
 the greater of what the quota allows, if there is one, and of what is being closed.
