@@ -40,16 +40,20 @@ def ignore_start(_: KafkaError | None) -> None:
     """The `done` of a caller that waits for nothing."""
 
 
-class ReadableFile(Protocol):
-    """The part of a file a reader of a slice needs."""
+class FileBytes(Protocol):
+    """The part of a file that gives its bytes."""
 
     path: str
-
-    def fileno(self) -> int: ...
 
     def pread(self, size: int, offset: int) -> bytes: ...
 
     def preadv(self, buffer: memoryview, offset: int) -> int: ...
+
+
+class ReadableFile(FileBytes, Protocol):
+    """The part of a file a reader of a slice needs."""
+
+    def fileno(self) -> int: ...
 
 
 class LogSlice(NamedTuple):
@@ -81,13 +85,42 @@ class ClosedSegment:
     """Whether a transaction was aborted in it."""
 
 
+class HeldFile:
+    """A file until it is let go. A read that is under way in a thread keeps it open to its end."""
+
+    __slots__ = ("_file", "path")
+
+    def __init__(self, file: ReadableFile) -> None:
+        self.path = file.path
+        self._file: ReadableFile | None = file
+
+    def __repr__(self) -> str:
+        return f"<HeldFile {self.path}>"
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return self._held().pread(size, offset)
+
+    def preadv(self, buffer: memoryview, offset: int) -> int:
+        return self._held().preadv(buffer, offset)
+
+    def _held(self) -> ReadableFile:
+        if self._file is None:
+            raise ValueError(f"{self.path} was let go")
+        return self._file
+
+    def let_go(self) -> None:
+        """Keep it open no longer. What still refers to this, such as the traceback of a cancelled copy in a
+        circle with itself, would keep a deleted segment on the disk until the garbage collector comes."""
+        self._file = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSegment:
     """A closed segment while it is copied. Its file stays readable whatever the log does to its name; a
     truncation may shorten it, which the log's `generation` tells."""
 
     segment: ClosedSegment
-    file: ReadableFile
+    file: HeldFile
     offset_index: bytes
     time_index: bytes
     txn_index: bytes

@@ -21,6 +21,7 @@ from storage.log import (
     PRODUCER_EXPIRATION_MS,
     AbstractLog,
     ClosedSegment,
+    HeldFile,
     HeldSegment,
     LogOffline,
     LogSlice,
@@ -201,14 +202,17 @@ class SegmentedLog(AbstractLog):
             described = self._described(at)
             held = HeldSegment(
                 segment=described,
-                file=segment.file,
+                file=HeldFile(segment.file),
                 offset_index=segment.offsets.encode(),
                 time_index=segment.times.encode(),
                 txn_index=b"".join(txn.encode() for txn in segment.aborted),
                 epochs=self.epochs.entries_within(base_offset, described.end_offset),
                 epochs_until_end=self.epochs.entries_until(described.end_offset),
             )
-        yield held
+        try:
+            yield held
+        finally:
+            held.file.let_go()
 
     def producers_until(self, end: int) -> Generator[None, None, bytes]:
         if self.offline is not None:

@@ -15,7 +15,7 @@ from protocol.checksum import crc32c
 from protocol.records import HEADER_SIZE, LENGTH, LENGTH_AT, MAGIC, MAGIC_AT, OFFSETS, OVERHEAD
 from remote.cold.storage_manager import BLOCK_BYTES
 from remote.store.upload import read_apart, read_into
-from storage.log import ReadableFile
+from storage.log import FileBytes
 
 BLOCKS_AT_ONCE: Final = 8
 """Between two of these turns a cancellation is noticed."""
@@ -32,7 +32,7 @@ class SegmentScan:
 
     def __init__(
         self,
-        file: ReadableFile,
+        file: FileBytes,
         size: int,
         *,
         base_offset: int,
@@ -104,7 +104,7 @@ class SegmentScan:
 
 
 def read_again(
-    file: ReadableFile,
+    file: FileBytes,
     start: int,
     end: int,
     *,
@@ -125,7 +125,7 @@ def read_again(
     return data
 
 
-def _read(file: ReadableFile, start: int, end: int, buffer: memoryview | None = None) -> memoryview:
+def _read(file: FileBytes, start: int, end: int, buffer: memoryview | None = None) -> memoryview:
     data = read_apart(file, start, end) if buffer is None else read_into(buffer, file, start)
     if len(data) != end - start:
         raise SegmentChanged(f"{file.path} ends at {start + len(data)}, before {end}")

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, TypeVar
 from protocol.checksum import Buffer
 from remote.store.object_store import NoSuchUpload, ObjectStore, StoreError
 from remote.store.tempo import Tempo
-from storage.log import ReadableFile
+from storage.log import FileBytes
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ async def put_from(
         await job.tidy()
 
 
-def read_apart(file: ReadableFile, start: int, end: int) -> memoryview:
+def read_apart(file: FileBytes, start: int, end: int) -> memoryview:
     """Return the bytes [start, end) of a file, fewer if it ends before, in memory of their own."""
     return read_into(apart(max(0, end - start)), file, start)
 
@@ -143,7 +143,7 @@ def apart(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def read_into(buffer: memoryview, file: ReadableFile, start: int) -> memoryview:
+def read_into(buffer: memoryview, file: FileBytes, start: int) -> memoryview:
     """Fill the buffer from a place in a file on; return what there was."""
     done = 0
     while done < len(buffer) and (more := file.preadv(buffer[done:], start + done)):

@@ -365,6 +365,8 @@ def test_a_held_segment_is_whole_whatever_becomes_of_the_log(tiered: AbstractLog
     assert (headers[0].base_offset, headers[-1].next_offset) == (closed.base_offset, closed.end_offset)
     assert held.epochs[0][1] == closed.base_offset
     assert held.epochs_until_end[0] == (0, 0)
+    with pytest.raises(ValueError, match="let go"):
+        held.file.pread(1, 0)
     with pytest.raises(KafkaError), tiered.open_segment(closed.base_offset):
         pass
 
