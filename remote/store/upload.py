@@ -215,6 +215,9 @@ class _Job:
                     group.create_task(work())
         except BaseExceptionGroup as failed:
             first, failed.__traceback__ = failed.exceptions[0], None
+        except asyncio.CancelledError as cancelled:
+            cancelled.__traceback__ = None  # the group's frame, which holds the error
+            raise
         if first is None:
             return sorted(tags.items())
         try:
@@ -283,5 +286,11 @@ async def _to_its_end(work: Awaitable[None]) -> None:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
+    if cancelled is None:
+        return
+    try:
         raise cancelled
+    finally:
+        del (
+            cancelled
+        )  # in no circle with this frame: what is read from must not wait for the garbage collector

@@ -370,6 +370,33 @@ def test_a_cancelled_upload_leaves_nothing_and_holds_nothing(after_s: float, can
     run(main())
 
 
+def test_what_a_cancelled_upload_read_from_is_let_go_of_at_once() -> None:
+    async def main() -> None:
+        store = FaultyStore(
+            MemoryStore(), FaultProfile(latency_min_s=0.001, latency_max_s=0.001), random.Random(1)
+        )
+        read = reading(DATA)
+        source = weakref.ref(read)
+        job = asyncio.create_task(put_from(store, "k", 1000, read, part_bytes=100))
+        del read
+        await asyncio.sleep(0.005)
+        for _ in range(2):
+            job.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([job])
+        assert job.cancelled()
+        del job
+        await asyncio.sleep(0)
+        assert source() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
 def test_nobody_waits_long_for_the_end_of_a_cancelled_upload() -> None:
     async def main() -> None:
         store = Scripted()
