@@ -288,6 +288,11 @@ class ReplicaLog:
     """How far the tier can be read from the log start on, as its objects are; None where that counts for
     nothing."""
     last_stable_offset: int | None = None
+    is_leader: bool = False
+    tier_epochs: tuple[tuple[int, int], ...] = ()
+    """Each leader epoch and where it begins, by the batches that its log may read from the tier."""
+    has_all_epochs: bool = True
+    """Whether its broker takes what it knows of epochs for whole."""
 
     @property
     def begins(self) -> int:
@@ -344,7 +349,8 @@ class TierCopy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectChange:
     """One object of the tier that came or went, and what was said of its copy by then. `digest` is of what is
-    there afterwards; empty for nothing."""
+    there afterwards; empty for nothing. Of one that went, `uncovered` are the (offset, epoch) of its batches
+    that no other finished copy of `tp` had, and that were above the leader's log start."""
 
     at: float
     node: int
@@ -352,6 +358,21 @@ class ObjectChange:
     copy: str
     digest: str
     state: str
+    tp: TopicPartition | None = None
+    uncovered: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed:
+    """A local log that began later than a moment before, though nobody cut it, and how far what its files
+    held until then could be read from the tier. What is below `start` had been deleted for good."""
+
+    at: float
+    tp: TopicPartition
+    node: int
+    start: int
+    end: int
+    readable_to: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -521,6 +542,7 @@ class History:
     samples: list[Sample] = field(default_factory=list)
     tiers: list[TierSeen] = field(default_factory=list)
     tier_changes: list[ObjectChange] = field(default_factory=list)
+    freed: list[Freed] = field(default_factory=list)
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)

@@ -10,11 +10,12 @@ Invariant: the disk that is looked at is not changed by looking.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.config.broker import BrokerConfig
 from protocol import records
+from storage.log import AbstractLog
 from storage.segment import Segment
 from storage.unified_log import UnifiedLog
 from tests.sim.client import read_batch
@@ -24,12 +25,19 @@ from tests.sim.restart import TopicConfigs, open_logs, told_nothing
 
 REMEMBERED_BATCHES = 5
 
+Tiered = Callable[[TopicPartition, UnifiedLog], Sequence[records.BatchHeader]]
+"""The batches that a log may read from the tier, before its files begin."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLog:
     log_end_offset: int
     batches: tuple[Batch, ...]
     epochs: tuple[tuple[int, int], ...]
+
+
+def nothing_tiered(tp: TopicPartition, log: UnifiedLog) -> Sequence[records.BatchHeader]:
+    return ()
 
 
 def inspect(
@@ -39,16 +47,21 @@ def inspect(
     *,
     latest_ms: int,
     topic_configs: TopicConfigs = told_nothing,
+    tiered: Tiered = nothing_tiered,
+    alive: Mapping[TopicPartition, AbstractLog] | None = None,
 ) -> tuple[dict[TopicPartition, FoundLog], Recovery]:
     """What the logs hold after a kill at this moment, and every way in which recovery was not exact;
-    `latest_ms` is the latest that the broker's clock ever showed."""
+    `latest_ms` is the latest that the broker's clock ever showed, `alive` are logs as it has them now."""
     expired_ms = latest_ms - config.producer_id_expiration_ms
     differences: list[str] = []
     first_disk = disk.clone()
     first = open_logs(first_disk, config, differences, topic_configs)
     found = {tp: _contents(first.logs[tp]) for tp in partitions if tp in first.logs}
     for tp, log in sorted(first.logs.items()):
-        differences += [f"{tp[0]}-{tp[1]}: {what}" for what in _check_log(log, expired_ms)]
+        wrong = _check_log(log, expired_ms, tiered(tp, log))
+        if alive is not None and tp in alive:
+            wrong += _changes(alive[tp], log)
+        differences += [f"{tp[0]}-{tp[1]}: {what}" for what in wrong]
     before = {tp: _state(log) for tp, log in sorted(first.logs.items())}
     second_disk = first_disk.clone()
     second = open_logs(second_disk, config, differences, topic_configs)
@@ -89,6 +102,23 @@ def _state(log: UnifiedLog) -> tuple[object, ...]:
     )
 
 
+def _changes(before: AbstractLog, after: AbstractLog) -> list[str]:
+    """What a restart would change of a log in the tier. The start that a follower heard of may be behind on
+    the disk."""
+    if not before.is_tiered or before.epochs_incomplete:
+        return []
+    start, end = before.log_start_offset, before.log_end_offset
+    facts = [
+        ("local start", before.local_log_start_offset, after.local_log_start_offset),
+        ("end", end, after.log_end_offset),
+        ("epochs", before.epochs.entries_within(start, end), after.epochs.entries_within(start, end)),
+    ]
+    wrong = [f"a restart changes its {what}: {now} to {then}" for what, now, then in facts if now != then]
+    if after.log_start_offset > start:
+        wrong.append(f"a restart changes its start: {start} to {after.log_start_offset}")
+    return wrong
+
+
 def _walk(segment: Segment) -> list[tuple[int, records.BatchHeader, bytes]]:
     data = segment.file.pread(segment.size, 0)
     return [(at, header, data[at : at + header.size]) for at, header in records.iter_batches(data)]
@@ -114,18 +144,19 @@ def batches_of(parts: Sequence[tuple[str, int, bytes]]) -> list[Batch]:
     ]
 
 
-def _check_log(log: UnifiedLog, expired_ms: int) -> list[str]:
+def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchHeader]) -> list[str]:
     wrong: list[str] = []
     producers: dict[int, tuple[int, deque[records.BatchHeader]]] = {}
+    for header in tiered:
+        if header.next_offset <= log.segments[0].base_offset:
+            _count(producers, header, log)
     end = log.segments[0].base_offset
     for segment in log.segments:
         rows = _walk(segment)
         wrong += _check_indexes(segment, rows)
         for _, header, _ in rows:
             end = header.next_offset
-            is_counted = header.next_offset > log.log_start_offset  # see ReplicaLog
-            if is_counted and header.producer_id >= 0 and not header.is_control:
-                _remember(producers, header)
+            _count(producers, header, log)
     end = max(end, log.segments[-1].base_offset)
     if log.log_end_offset != end:
         wrong.append(f"the log ends at {end}, it says {log.log_end_offset}")
@@ -146,9 +177,14 @@ def _check_log(log: UnifiedLog, expired_ms: int) -> list[str]:
     return wrong
 
 
-def _remember(
-    producers: dict[int, tuple[int, deque[records.BatchHeader]]], header: records.BatchHeader
+def _count(
+    producers: dict[int, tuple[int, deque[records.BatchHeader]]],
+    header: records.BatchHeader,
+    log: UnifiedLog,
 ) -> None:
+    is_counted = header.next_offset > log.log_start_offset  # see ReplicaLog
+    if not is_counted or header.producer_id < 0 or header.is_control:
+        return
     epoch, batches = producers.get(header.producer_id, (-1, deque(maxlen=REMEMBERED_BATCHES)))
     if header.producer_epoch != epoch:
         batches = deque(maxlen=REMEMBERED_BATCHES)

@@ -17,13 +17,15 @@ from dataclasses import replace
 
 from tests.sim.client import SimClient
 from tests.sim.node import Node
-from tests.sim.plan import INTO_A_HOLD, INTO_A_HOLD_OF_A_CLUSTER, Fault, Plan
+from tests.sim.plan import INTO_A_HOLD, INTO_A_HOLD_OF_A_CLUSTER, LONE_LEADER, Fault, Plan
 from tests.sim.stage import Stage
 
 FLAPS = 4
 ZOMBIE_SHARE = 0.5
 """Of a hold: for the rest of it, whoever was replaced follows, and still has not heard of what was held."""
 RESTART_DELAYS_S = (0.3, 1.0, 4.0, 12.0)
+AWAY_S = 14.0
+"""Longer than a session."""
 
 
 class Nemesis:
@@ -49,7 +51,13 @@ class Nemesis:
         last_s = min(plan.faults_last_s, 1.0 + len(plan.faults))
         if plan.brokers > 1 and plan.faults:
             last_s = plan.faults[-1].at_s + plan.faults[-1].seconds
-            last_s = max([last_s, *(it.at_s + it.seconds for it in plan.faults if it.kind == "hold-zombie")])
+            last_s = max(
+                [
+                    last_s,
+                    *(it.at_s + it.seconds for it in plan.faults if it.kind == "hold-zombie"),
+                    *(it.at_s + it.seconds + AWAY_S for it in plan.faults if it.kind == LONE_LEADER),
+                ]
+            )
         await asyncio.sleep(max(0.0, begun + last_s - loop.now))
         self._is_over = True
 
@@ -169,6 +177,8 @@ class Nemesis:
                 process = node.process
                 if process is not None:
                     self._later(fault.amount / 20, lambda: process.die(power=is_power))
+            case "lone-leader":
+                self._leave_alone(node, fault)
             case "isolate":
                 for name in sorted(fabric.hosts):
                     if name != node.name:
@@ -209,6 +219,26 @@ class Nemesis:
                 self._strike_into_hold(node, fault)
             case _:
                 self._spoil_store(node, fault)
+
+    def _leave_alone(self, node: Node, fault: Fault) -> None:
+        """Cut it from whoever follows one of its partitions, and from nobody else; then it is away for so
+        long that another is elected."""
+        image = self.stage.truth.image
+        led = [tp for tp in self._partitions if self.stage.leader(tp) is node]
+        found = image.partition(*self.rng.choice(led)) if led else None
+        if found is None or node.process is None:
+            return
+        for number in found.replicas:
+            if number != node.id:
+                self._cut([node.name, self.stage.nodes[number].name], fault)
+        process = node.process
+
+        def die() -> None:
+            if process.alive:
+                process.die()
+                self._back_at.setdefault(node.id, self.stage.loop.now + AWAY_S)
+
+        self._later(fault.seconds, die)
 
     def _arm_death(self, node: Node, fault: Fault) -> None:
         is_power = fault.kind.startswith("power") and self._may_lose(node)

@@ -59,6 +59,12 @@ CLUSTER_KINDS = (
     "store-late",
     "clock",
 )
+# What only a plan of tiered topics asks for.
+LONE_LEADER = "lone-leader"
+PARTING_SHARE = 0.15
+LONE_S = 9.0
+"""Of a leader that its followers do not reach: long enough for it to be alone in the ISR and to tier what it
+takes alone."""
 WALK_SHARE = 0.3
 WALKED_MORE = 2
 """Partitions, so that some broker leads two of them, one of which is walked after the other."""
@@ -157,6 +163,12 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     tier_of_brokers, tier_of_topics = _tiering(
         random.Random(f"{seed}/tier"), brokers, int(of_topics.get("retention.ms", 4_000))
     )
+    of_parting, parted = (
+        _parting(random.Random(f"{seed}/parting"), brokers, last_s) if tier_of_topics else ({}, ())
+    )
+    if parted:
+        replicas = 2
+        tier_of_brokers["replica.lag.time.max.ms"] = "3000"
     of_quiet = random.Random(f"{seed}/quiet")
     of_walks = random.Random(f"{seed}/walks")
     walkers, packing = _walkers(of_walks, last_s)
@@ -165,7 +177,13 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         replicas=replicas,
         properties={**_properties(rng, brokers), **of_brokers, **tier_of_brokers},
         topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
-        topic_configs={**_topic_configs(rng, replicas), **of_topics, **packing, **tier_of_topics},
+        topic_configs={
+            **_topic_configs(rng, replicas),
+            **of_topics,
+            **packing,
+            **tier_of_topics,
+            **of_parting,
+        },
         producers=_producers(rng, last_s, is_cluster=is_cluster),
         walkers=walkers,
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
@@ -174,7 +192,9 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
         tier_orders=_tier_orders(random.Random(f"{seed}/tier orders")) if tier_of_topics else 0,
-        faults=_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
+        faults=_in_order(
+            *_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)), *parted
+        ),
         faults_last_s=last_s,
         network=NetworkProfile(
             split_chance=rng.choice((0.0, 0.05, 0.3)),
@@ -275,6 +295,17 @@ def _tiering(rng: random.Random, brokers: int, retention_ms: int) -> tuple[dict[
     return of_brokers, of_topics
 
 
+def _parting(rng: random.Random, brokers: int, last_s: float) -> tuple[dict[str, str], tuple[Fault, ...]]:
+    """In some clusters with tiered topics a leader of two replicas goes on alone, which another broker's
+    metadata lets it tier, and dies; what it had alone is lost, and its log parts from the next leader's."""
+    if brokers < 3 or rng.random() >= PARTING_SHARE:
+        return {}, ()
+    told = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    return told, (
+        Fault(at_s=rng.random() * last_s / 3, kind=LONE_LEADER, amount=1, seconds=LONE_S, target="leader"),
+    )
+
+
 def _tier_orders(rng: random.Random) -> int:
     return rng.choice((0, 0, 0, 4, 10))
 
@@ -335,7 +366,7 @@ def _faults_of(
         seconds=WALK_HOLD_S,
         target="leader",
     )
-    return tuple(sorted((*faults, walk), key=lambda fault: fault.at_s))
+    return _in_order(*faults, walk)
 
 
 def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[Fault, ...]:
@@ -353,4 +384,8 @@ def _faults(rng: random.Random, kinds: tuple[str, ...], last_s: float) -> tuple[
         )
         for _ in range(rng.choice((1, 2, 3, 4, 6)))
     ]
+    return _in_order(*faults)
+
+
+def _in_order(*faults: Fault) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

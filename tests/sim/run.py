@@ -14,7 +14,8 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from time import monotonic, process_time
 
+from tests.sim.plan import Plan, brokers_of, plan_of
 from tests.sim.scenario import Outcome, simulate
 
 COLLECT_EVERY = 20
@@ -37,13 +39,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--brokers", type=int, default=0, help="brokers of each run; 0: as the seed says")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes run seeds")
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
+    parser.add_argument("--tiered", action="store_true", help="pass over seeds without a tiered topic")
+    parser.add_argument("--fault", default="", help="pass over seeds whose plan has no fault of this kind")
     given = parser.parse_args(arguments)
     brokers = given.brokers or None
     if given.seed is not None:
         logging.disable(logging.CRITICAL)
         return replay(given.seed, brokers)
     seeds = range(given.first, given.first + given.seeds)
-    return report(run_in_processes(seeds, brokers, given.jobs), given.first, keep_going=given.keep_going)
+    passed_over = {
+        seed for seed in seeds if not is_wanted(plan_for(seed, brokers), given.tiered, given.fault)
+    }
+    chosen = [seed for seed in seeds if seed not in passed_over]
+    rows = run_in_processes(chosen, brokers, given.jobs)
+    return report(rows, given.first, passed_over=passed_over, keep_going=given.keep_going)
+
+
+def plan_for(seed: int, brokers: int | None) -> Plan:
+    return plan_of(seed, brokers=brokers_of(seed) if brokers is None else brokers)
+
+
+def is_wanted(plan: Plan, is_tiered: bool, fault: str) -> bool:
+    has_fault = not fault or any(each.kind == fault for each in plan.faults)
+    return has_fault and (plan.is_tiered or not is_tiered)
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -64,7 +82,7 @@ class Row:
     cpu_s: float = 0.0
 
 
-def run_in_processes(seeds: range, brokers: int | None, jobs: int) -> Generator[Row, None, None]:
+def run_in_processes(seeds: Iterable[int], brokers: int | None, jobs: int) -> Generator[Row, None, None]:
     """Handed out in order, one seed at a time to each process, so that a failure is told when it happens."""
     left = iter(seeds)
     pool = ProcessPoolExecutor(
@@ -127,7 +145,13 @@ def row_of(outcome: Outcome, *, cpu_s: float) -> Row:
 # --- telling -----------------------------------------------------------------------------------------------
 
 
-def report(rows: Generator[Row, None, None], first: int, *, keep_going: bool) -> int:
+def report(
+    rows: Generator[Row, None, None],
+    first: int,
+    *,
+    keep_going: bool,
+    passed_over: AbstractSet[int] = frozenset(),
+) -> int:
     """A line for each seed as it ends, then the sum; the exit code."""
     told: list[Row] = []
     code, begun_s = 0, monotonic()
@@ -146,18 +170,20 @@ def report(rows: Generator[Row, None, None], first: int, *, keep_going: bool) ->
     except BrokenProcessPool as error:
         code = 1
         say(f"a process that ran seeds has died: {error}")
-    for line in summary(told, first, wall_s=monotonic() - begun_s):
+    for line in summary(told, first, wall_s=monotonic() - begun_s, passed_over=passed_over):
         say(line)
     return code
 
 
-def summary(told: list[Row], first: int, *, wall_s: float) -> Iterator[str]:
+def summary(
+    told: list[Row], first: int, *, wall_s: float, passed_over: AbstractSet[int] = frozenset()
+) -> Iterator[str]:
     failed = sorted(row.seed for row in told if not row.passed)
     if failed:
         yield "failed: " + " ".join(map(str, failed))
     seeds = {row.seed for row in told}
     below = first
-    while below in seeds:
+    while below in seeds or below in passed_over:
         below += 1
     each = max(len(told), 1)
     yield (

@@ -11,6 +11,7 @@ brokers' lives and each client, so that a change in one of them leaves the other
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,16 @@ from dataclasses import dataclass
 from broker.config.values import ResourceType
 from broker.control.image import Image
 from protocol.errors import ErrorCode
+from protocol.records import BatchHeader
 from remote.cold.segments import SegmentState
+from storage.log import AbstractLog
 from tests.sim import census, inspection, leak_checks, metalog, salvage, tier
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
 from tests.sim.history import (
     Batch,
     FinalLog,
     FoldSeen,
+    Freed,
     History,
     MetaSlot,
     Remains,
@@ -41,6 +45,7 @@ from tests.sim.plan import RACKS
 from tests.sim.store import Bucket, StoreProfile
 
 READY_S = 60.0
+LOOK_S = 0.1
 SETTLE_S = 90.0
 WHOLE_S = 60.0
 TIER_RESTS_S = 300.0
@@ -108,6 +113,9 @@ class Stage:
         self.bucket = Bucket(lambda: WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000))
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.bucket.said_of = self._said_of
+        self.bucket.needed_of = self._needed_of
+        self._local: dict[tuple[int, int, TopicPartition], tuple[int, int]] = {}
+        """By node, life and partition: the log's generation and where its files began."""
         self.truth = Truth(self.bucket)
         self._metadata_log = tier.MetadataLog()
         self._objects = tier.Objects()
@@ -224,6 +232,7 @@ class Stage:
         late = [number for number, node in self.nodes.items() if not node.is_ready]
         if late:
             raise SimFailure(f"brokers {late} did not start in a healthy world")
+        self.watch_local_starts()
 
     async def eventually(
         self, what: str, is_so: Callable[[], object], *, seconds: float, every_s: float = 0.05
@@ -347,17 +356,13 @@ class Stage:
         topic = self.truth.image.topics.get(tp[0])
         start, local = log.log_start_offset, log.local_log_start_offset
         readable_to = None
+        tier_epochs: dict[int, int] = {}
         is_leader = self.leader(tp) is self.nodes[number]
         if topic is not None and start < local and is_leader and self._is_tier_told():
-            tiered = self._objects.of_lineage(
-                start,
-                local,
-                partition=(topic.id, tp[1]),
-                epochs=log.epochs.entries(),
-                found=copies,
-                objects=self.bucket.objects,
-            )
-            readable_to = tiered[-1].next_offset if tiered else start
+            tiered = self._tiered(tp, log, copies)
+            readable_to = tiered[-1].batch.next_offset if tiered else start
+            for stored in tiered:
+                tier_epochs.setdefault(stored.batch.leader_epoch, max(stored.batch.base_offset, start))
         return ReplicaLog(
             node=number,
             log_start_offset=log.log_start_offset,
@@ -369,6 +374,22 @@ class Stage:
             tiered_end=log.tiered_end,
             readable_to=readable_to,
             last_stable_offset=log.last_stable_offset,
+            is_leader=is_leader,
+            tier_epochs=tuple(tier_epochs.items()),
+            has_all_epochs=is_whole or not log.epochs_incomplete,
+        )
+
+    def _tiered(
+        self, tp: TopicPartition, log: AbstractLog, copies: Sequence[tier.Copy]
+    ) -> tuple[tier.Stored, ...]:
+        """What a log may read from the tier, before its files begin."""
+        return self._objects.of_lineage(
+            log.log_start_offset,
+            log.local_log_start_offset,
+            partition=(self.truth.image.topics[tp[0]].id, tp[1]),
+            epochs=log.epochs.entries(),
+            found=copies,
+            objects=self.bucket.objects,
         )
 
     def tier_said(self, index: int) -> list[object]:
@@ -391,6 +412,74 @@ class Stage:
     def _said_of(self, key: str) -> str:
         """What is said of the copy that has this object; empty for nothing."""
         return next((copy.state for copy in self.tier_copies() if key in copy.keys), "")
+
+    def _needed_of(self, key: str, data: bytes) -> tuple[TopicPartition | None, tuple[tuple[int, int], ...]]:
+        """What of the copy that had this data object and was finished is in no other, above the start of its
+        leader's log; nothing where copies go by retention or because a tier was switched off."""
+        if self.history.forgets:
+            return None, ()
+        said = [one for _, index in self._tier_partitions() for one in self.tier_said(index)]
+        copies = tier.copies(said)
+        copy = next((copy for copy in copies if key == copy.keys[0]), None)
+        if copy is None or not tier.was_finished(copy, said):
+            return None, ()
+        topic = self.truth.image.topic_by_id(copy.topic_id)
+        if topic is None:
+            return None, ()
+        tp = topic.name, copy.index
+        leader = self.leader(tp)
+        log = None if leader is None else leader.log(tp)
+        if log is None or not self._is_tier_told():
+            return None, ()
+        return tp, self._objects.had_alone(copy, data, log.log_start_offset, copies, self.bucket.objects)
+
+    def watch_local_starts(self) -> None:
+        """Look now and then, from now on, at where the files of each tiered log begin: what goes from there
+        is in the tier."""
+        self._look_at_local_starts()
+        self.loop.call_later(LOOK_S, self.watch_local_starts, context=contextvars.Context())
+
+    def _look_at_local_starts(self) -> None:
+        copies: list[tier.Copy] | None = None
+        for node in self.nodes.values():
+            if not node.is_ready or node.broker is None:
+                continue
+            for tp, log in node.broker.components.logs.logs.items():
+                if not log.is_tiered:
+                    continue
+                place = node.id, node.life, tp
+                now = log.generation, log.local_log_start_offset
+                before = self._local.get(place, now)
+                self._local[place] = now
+                if now == before or now[0] != before[0]:
+                    continue
+                copies = self.tier_copies() if copies is None else copies
+                self._note_freed(node, tp, log, before[1], copies)
+
+    def _note_freed(
+        self, node: Node, tp: TopicPartition, log: AbstractLog, was: int, copies: Sequence[tier.Copy]
+    ) -> None:
+        leader = self.leader(tp)
+        led = None if leader is None else leader.log(tp)
+        topic = self.truth.image.topics.get(tp[0])
+        if topic is None or led is None or not self._is_tier_told():
+            return
+        start = max(was, log.log_start_offset, led.log_start_offset)
+        end = log.local_log_start_offset
+        if start >= end:
+            return
+        found = self._objects.of_lineage(
+            start,
+            end,
+            partition=(topic.id, tp[1]),
+            epochs=log.epochs.entries(),
+            found=copies,
+            objects=self.bucket.objects,
+        )
+        readable_to = found[-1].batch.next_offset if found else start
+        self.history.freed.append(
+            Freed(at=self.loop.now, tp=tp, node=node.id, start=start, end=end, readable_to=readable_to)
+        )
 
     def _tier_partitions(self) -> list[TopicPartition]:
         image = self.truth.image
@@ -430,6 +519,13 @@ class Stage:
     def inspect(self, partitions: Sequence[TopicPartition], nodes: Sequence[Node]) -> list[Found]:
         """Open copies of their disks as after a kill; whatever is not exact goes into the history."""
         found = []
+        copies = self.tier_copies()
+
+        def tiered(tp: TopicPartition, log: AbstractLog) -> list[BatchHeader]:
+            if tp[0] not in self.truth.image.topics or log.log_start_offset >= log.local_log_start_offset:
+                return []
+            return [stored.header for stored in self._tiered(tp, log, copies)]
+
         for node in nodes:
             logs, recovery = inspection.inspect(
                 node.disk,
@@ -437,6 +533,8 @@ class Stage:
                 partitions,
                 latest_ms=node.latest_ms(),
                 topic_configs=self.truth.topic_configs,
+                tiered=tiered,
+                alive={tp: log for tp in partitions if (log := node.log(tp)) is not None},
             )
             self.history.recoveries.append(recovery)
             found.append(Found(node=node.id, logs=logs))
@@ -546,9 +644,10 @@ class Stage:
             found=copies,
             objects=self.bucket.objects,
         )
+        first = tiered[-1].batch.next_offset if tiered else 0
         return (
-            *tiered,
-            *(batch for batch in log.batches if not tiered or batch.base_offset >= tiered[-1].next_offset),
+            *(stored.batch for stored in tiered),
+            *(batch for batch in log.batches if batch.base_offset >= first),
         )
 
     def _whole(self, found: Found, tp: TopicPartition, copies: Sequence[tier.Copy]) -> tuple[Batch, ...]:

@@ -22,7 +22,7 @@ from protocol.checksum import Buffer
 from remote.keys import parse_tier_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload, cut
-from tests.sim.history import ObjectChange, StoreChange, digest
+from tests.sim.history import ObjectChange, StoreChange, TopicPartition, digest
 from tests.sim.loop import Process, SimLoop
 
 T = TypeVar("T")
@@ -57,11 +57,15 @@ class Bucket(MemoryStore):
         """Keys of the tier that a change is on its way to, mostly for a short while."""
         self.said_of: Callable[[str], str] = lambda key: ""
         """What is said of the copy that has this object."""
+        self.needed_of: Callable[[str, bytes], tuple[TopicPartition | None, tuple[tuple[int, int], ...]]] = (
+            lambda key, data: (None, ())
+        )
+        """What the copy that had this object, with these bytes, has alone: see ObjectChange."""
 
     @property
-    def uploads(self) -> list[str]:
-        """The keys of uploads in parts that are neither ended nor given up."""
-        return [begun.key for begun in self._uploads.values()]
+    def uploads(self) -> list[tuple[str, int]]:
+        """The keys of uploads that are neither ended nor given up, and how many parts they have."""
+        return [(begun.key, len(begun.parts)) for begun in self._uploads.values()]
 
 
 @dataclass(slots=True)
@@ -210,7 +214,7 @@ class SimStore:
             if outcome is not PutResult.LOST and not isinstance(outcome, Exception):
                 self._note(kind, key, data)
             if key.startswith(TIER_OF) and self._bucket.objects.get(key) != before:
-                self._note_object(key)
+                self._note_object(key, before or b"")
             if not done.done():
                 done.set_result(outcome)
 
@@ -240,9 +244,10 @@ class SimStore:
             size = len(self._bucket.objects[key]) if kind == "complete" else len(data)
             self._bucket.tier_journal.append(TierChange(at, node, life, kind, key, size))
 
-    def _note_object(self, key: str) -> None:
+    def _note_object(self, key: str, before: bytes) -> None:
         after = self._bucket.objects.get(key)
         named = parse_tier_key(key)
+        tp, uncovered = self._bucket.needed_of(key, before) if after is None else (None, ())
         self._bucket.tier_objects.append(
             ObjectChange(
                 at=self._loop.now,
@@ -251,6 +256,8 @@ class SimStore:
                 copy="" if named is None else str(named.segment_id),
                 digest="" if after is None else digest(after),
                 state=self._bucket.said_of(key),
+                tp=tp,
+                uncovered=uncovered,
             )
         )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.sim.history import FoldSeen, History, ObjectChange, ReplicaLog, Sample, TierCopy, TierSeen
+from tests.sim.history import FoldSeen, Freed, History, ObjectChange, ReplicaLog, Sample, TierCopy, TierSeen
 from tests.sim.test_checks import T, batch, fetch, final, send
 from tests.sim.tier_checks import RULES
 from tests.sim.verdict import judge
@@ -136,6 +136,27 @@ def leave_an_object(history: History) -> None:
     history.tiers[2] = replace(history.tiers[2], unreferenced=("tier/topic/0/0-two.log",))
 
 
+def know_another_epoch(history: History) -> None:
+    sample = history.samples[0]
+    behind = replace(sample.logs[0], node=2, is_leader=False, epochs=((1, 3),))
+    history.samples[0] = replace(
+        sample, logs=(replace(sample.logs[0], is_leader=True), behind), is_final=True
+    )
+
+
+def know_no_epochs_of_the_tier(history: History) -> None:
+    change_log(history, is_leader=True, tier_epochs=((1, 0),), epochs=((1, 4),))
+
+
+def free_what_is_not_in_the_tier(history: History) -> None:
+    history.freed.append(Freed(at=4.9, tp=T, node=1, start=0, end=4, readable_to=2))
+
+
+def delete_what_nothing_else_has(history: History) -> None:
+    gone = change(8.0, "", "DELETE_STARTED")
+    history.tier_changes.append(replace(gone, tp=T, uncovered=((0, 0), (2, 0))))
+
+
 def say_out_of_range(history: History) -> None:
     refused = fetch(6, 2, hw=-1, seek=True, client="late")
     history.fetches.append(replace(refused, result="fail", error=ErrorCode.offset_out_of_range.name))
@@ -149,6 +170,10 @@ def say_out_of_range(history: History) -> None:
         ("9 tier bounds", take_for_tiered_what_the_log_has_not),
         ("7 nobody is sent away", say_out_of_range),
         ("11 tier objects", put_other_bytes),
+        ("12 epochs of the tier", know_another_epoch),
+        ("12 epochs of the tier", know_no_epochs_of_the_tier),
+        ("17 freed is in the tier", free_what_is_not_in_the_tier),
+        ("17 gone is not needed", delete_what_nothing_else_has),
         ("17 leaders have all", let_go_of_what_is_not_in_the_tier),
         ("17 copies have objects", lose_an_object),
         ("17 copies have objects", finish_with_a_short_object),
@@ -174,6 +199,25 @@ def test_a_clean_history_passes() -> None:
 def test_every_rule_has_a_mutation() -> None:
     marks = test_a_spoiled_history_is_caught_by_its_rule.pytestmark  # type: ignore[attr-defined]
     assert {rule for rule, _ in marks[0].args[1]} == set(RULES)
+
+
+def test_epochs_are_looked_at_from_where_both_logs_begin_to_what_both_have_committed() -> None:
+    history = clean()
+    sample = history.samples[0]
+    leader = replace(sample.logs[0], is_leader=True)
+    behind = replace(
+        leader, node=2, is_leader=False, log_start_offset=2, high_watermark=4, epochs=((1, 2), (2, 4))
+    )
+    history.samples[0] = replace(sample, logs=(leader, behind))
+    assert "12 epochs of the tier" not in judge(history).rules()
+
+
+def test_what_was_deleted_with_its_records_or_is_of_a_lost_lineage_is_not_needed() -> None:
+    history = clean()
+    gone = change(8.0, "", "DELETE_STARTED")
+    history.tier_changes.append(replace(gone, tp=T, uncovered=((0, 1), (9, 0))))
+    history.freed.append(Freed(at=4.9, tp=T, node=1, start=0, end=4, readable_to=4))
+    assert judge(history).clean
 
 
 def test_out_of_range_is_right_where_the_log_does_not_reach() -> None:

@@ -26,7 +26,7 @@ from remote.cold.segments import (
 from remote.keys import TIER, SegmentPart, tier_key
 from tests.sim.client import read_batch
 from tests.sim.disk import Directory, Disk, Inode
-from tests.sim.history import Batch, FoldSeen, TierCopy, digest
+from tests.sim.history import Batch, FoldSeen, TierCopy
 from tests.sim.node import Node
 
 METADATA_TOPIC = "__remote_log_metadata"
@@ -153,6 +153,14 @@ def backward(said: Iterable[object]) -> Iterator[str]:
         states[segment_id] = state
 
 
+def was_finished(copy: Copy, said: Iterable[object]) -> bool:
+    """Whether the records still tell of a time when it was whole: compaction takes that from them."""
+    return any(
+        isinstance(one, SegmentUpdated) and one.id == copy.id and one.state is SegmentState.COPY_FINISHED
+        for one in said
+    )
+
+
 def is_live(copy: Copy) -> bool:
     return copy.state not in (GONE, SegmentState.DELETE_FINISHED.name)
 
@@ -208,26 +216,41 @@ def fold_of(node: Node, index: int) -> FoldSeen | None:
     return fold_seen(node.id, index, copies)
 
 
-def unreferenced(found: Sequence[Copy], objects: Iterable[str], uploads: Iterable[str]) -> tuple[str, ...]:
-    """Objects of the tier that no copy speaks of which is not yet deleted, and uploads that nobody ends."""
+def unreferenced(
+    found: Sequence[Copy], objects: Iterable[str], uploads: Iterable[tuple[str, int]]
+) -> tuple[str, ...]:
+    """Objects of the tier that no copy speaks of which is not yet deleted, and uploads (their keys and how
+    many parts they have) that nobody ends. One whose beginning landed after its object was whole, so that it
+    has no part, goes with the object."""
     wanted = {key for copy in found if is_live(copy) for key in copy.keys}
     kept = (key for key in objects if key.startswith(TIER) and key not in wanted)
-    begun = (f"{key} in parts" for key in uploads if key.startswith(TIER))
+    begun = (
+        f"{key} in parts" for key, parts in uploads if key.startswith(TIER) and (parts or key not in wanted)
+    )
     return (*sorted(kept), *sorted(begun))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch in an object, and its head, which tells of its producer."""
+
+    batch: Batch
+    header: records.BatchHeader
 
 
 class Objects:
     """The batches in the tier's objects. Of one key there is ever one object."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[str, tuple[Batch, ...]]] = {}
+        self._read: dict[str, tuple[bytes, tuple[Stored, ...]]] = {}
 
-    def batches(self, key: str, objects: Mapping[str, bytes]) -> tuple[Batch, ...]:
+    def batches(self, key: str, objects: Mapping[str, bytes]) -> tuple[Stored, ...]:
         data = objects.get(key, b"")
         known = self._read.get(key)
-        if known is None or known[0] != digest(data):
-            found = tuple(read_batch(memoryview(data), at, each) for at, each in records.iter_batches(data))
-            known = self._read[key] = digest(data), found
+        if known is None or known[0] != data:
+            view = memoryview(data)
+            found = tuple(Stored(read_batch(view, at, each), each) for at, each in records.iter_batches(data))
+            known = self._read[key] = data, found
         return known[1]
 
     def of_lineage(
@@ -239,27 +262,44 @@ class Objects:
         epochs: Sequence[tuple[int, int]],
         found: Sequence[Copy],
         objects: Mapping[str, bytes],
-    ) -> tuple[Batch, ...]:
+    ) -> tuple[Stored, ...]:
         """The batches that a log with these epochs may read from the tier, from the one that holds `start` up
         to `end`, where its own files begin. They end early where no copy goes on."""
-        mine: dict[int, list[Batch]] = {}
+        mine: dict[int, list[Stored]] = {}
         for copy in found:
             is_whole = copy.state == SegmentState.COPY_FINISHED.name
             if is_whole and (copy.topic_id, copy.index) == partition:
-                for batch in self.batches(copy.keys[0], objects):
-                    for offset in range(batch.base_offset, batch.next_offset):
-                        mine.setdefault(offset, []).append(batch)
-        chosen: list[Batch] = []
+                for stored in self.batches(copy.keys[0], objects):
+                    for offset in range(stored.batch.base_offset, stored.batch.next_offset):
+                        mine.setdefault(offset, []).append(stored)
+        chosen: list[Stored] = []
         at = start
         while at < end:
             epoch = epoch_at(epochs, at)
-            fitting = (batch for batch in mine.get(at, ()) if batch.leader_epoch == epoch)
-            batch = next(fitting, None)
-            if batch is None:
+            fitting = (stored for stored in mine.get(at, ()) if stored.batch.leader_epoch == epoch)
+            stored = next(fitting, None)
+            if stored is None:
                 break
-            chosen.append(batch)
-            at = batch.next_offset
+            chosen.append(stored)
+            at = stored.batch.next_offset
         return tuple(chosen)
+
+    def had_alone(
+        self, copy: Copy, data: bytes, start: int, found: Sequence[Copy], objects: Mapping[str, bytes]
+    ) -> tuple[tuple[int, int], ...]:
+        """(offset, epoch) from `start` on of each batch in `data` that is in no finished copy but this."""
+        others = {
+            (stored.batch.base_offset, stored.batch.leader_epoch)
+            for other in found
+            if other.state == SegmentState.COPY_FINISHED.name
+            and (other.topic_id, other.index) == (copy.topic_id, copy.index)
+            and other.id != copy.id
+            and other.base < copy.end
+            and copy.base < other.end
+            for stored in self.batches(other.keys[0], objects)
+        }
+        own = ((head.base_offset, head.leader_epoch) for _, head in records.iter_batches(data))
+        return tuple(place for place in own if place[0] >= start and place not in others)
 
 
 def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from protocol.errors import ErrorCode
 from tests.sim.checks import LATEST, Case
-from tests.sim.history import TierCopy
+from tests.sim.history import ReplicaLog, TierCopy
 
 FINISHED = "COPY_FINISHED"
 METADATA_TOPIC = "__remote_log_metadata"
@@ -48,6 +48,78 @@ def leaders_have_all(case: Case) -> Iterator[str]:
             if local is not None and log.readable_to is not None and log.readable_to < local:
                 where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
                 yield f"{where}: {log.readable_to} to {local - 1} are neither in the tier nor in the files"
+
+
+def epochs_are_those_of_the_records(case: Case) -> Iterator[str]:
+    """12 (tier) What a replica knows of leader epochs is what its leader's records say, in the tier and in
+    the files, back to the log start: also what it was given with a place in the tier to begin at."""
+    for sample in case.history.samples:
+        leader = next((log for log in sample.logs if log.is_leader), None)
+        if leader is None or not leader.counted or _has_hole(leader):
+            continue
+        told = recomputed_epochs(leader)
+        bound = case.custody.whose_watermark_holds(sample.tp, sample.at)
+        for log in sample.logs:
+            if not log.has_all_epochs or (not sample.is_final and not {log.node, leader.node} <= bound):
+                continue
+            start = max(log.log_start_offset, leader.log_start_offset)
+            end = min(log.high_watermark, leader.high_watermark)
+            known, owed = epochs_within(log.epochs, start, end), epochs_within(told, start, end)
+            if known == owed or (
+                not sample.is_final and case.custody.was_lost_before(sample.tp, start, sample.at)
+            ):
+                continue
+            where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
+            yield f"{where}: knows the epochs {known} of {start} to {end}, the records have {owed}"
+
+
+def _has_hole(log: ReplicaLog) -> bool:
+    """Whether what is in the tier cannot be read up to where the files begin, or was not looked at."""
+    local = log.local_log_start_offset
+    if local is None or local <= log.log_start_offset:
+        return False
+    return log.readable_to is None or log.readable_to < local
+
+
+def recomputed_epochs(log: ReplicaLog) -> list[tuple[int, int]]:
+    starts = dict(log.tier_epochs)
+    for batch in log.counted:
+        starts.setdefault(batch.leader_epoch, batch.base_offset)
+    return list(starts.items())
+
+
+def epochs_within(epochs: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Those of [start, end), each with its first offset there."""
+    found: list[tuple[int, int]] = []
+    for epoch, first in epochs:
+        if first <= start:
+            found = [(epoch, start)]
+        elif first < end:
+            found.append((epoch, first))
+    return found if start < end else []
+
+
+def what_leaves_a_disk_is_in_the_tier(case: Case) -> Iterator[str]:
+    """17 Local retention takes only what can be read from the tier at that moment."""
+    for freed in case.history.freed:
+        if freed.readable_to < freed.end and not is_metadata_forgotten(case, freed.at):
+            yield (
+                f"{freed.tp} on node {freed.node} let go of {freed.start} to {freed.end - 1}"
+                f" at {freed.at:.3f}, the tier has it up to {freed.readable_to}"
+            )
+
+
+def what_leaves_the_tier_is_not_needed(case: Case) -> Iterator[str]:
+    """17 A finished copy goes when its records were deleted, when another finished one has them, or when the
+    log parted from it: none of them is in the final log."""
+    for change in case.history.tier_changes:
+        log = None if change.tp is None else case.history.logs.get(change.tp)
+        if log is None or is_metadata_forgotten(case, change.at):
+            continue
+        kept = {(batch.base_offset, batch.leader_epoch) for batch in log.counted}
+        lost = sorted(kept.intersection(change.uncovered))
+        if lost:
+            yield f"{change.key} goes at {change.at:.3f}, no other copy of {change.tp} has {lost[:3]}"
 
 
 def copies_have_their_objects(case: Case) -> Iterator[str]:
@@ -127,7 +199,10 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "9 tier bounds": tier_bounds_are_ordered,
     "7 nobody is sent away": nobody_is_sent_away,
     "11 tier objects": objects_stay_as_they_are,
+    "12 epochs of the tier": epochs_are_those_of_the_records,
     "17 leaders have all": leaders_have_all,
+    "17 freed is in the tier": what_leaves_a_disk_is_in_the_tier,
+    "17 gone is not needed": what_leaves_the_tier_is_not_needed,
     "17 copies have objects": copies_have_their_objects,
     "17 states go forward": states_go_forward,
     "17 folds are equal": folds_are_equal,
