@@ -28,6 +28,8 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+    seeds: str = ""
+    """Arguments of a run of the simulation that must catch it too, whatever the tests say."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

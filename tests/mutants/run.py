@@ -3,8 +3,10 @@
     python -m tests.mutants.run                     every bug, two at a time
     python -m tests.mutants.run --only NAME         these: the names of their files
 
-First all their tests run once in a copy without a bug, for a test that fails anyway catches nothing. A bug
-that was caught in this very tree before is not tried again; --anew tries all. Does not own the bugs (*.toml).
+First all their tests run once in a copy without a bug, for a test that fails anyway catches nothing; a seed
+that caught one does so afterwards. A bug that names seeds is caught when one of its tests fails and one of
+its seeds. A bug that was caught in this very tree before is not tried again; --anew tries all. Does not own
+the bugs (*.toml).
 
 Invariant: the tree itself is only read; the exit code is 0 only when every chosen bug was caught.
 """
@@ -31,12 +33,14 @@ from tests.mutants.mutant import ROOT, Mutant, Stale, read_all
 
 SIDE_BY_SIDE = 2
 LIMIT_S = 600.0
+SEEDS_LIMIT_S = 3600.0
 MANY = 8
 """More files than this are worth the start of workers."""
 TESTS_FAILED = 1
 """Pytest's exit code: it ran the tests and some failed. Any other but 0 means that it could not."""
 FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
-SEED_LINE = re.compile(r"^replay: .*--seed (\d+ --brokers \d+)", re.MULTILINE)
+SEED_LINE = re.compile(r"^replay: .*--seed (\d+) --brokers (\d+)", re.MULTILINE)
+VERDICT_LINE = re.compile(r"^seed=.* FAIL (.{1,100})", re.MULTILINE)
 LAST_LINES = 15
 
 State = Literal["caught", "SURVIVED", "BROKEN"]
@@ -99,6 +103,13 @@ def try_one(tree: Path, mutant: Mutant) -> Finding:
         try:
             mutant.plant(copy)
             by = caught_by(copy, mutant)
+            if by and mutant.seeds:
+                seed = failing_seed(copy, mutant.seeds.split(), sound=tree)
+                if not seed:
+                    missed = f"{by} fails, but no seed of: {mutant.seeds}"
+                    took_s = monotonic() - begun_s
+                    return Finding(mutant=mutant, state="SURVIVED", by=missed, seconds=took_s)
+                by = f"{by}\n    {seed}"
         except (Stale, Failure) as error:
             return Finding(mutant=mutant, state="BROKEN", by=str(error), seconds=monotonic() - begun_s)
     return Finding(mutant=mutant, state="caught" if by else "SURVIVED", by=by, seconds=monotonic() - begun_s)
@@ -131,14 +142,27 @@ def failing_test(copy: Path, nodes: Sequence[str]) -> str:
     return failed[1]
 
 
-def failing_seed(copy: Path, arguments: Sequence[str]) -> str:
-    code, output = run(copy, ("tests.sim.run", *arguments))
+def failing_seed(copy: Path, arguments: Sequence[str], *, sound: Path | None = None) -> str:
+    """The first seed that fails, at which place it came and what it says; it must not fail in `sound`."""
+    code, output = run(copy, ("tests.sim.run", *arguments), limit_s=SEEDS_LIMIT_S)
     if code == 0:
         return ""
     seed = SEED_LINE.search(output)
     if seed is None:
         raise Failure(f"the simulation ended with {code}:\n{last_lines(output)}")
-    return f"sim: --seed {seed[1]}"
+    if sound is not None and fails(sound, int(seed[1]), int(seed[2])):
+        raise Failure(f"seed {seed[1]} of {seed[2]} brokers fails without the bug too")
+    verdict = VERDICT_LINE.search(output)
+    place = len(re.findall(r"^seed=", output, re.MULTILINE))
+    said = "" if verdict is None else f": {verdict[1]}"
+    return f"sim: --seed {seed[1]} --brokers {seed[2]}, seed {place} of those that ran{said}"
+
+
+def fails(tree: Path, seed: int, brokers: int) -> bool:
+    with copy_of(tree) as copy:
+        arguments = ("--seeds", "1", "--jobs", "1", "--from", str(seed), "--brokers", str(brokers))
+        code, _ = run(copy, ("tests.sim.run", *arguments))
+    return code != 0
 
 
 def fails_without_a_bug(tree: Path, mutants: Sequence[Mutant]) -> str:
@@ -183,7 +207,7 @@ def files_of(tree: Path) -> list[str]:
     return sorted(name for name in done.stdout.split("\0") if name and (tree / name).is_file())
 
 
-def run(copy: Path, module: Sequence[str]) -> tuple[int | None, str]:
+def run(copy: Path, module: Sequence[str], *, limit_s: float = LIMIT_S) -> tuple[int | None, str]:
     """The exit code (None when it took too long) and all it said; it imports the copy's packages."""
     try:
         done = subprocess.run(
@@ -193,7 +217,7 @@ def run(copy: Path, module: Sequence[str]) -> tuple[int | None, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired as late:

@@ -31,6 +31,7 @@ def test_what_must_catch_it_is_there(mutant: Mutant) -> None:
         assert f"def {name}(" in (ROOT / path).read_text() if test else True, node
     for arguments in mutant.simulations:
         assert "--seeds" in arguments
+    assert not mutant.seeds or mutant.seeds.startswith("--seeds ")
 
 
 @pytest.mark.parametrize("source", ["b < a", "a < b; a < b"])
