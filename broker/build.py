@@ -67,6 +67,7 @@ from remote.cold.object_tier import ObjectTier
 from remote.cold.pacing import Pacer
 from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
 from remote.cold.reader import RemoteReader
+from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
 from storage.cleaner import CleanerSettings
@@ -151,10 +152,21 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             storage=storage,
         )
         cluster.subscribe(tiering.image_changed)
+        reads_quota = _reads_quota(config, cluster)
+        rebuilder = Rebuilder(
+            storage=storage,
+            metadata=tier_metadata,
+            quota=reads_quota,
+            cluster_id=lambda: cluster.image.cluster_id,
+            offload=world.offload,
+            spawn=spawn,
+            block_bytes=world.tier_sizes.block_bytes,
+        )
+        rebuilding = RebuildingManager(storage, rebuilder)
         restores = Restores(
             node_id=config.node_id,
             metadata=tier_metadata,
-            storage=storage,
+            storage=rebuilding,
             config=lambda: cluster.broker_config,
             spawn=spawn,
             is_tier_there=lambda: REMOTE_LOG_METADATA in cluster.image.topics,
@@ -167,9 +179,11 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             world=world,
             cluster=cluster,
             metadata=tier_metadata,
-            storage=storage,
+            storage=rebuilding,
+            quota=reads_quota,
             spawn=spawn,
         )
+        rebuilder.on_rebuilt.append(tier_reads.reader.copies.keep_rebuilt)
     fetch = Fetch(
         followers=follower_fetch,
         near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,
@@ -379,7 +393,8 @@ def _tier_reads(
     world: World,
     cluster: Cluster,
     metadata: MetadataManager,
-    storage: PieceManager,
+    storage: RebuildingManager,
+    quota: Pacer,
     spawn: Spawn,
 ) -> TierReads:
     def fetch_wait_s() -> float:
@@ -406,19 +421,24 @@ def _tier_reads(
     reader = RemoteReader(
         metadata=metadata,
         copies=copies,
-        quota=Pacer(
-            rate=lambda: cluster.broker_config.remote_log_manager_fetch_max_bytes_per_second,
-            samples=config.remote_log_manager_fetch_quota_window_num,
-            sample_s=config.remote_log_manager_fetch_quota_window_size_seconds,
-        ),
+        quota=quota,
         spawn=spawn,
         barrier_wait_s=fetch_wait_s,
     )
     return TierReads(
         reader=reader,
+        rebuilder=storage.rebuilder,
         fetch_wait_s=fetch_wait_s,
         list_wait_s=lambda: cluster.broker_config.remote_list_offsets_request_timeout_ms / 1000,
         pending_max=config.remote_log_reader_max_pending_tasks,
+    )
+
+
+def _reads_quota(config: BrokerConfig, cluster: Cluster) -> Pacer:
+    return Pacer(
+        rate=lambda: cluster.broker_config.remote_log_manager_fetch_max_bytes_per_second,
+        samples=config.remote_log_manager_fetch_quota_window_num,
+        sample_s=config.remote_log_manager_fetch_quota_window_size_seconds,
     )
 
 

@@ -316,6 +316,25 @@ def _reading(reads: TierReads) -> Iterator[Metric]:
         "Times that this was so again, and KAFKA_STORAGE_ERROR was answered.",
         value=reader.refused,
     )
+    rebuilder = reads.rebuilder
+    yield CounterMetricFamily(
+        "tidewal_tier_lost_indexes",
+        "Times that an index object was missing or damaged, also when it was asked for again.",
+        value=rebuilder.lost,
+    )
+    yield CounterMetricFamily(
+        "tidewal_tier_rebuilt_indexes",
+        "Index objects whose content was made anew from the data of their copies.",
+        value=rebuilder.rebuilt,
+    )
+    yield CounterMetricFamily(
+        "tidewal_tier_failed_rebuilds",
+        "Times that this could not be done, or not all of it.",
+        value=rebuilder.failed,
+    )
+    yield CounterMetricFamily(
+        "tidewal_tier_rebuild_read_bytes", "Bytes read from the store for this.", value=rebuilder.read_bytes
+    )
     yield CounterMetricFamily(
         "tidewal_tier_unavailable_reads",
         "Times that the store did not answer or the metadata was behind.",

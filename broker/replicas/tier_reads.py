@@ -20,6 +20,7 @@ from broker.replicas.purgatory import WAKE_PORTION, Waiter
 from broker.replicas.read import RemoteWant, error_known_to
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.reader import RemoteReader
+from remote.cold.rebuild import Rebuilder
 from remote.cold.segments import TieredPartition
 from storage.log import AbstractLog, LogSlice
 
@@ -41,6 +42,7 @@ class TierReads:
         self,
         *,
         reader: RemoteReader,
+        rebuilder: Rebuilder,
         fetch_wait_s: Callable[[], float],
         list_wait_s: Callable[[], float],
         pending_max: int,
@@ -48,6 +50,8 @@ class TierReads:
         """`fetch_wait_s` is how long a Fetch waits for the tier, `list_wait_s` a ListOffsets that says
         nothing itself; beyond `pending_max` chunks that wait to be read no Fetch begins to read."""
         self.reader = reader
+        self.rebuilder = rebuilder
+        """Of index objects that are lost."""
         self.fetch_wait_s = fetch_wait_s
         self.list_wait_s = list_wait_s
         self._pending_max = pending_max

@@ -111,7 +111,7 @@ async def fetch_restore_point(
     epochs = EpochCache(await fetch_epochs(storage, copy))
     epochs.truncate_from_end(end)
     if end == copy.end_offset:
-        table = await _fetch_producers(storage, copy)
+        table = await fetch_producers(storage, copy)
     else:
         table = await _replayed_producers(storage, fold, copy, end, epochs)
     return RestorePoint(start=end, epochs=tuple(epochs.entries()), producers=table.encode())
@@ -130,7 +130,8 @@ async def fetch_epochs(storage: StorageManager, copy: RemoteSegment) -> tuple[tu
     return tuple(cache.entries())
 
 
-async def _fetch_producers(storage: StorageManager, copy: RemoteSegment) -> ProducerTable:
+async def fetch_producers(storage: StorageManager, copy: RemoteSegment) -> ProducerTable:
+    """Read the producers at the end of `copy`."""
     try:
         return decode_producers(await storage.fetch_index(copy, IndexKind.PRODUCER_SNAPSHOT))[0]
     except CorruptSnapshot as error:
@@ -151,7 +152,7 @@ async def _replayed_producers(
         base = replays[-1][0].base_offset
         whole = fold.segment(before.id)
         if whole is not None and whole.end_offset == base:
-            table = await _fetch_producers(storage, whole)
+            table = await fetch_producers(storage, whole)
             break
         replays.append((before, base))
     for each, until in reversed(replays):

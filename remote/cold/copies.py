@@ -20,8 +20,9 @@ from uuid import UUID
 from protocol.checksum import Buffer, crc32c
 from remote.cold.chunks import RUN_CHUNKS_MAX, ChunkCache, ChunkKey, Missing, PinnedChunks
 from remote.cold.index_cache import IndexCache, Offload
+from remote.cold.rebuild import Rebuilt
 from remote.cold.segments import RemoteSegment
-from remote.cold.storage_manager import BadObject, IndexKind, PieceManager
+from remote.cold.storage_manager import BadObject, IndexKind, PieceManager, SegmentHeader
 from remote.store.object_store import NoSuchObject
 from storage.files import File, Files
 from storage.index import ABORTED_SIZE, AbortedTxn, OffsetIndex, TimeIndex, decode_aborted
@@ -196,7 +197,7 @@ class OpenCopies:
         """Return the copy with its offset index; StoreError, NoSuchObject, BadObject, BadIndex."""
         copy = self._copies.get(segment.id)
         if copy is None:
-            sums = BlockSums.decode(await self.indexes.get(segment.id, "sums", lambda: self._sums(segment)))
+            sums = BlockSums.decode(await self.indexes.get(segment.id, _SUMS, lambda: self._sums(segment)))
             if sums.size_bytes != segment.size_bytes:
                 raise BadObject(f"{sums.size_bytes} bytes where {segment.size_bytes} were copied")
             data = await self._index(segment, IndexKind.OFFSET)
@@ -231,6 +232,13 @@ class OpenCopies:
             return LocalSource(copy, copy.file, self.chunks.chunk_bytes, self._offload)
         return ChunkedSource(copy, self._storage, self.chunks)
 
+    def keep_rebuilt(self, segment: RemoteSegment, rebuilt: Rebuilt, _lost: Exception) -> None:
+        """Keep what was made of a copy's data, so that the data need not be read for it again."""
+        self.indexes.put(segment.id, _SUMS, _sums_of(rebuilt.header).encode())
+        for kind, name in _INDEX_NAMES.items():
+            if kind in rebuilt.indexes:
+                self.indexes.put(segment.id, name, rebuilt.indexes[kind])
+
     async def forget(self, segment_id: UUID) -> None:
         """Drop everything that is kept of a copy: it is gone, or it is to be fetched again."""
         self._copies.pop(segment_id, None)
@@ -238,10 +246,7 @@ class OpenCopies:
         await self.indexes.forget(segment_id)
 
     async def _sums(self, segment: RemoteSegment) -> bytes:
-        header = await self._storage.fetch_header(segment)
-        return BlockSums(
-            size_bytes=header.size_bytes, block_bytes=header.block_bytes, crcs=header.block_crcs
-        ).encode()
+        return _sums_of(await self._storage.fetch_header(segment)).encode()
 
     async def _index(self, segment: RemoteSegment, kind: IndexKind) -> bytes:
         return await self.indexes.get(
@@ -439,6 +444,11 @@ def reading(copy: OpenCopy, file: ReadableFile, *, times: TimeIndex | None = Non
     )
 
 
+def _sums_of(header: SegmentHeader) -> BlockSums:
+    return BlockSums(size_bytes=header.size_bytes, block_bytes=header.block_bytes, crcs=header.block_crcs)
+
+
+_SUMS: Final = "sums"
 _INDEX_NAMES: Final = {
     IndexKind.OFFSET: "index",
     IndexKind.TIMESTAMP: "timeindex",

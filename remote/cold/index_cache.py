@@ -98,6 +98,11 @@ class IndexCache:
         self._kinds.add(kind)
         return await self._flights.join(name, lambda: self._find(name, fetch))
 
+    def put(self, segment_id: UUID, kind: str, data: bytes) -> None:
+        """Keep an index that was made here, soon."""
+        self._kinds.add(kind)
+        self._keep(f"{segment_id}.{kind}", data)
+
     async def forget(self, segment_id: UUID) -> None:
         """Remove the files of a segment that is gone, or whose files do not lead to batches."""
         names = [f"{segment_id}.{kind}" for kind in self._kinds]
@@ -116,10 +121,13 @@ class IndexCache:
                 return data
         self.misses += 1
         data = await fetch()
+        self._keep(name, data)
+        return data
+
+    def _keep(self, name: str, data: bytes) -> None:
         if self._is_open and name not in self._writes and len(data) + _TAIL.size <= self._bytes_max():
             self._writes[name] = True
             self._spawn(self._write(name, data))
-        return data
 
     async def _read(self, name: str) -> bytes | None:
         path = join(self._directory, name)

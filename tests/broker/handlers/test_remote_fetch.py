@@ -432,16 +432,13 @@ async def test_a_store_that_is_away_resets_no_consumer(broker: Broker) -> None:
         assert offsets_in((await client.fetch("t", 0)).records) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("part", [SegmentPart.DATA, SegmentPart.INDEX])
-async def test_a_damaged_copy_costs_its_partition_alone(broker: Broker, kind: str, part: SegmentPart) -> None:
+async def test_a_damaged_copy_costs_its_partition_alone(broker: Broker, kind: str) -> None:
     for topic in ("a", "b"):
         await create_topic(broker, topic, **TIERED)
     store_of(broker, kind)
     bad, _ = await fill(broker, "a")
     await fill(broker, "b")
-    store = broker.components.world.store
-    data = await store.get(key_of(bad, part))
-    await store.put(key_of(bad, part), data[:70] + bytes([data[70] ^ 1]) + data[71:])
+    await spoil(broker, key_of(bad, SegmentPart.DATA))
     async with await RawClient.open(broker) as client:
         spoilt, sound = await ask(client, ("a", 0, 1 << 20), ("b", 0, 1 << 20))
         assert (spoilt.error_code, spoilt.records) == (ErrorCode.kafka_storage_error, b"")
@@ -450,6 +447,89 @@ async def test_a_damaged_copy_costs_its_partition_alone(broker: Broker, kind: st
     stats = broker.components.replicas.partition("a", 0).stats
     assert (stats.remote_fetch, stats.failed_remote_fetch) == (2, 1)
     assert stats.remote_fetch_bytes > 0
+
+
+async def spoil(broker: Broker, key: str) -> None:
+    store = broker.components.world.store
+    data = await store.get(key)
+    await store.put(key, data[:70] + bytes([data[70] ^ 1]) + data[71:])
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+async def test_lost_index_objects_are_made_anew_from_the_data(
+    broker: Broker, kind: str, *, is_missing: bool
+) -> None:
+    """To a consumer from 0 that reads committed records alone nothing has changed."""
+    await create_topic(broker, "t", **TIERED)
+    store_of(broker, kind)
+    log = log_of(broker, "t")
+    await abort_over_segments(broker, 4)
+    copies = await tier(broker, "t")
+
+    async def consumed(client: RawClient) -> tuple[bytes, list[tuple[int, int]]]:
+        records, at = b"", 0
+        aborted: list[tuple[int, int]] = []
+        while at < log.log_end_offset:
+            answer = await client.fetch("t", at, isolation_level=1)
+            assert answer.error_code is ErrorCode.none, at
+            records += answer.records
+            aborted += [(each.producer_id, each.first_offset) for each in answer.aborted_transactions]
+            at = offsets_in(answer.records)[-1] + 1
+        return records, aborted
+
+    reads = reads_of(broker)
+    async with await RawClient.open(broker) as client:
+        before = await consumed(client)
+        assert len(before[1]) > len(copies)
+        for copy in copies:
+            key = key_of(copy, SegmentPart.INDEX)
+            if is_missing:
+                await broker.components.world.store.delete(key)
+            else:
+                await spoil(broker, key)
+            await reads.reader.copies.forget(copy.id)
+        reads.reader.copies._storage._inner._heads.clear()  # type: ignore[attr-defined]
+        assert await consumed(client) == before
+    assert reads.rebuilder.rebuilt >= len(copies)
+    assert reads.rebuilder.failed == reads.reader.refused == 0
+
+
+async def abort_over_segments(broker: Broker, segments: int) -> None:
+    """Each segment has a transaction that is aborted in the next one, and a committed one."""
+    log = log_of(broker, "t")
+
+    def put(data: Any) -> None:
+        log.append_records(bytearray(data), leader_epoch=0, now_ms=1, origin="coordinator")
+        log.set_high_watermark(log.log_end_offset)
+
+    def end(producer_id: int, *, commit: bool) -> None:
+        put(
+            end_txn_marker(
+                commit=commit,
+                producer_id=producer_id,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                timestamp=1_700_000_000_000,
+            )
+        )
+
+    for at in range(segments):
+        for producer_id in (at, 100 + at):
+            put(
+                batch_of(
+                    b"x%d" % at,
+                    producer_id=producer_id,
+                    producer_epoch=0,
+                    base_sequence=0,
+                    transactional=True,
+                )
+            )
+        end(100 + at, commit=True)
+        if at:
+            end(at - 1, commit=False)
+        roll(broker, "t")
+    end(segments - 1, commit=False)
+    put(batch_of(b"plain"))
 
 
 async def test_an_object_that_cannot_be_read_costs_no_disk(broker: Broker) -> None:

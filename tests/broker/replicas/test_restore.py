@@ -1268,6 +1268,32 @@ def test_a_replica_joins_where_the_brokers_own_tier_ends() -> None:
     own.world_of(3, **ON).run(main)
 
 
+@pytest.mark.parametrize("lost", ["newest", "all", "newest, damaged"])
+def test_a_sole_replica_with_a_new_disk_leads_also_without_the_newest_index_objects(lost: str) -> None:
+    async def main(world: Replicas) -> None:
+        own.make(world, 3)
+        await own.fill(world, 3)
+        await own.all_copied(world, 3)
+        end = own.closed_end(world, 3)
+        known = epochs(world, 3)
+        world.kill(3, is_noticed=False)
+        wipe(world, 3)
+        indexes = sorted(own.objects(world, ".idx"))
+        for key in indexes if lost == "all" else indexes[-1:]:
+            data = bytearray(world.store.objects.pop(key))
+            if "damaged" in lost:
+                data[-1] ^= 1
+                data[60] ^= 1
+                world.store.objects[key] = bytes(data)
+        await world.start(3)
+        await world.until(lambda: world.nodes[3].partition().is_leader)
+        assert bounds(world, 3) == (0, end, end)
+        assert epochs(world, 3) == known
+        assert (await world.append(3, b"next")).first_offset == end
+
+    own.world_of(3).run(main)
+
+
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_sole_replica_with_a_new_disk_leads_where_the_brokers_own_tier_ends(*, is_clean: bool) -> None:
     async def main(world: Replicas) -> None:
