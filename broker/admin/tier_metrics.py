@@ -274,6 +274,11 @@ def _places(tiering: Tiering, reads: TierReads) -> Iterator[Metric]:
     failing.add_metric(["copy"], len(tiering.copy_trouble))
     failing.add_metric(["expiration"], len(tiering.expiry_trouble))
     yield failing
+    yield GaugeMetricFamily(
+        "tidewal_tier_damaged_partitions",
+        "Partitions led here that copy nothing as a segment on the disk is damaged; the log says what to do.",
+        value=tiering.damaged_count,
+    )
     pool = "kafka_log_remote_remotestoragethreadpool_remotelogreader"
     yield GaugeMetricFamily(
         f"{pool}taskqueuesize", "Chunks of copies that wait to be loaded.", value=chunks.waiting

@@ -16,6 +16,7 @@ all of them, and workers only while there is something to do.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
@@ -32,7 +33,7 @@ from remote.cold.expirer import Expirer
 from remote.cold.metadata_manager import MetadataManager
 from remote.cold.quota import Samples
 from remote.cold.removal import Removal
-from remote.cold.scan import SegmentChanged
+from remote.cold.scan import SegmentChanged, SegmentDamaged
 from remote.cold.segments import TieredPartition
 from remote.cold.storage_manager import BadObject, StorageManager
 from remote.cold.tenure import Tenure, TenureOver
@@ -42,6 +43,8 @@ RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 LOOKED_AT_ONCE: Final = 256
 CLOSED_SAMPLES, CLOSED_SAMPLE_S = 6, 10.0
+
+logger = logging.getLogger(__name__)
 
 _EXPECTED: Final = (
     KafkaError,
@@ -122,6 +125,8 @@ class Tiering:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._held: dict[TieredPartition, Held] = {}
+        self._damaged: set[Held] = set()
+        """Partitions of which nothing is copied because a local segment is damaged."""
         self.copy_trouble = Trouble("to be copied to the tier", self._loop.time)
         self.expiry_trouble = Trouble("to be cleared in the tier", self._loop.time)
         self._tasks: asyncio.TaskGroup | None = None
@@ -153,6 +158,11 @@ class Tiering:
         """The bytes a second that were closed for the tier in the last minute."""
         now = self._loop.time()
         return self._closed.statistics(now).total / self._closed.elapsed_s(now)
+
+    @property
+    def damaged_count(self) -> int:
+        """How many partitions led here copy nothing because a local segment is damaged."""
+        return len(self._damaged)
 
     @property
     def groups(self) -> tuple[WorkerGroup[Held], ...]:
@@ -298,6 +308,7 @@ class Tiering:
         if held.tenure is not None:
             held.tenure.end()
             held.tenure = None
+        self._damaged.discard(held)
         if self._tasks is not None:
             self.copy_trouble.ended(held)
             self.expiry_trouble.ended(held)
@@ -353,13 +364,30 @@ class Tiering:
             tenure.counts.failed_remote_copy += 1
             held.copy_failures += 1
             self.copy_trouble.failed(held, held.name, error)
+            self._note_damage(held, error)
             self._put_off(self._copying, held, held.copy_failures)
             return
         held.copy_failures = 0
         self.copy_trouble.ended(held)
+        self._damaged.discard(held)
         self._settle(held)
         if is_more:
             self._copying.add(held)
+
+    def _note_damage(self, held: Held, error: Exception) -> None:
+        """Tell once that nothing of a partition is copied any more until somebody acts."""
+        if not isinstance(error, SegmentDamaged):
+            self._damaged.discard(held)
+        elif held not in self._damaged:
+            self._damaged.add(held)
+            logger.error(
+                "nothing more of %s is copied to the tier, as a segment on this disk is damaged: %s; "
+                "let another replica lead, which has files of its own, and take this one up anew; without "
+                "another, DeleteRecords past that segment gives up what is before its end, and the copies "
+                "go on behind it",
+                held.name,
+                error,
+            )
 
     async def _expire(self, held: Held) -> None:
         tenure = held.tenure

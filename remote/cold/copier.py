@@ -27,7 +27,7 @@ from remote.cold.metadata_manager import Metadata
 from remote.cold.pacing import PacerStatistics
 from remote.cold.policy import plan_copy
 from remote.cold.removal import Removal
-from remote.cold.scan import BLOCKS_AT_ONCE, SegmentChanged, SegmentScan, read_again
+from remote.cold.scan import BLOCKS_AT_ONCE, SegmentChanged, SegmentDamaged, SegmentScan, read_again
 from remote.cold.segments import (
     RemoteSegment,
     SegmentState,
@@ -151,10 +151,15 @@ class Copier:
             block_bytes=self._block_bytes,
         )
         while not scan.is_done:
-            async with self._tempo.turn():
-                tenure.check()
-                blocks = 1 if self._tempo.is_busy() else BLOCKS_AT_ONCE
-                await self._read(tenure, partial(scan.go_on, blocks), blocks * self._block_bytes)
+            try:
+                async with self._tempo.turn():
+                    tenure.check()
+                    blocks = 1 if self._tempo.is_busy() else BLOCKS_AT_ONCE
+                    await self._read(tenure, partial(scan.go_on, blocks), blocks * self._block_bytes)
+            except SegmentDamaged as error:
+                if log.generation != generation:
+                    raise SegmentChanged("the log was cut while it was looked through") from error
+                raise
         producers = await self._producers(tenure, closed.end_offset)
         tenure.check()
         segment = RemoteSegment(

@@ -27,6 +27,10 @@ class SegmentChanged(Exception):
     """The file does not hold what it held, or not what a segment holds: what was read is not to be used."""
 
 
+class SegmentDamaged(SegmentChanged):
+    """The file is no whole segment of batches: unless the log was cut, it stays so."""
+
+
 class SegmentScan:
     """Reads [0, size) of a segment with the offsets [base, end), a few blocks with each `go_on`."""
 
@@ -59,13 +63,13 @@ class SegmentScan:
         return len(self.block_crcs) * self._block_bytes >= self._size
 
     def go_on(self, blocks: int = BLOCKS_AT_ONCE) -> None:
-        """Read some blocks; raise SegmentChanged where the file is no whole segment, and OSError."""
+        """Read some blocks; raise SegmentDamaged where the file is no whole segment, and OSError."""
         for _ in range(blocks):
             if self.is_done:
                 break
             self._next_block()
         if self.is_done and self._at != self._size:
-            raise SegmentChanged(f"{self._file.path}: its last batch is cut")
+            raise SegmentDamaged(f"{self._file.path}: its last batch is cut")
 
     def _next_block(self) -> None:
         start = len(self.block_crcs) * self._block_bytes
@@ -95,7 +99,7 @@ class SegmentScan:
             or base < self._expected
             or base + last_delta >= self._end_offset
         ):
-            raise SegmentChanged(
+            raise SegmentDamaged(
                 f"{self._file.path}: what follows {self.batch_count} batches is no batch of this segment"
             )
         self._expected = base + last_delta + 1

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 from uuid import UUID
 
 from broker.control.metadata_log import BrokenLog, parse_slot
@@ -22,7 +23,7 @@ from remote.cold.fold import PartitionFold
 from remote.cold.index_object import check_header, decode_index_object
 from remote.cold.object_tier import key_of
 from remote.cold.segments import RemoteSegment, TieredPartition
-from remote.cold.storage_manager import BadObject
+from remote.cold.storage_manager import BadObject, SegmentHeader
 from remote.keys import SNAPSHOTS, TIER, SegmentPart, TierKey, parse_tier_key, slot_key, topic_prefix
 from remote.store.location import BadStoreUrl, FileLocation, parse_store_url
 from remote.store.metered import StoreStats
@@ -39,6 +40,9 @@ from tools.tier.reader import (
     size_text,
     time_text,
 )
+
+_AFTER_DATA: Final = "brokers answer KAFKA_STORAGE_ERROR there; put the object back from a backup"
+_AFTER_INDEX: Final = "brokers make the index anew from the data as they need it; put it back from a backup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +103,9 @@ def partition_of(key: TierKey) -> TieredPartition:
 
 def _missing(copy: RemoteSegment, sizes: Mapping[str, int]) -> Iterator[Problem]:
     data, index = (key_of(copy, part) for part in (SegmentPart.DATA, SegmentPart.INDEX))
-    for key in (data, index):
+    for key, next_ in ((data, _AFTER_DATA), (index, _AFTER_INDEX)):
         if key not in sizes:
-            detail = f"offsets [{copy.base_offset}, {copy.end_offset})"
+            detail = f"offsets [{copy.base_offset}, {copy.end_offset}): {next_}"
             yield Problem(problem="missing", where=key, detail=detail)
     if sizes.get(data, copy.size_bytes) != copy.size_bytes:
         detail = f"{sizes[data]} bytes, not {copy.size_bytes}"
@@ -221,12 +225,14 @@ async def _damaged(
     told = {problem.where for problem in problems}
     found = []
     for copy in copies:
-        keys = [key_of(copy, part) for part in (SegmentPart.INDEX, SegmentPart.DATA)]
-        if told.intersection(keys):
+        data, index = (key_of(copy, part) for part in (SegmentPart.DATA, SegmentPart.INDEX))
+        if told.intersection((data, index)):
             continue
-        why = None
+        key, next_, why = index, _AFTER_INDEX, None
         try:
-            await _read_through(store, copy)
+            header = await _read_index(store, index, copy)
+            key, next_ = data, _AFTER_DATA
+            await _read_through(store, data, header)
         except BadObject as error:
             why = str(error)
         except NoSuchObject as error:
@@ -234,18 +240,21 @@ async def _damaged(
         if why is not None:
             await reader.read([copy.partition])
             if copy.id in Seen.of(reader.get(copy.partition)).finished:
-                found.append(Problem(problem="damaged", where=keys[1], detail=why))
+                found.append(Problem(problem="damaged", where=key, detail=f"{why}: {next_}"))
     return found
 
 
-async def _read_through(store: ObjectStore, copy: RemoteSegment) -> None:
-    """BadObject at the first thing that is wrong."""
-    head, _ = decode_index_object(await store.get(key_of(copy, SegmentPart.INDEX)))
-    header = head.header
-    check_header(header, copy)
+async def _read_index(store: ObjectStore, key: str, copy: RemoteSegment) -> SegmentHeader:
+    head, _ = decode_index_object(await store.get(key))
+    check_header(head.header, copy)
+    return head.header
+
+
+async def _read_through(store: ObjectStore, key: str, header: SegmentHeader) -> None:
+    """BadObject at the first block that is wrong."""
     for number, crc in enumerate(header.block_crcs):
         start = number * header.block_bytes
-        data = await store.get_range(key_of(copy, SegmentPart.DATA), start, start + header.block_bytes)
+        data = await store.get_range(key, start, start + header.block_bytes)
         if crc32c(data) != crc:
             raise BadObject(f"the block at {start} fails its CRC")
 

@@ -372,6 +372,30 @@ def test_an_unclean_leader_copies_its_own_lineage() -> None:
     run(main, world_of(3))
 
 
+def test_a_damaged_local_segment_stops_the_copies_until_somebody_gives_it_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(world: Replicas) -> None:
+        make(world, 1, remote_log_copy_disable="true", local_retention_bytes="-2")
+        await fill(world, 1)
+        held = log_of(world, 1)
+        damaged, sound = held.segments[1:3]
+        node = world.nodes[1]
+        node.here(damaged.file.pwrite, b"\1", 16)  # the magic of the first batch
+        configure(world, remote_log_copy_disable="false")
+        await world.until(lambda: tiering(world, 1).damaged_count == 1)
+        await asyncio.sleep(60)
+        assert held.tiered_end == damaged.base_offset
+        said = [each.message for each in caplog.records if "is damaged" in each.message]
+        assert len(said) == 1
+        assert "DeleteRecords past that segment" in said[0]
+        node.here(held.advance_log_start, sound.base_offset)
+        await all_copied(world, 1)
+        assert tiering(world, 1).damaged_count == 0
+
+    run(main, world_of(3))
+
+
 def limit(world: Replicas, **properties: str) -> None:
     """Change what all brokers are told."""
     named = {name.replace("_", "."): value for name, value in properties.items()}

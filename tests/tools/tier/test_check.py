@@ -104,7 +104,16 @@ def test_a_flipped_bit_is_found_when_all_is_read(tier: Tier, part: SegmentPart) 
     damaged[-1] ^= 1
     file.write_bytes(damaged)
     assert tier.check(code=0) == []
-    assert tier.check(tier.topic, "--deep", code=1) == [("damaged", key_of(what.segment, SegmentPart.DATA))]
+    assert tier.check(tier.topic, "--deep", code=1) == [("damaged", key_of(what.segment, part))]
+
+
+def test_what_becomes_of_a_lost_object_is_said(tier: Tier) -> None:
+    what = tier.copy()
+    tier.put(what)
+    tier.say(what.segment, SegmentState.COPY_FINISHED)
+    tier.file(what.segment, SegmentPart.INDEX).unlink()
+    assert cli.run(["tier", "check", tier.topic, "--store", tier.url, "-b", tier.bootstrap]) == 1
+    assert "brokers make the index anew from the data" in tier.capsys.readouterr().out
 
 
 def test_what_is_wrong_is_shown_and_counted_in_one_line(tier: Tier) -> None:
