@@ -318,7 +318,7 @@ async def test_of_the_oldest_copy_there_are_transactions_but_no_producers(tmp_pa
     at = next(at for at, each in enumerate(segments) if at and each.has_aborted)
     segment = segments[at]
     for each in segments[:at]:
-        stage.time += 100
+        stage.time += 1000
         assert await stage.removal.remove(stage.tenure, each) == 0
     original = decode_index_object(lose(stage, segment))[1]
     rebuilding = Rebuilding(stage)
