@@ -21,7 +21,7 @@ from broker.net.server import NetworkServer
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 
-SEEDS = 100
+SEEDS = 60
 SEEDS_PER_TEST = 20
 LINGER_MAX_S = 0.02
 LINGER_LONG_S = 1.0

@@ -12,7 +12,7 @@ import pytest
 from tests.sim.scenario import simulate
 
 ONE, AS_THE_SEED_SAYS = 1, None
-SEEDS = {ONE: (200, 20), AS_THE_SEED_SAYS: (60, 5)}  # how many, and how many of them are one test
+SEEDS = {ONE: (100, 20), AS_THE_SEED_SAYS: (60, 5)}  # how many, and how many of them are one test
 CHUNKS = [
     pytest.param(brokers, range(first, first + at_once), id=f"{brokers or 'any'}-{first}")
     for brokers, (count, at_once) in SEEDS.items()

@@ -147,7 +147,9 @@ class TieredHistory(LogHistory):
         self.batches = [batch for batch in self.batches if batch.end <= copy.end]
         self.end = copy.end
         assert self.log.local_log_start_offset == self.end
-        self.forget_producers()
+        told = decode_producers(copy.producers)[0].entries
+        self.sequences = {each.producer_id: each.last_sequence + 1 for each in self.log.producers()}
+        assert self.sequences == {producer: entry.next_sequence for producer, entry in told.items()}
         self.epoch += 1
         self.was_cut()
 
