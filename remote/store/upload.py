@@ -291,6 +291,4 @@ async def _to_its_end(work: Awaitable[None]) -> None:
     try:
         raise cancelled
     finally:
-        del (
-            cancelled
-        )  # in no circle with this frame: what is read from must not wait for the garbage collector
+        del cancelled  # in no circle with this frame: what is read from must not wait for a collection
