@@ -62,6 +62,7 @@ from remote.cold.flights import Spawn
 from remote.cold.guard import GuardedManager
 from remote.cold.index_cache import DIRECTORY as INDEX_CACHE
 from remote.cold.index_cache import IndexCache
+from remote.cold.index_repair import IndexRepair
 from remote.cold.metadata_manager import MetadataManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.pacing import Pacer
@@ -184,6 +185,16 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             spawn=spawn,
         )
         rebuilder.on_rebuilt.append(tier_reads.reader.copies.keep_rebuilt)
+        if isinstance(storage, ObjectTier) and isinstance(tier_metadata, TierMetadata):
+            tiering.index_repair = IndexRepair(
+                broker_id=config.node_id,
+                objects=storage,
+                metadata=tier_metadata,
+                removal=tiering.removal,
+                tenure_of=tiering.tenure_of,
+                spawn=spawn,
+            )
+            rebuilder.on_rebuilt.append(tiering.index_repair.begin)
     fetch = Fetch(
         followers=follower_fetch,
         near=ReplicaSelector(lambda: cluster.image) if config.is_rack_aware else None,

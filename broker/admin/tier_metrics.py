@@ -252,7 +252,7 @@ def _quotas(tiering: Tiering, reads: TierReads) -> Iterator[Metric]:
 
 def _places(tiering: Tiering, reads: TierReads) -> Iterator[Metric]:
     """Turns of copiers, expirers and followers, and loads of readers."""
-    from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
     groups, chunks = tiering.groups, reads.reader.copies.chunks
     busy = sum(group.busy for group in groups)
@@ -274,6 +274,12 @@ def _places(tiering: Tiering, reads: TierReads) -> Iterator[Metric]:
     failing.add_metric(["copy"], len(tiering.copy_trouble))
     failing.add_metric(["expiration"], len(tiering.expiry_trouble))
     yield failing
+    repair = tiering.index_repair
+    yield CounterMetricFamily(
+        "tidewal_tier_repaired_indexes",
+        "Index objects that were lost and put back, made anew.",
+        value=0 if repair is None else repair.repaired,
+    )
     yield GaugeMetricFamily(
         "tidewal_tier_damaged_partitions",
         "Partitions led here that copy nothing as a segment on the disk is damaged; the log says what to do.",

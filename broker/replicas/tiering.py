@@ -30,6 +30,7 @@ from broker.replicas.worker_groups import WorkerGroup
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.copier import Copier, CopyFailed
 from remote.cold.expirer import Expirer
+from remote.cold.index_repair import IndexRepair
 from remote.cold.metadata_manager import MetadataManager
 from remote.cold.quota import Samples
 from remote.cold.removal import Removal
@@ -121,6 +122,8 @@ class Tiering:
         self.expirer = expirer
         self.removal = removal
         self.pressure = pressure
+        self.index_repair: IndexRepair | None = None
+        """None with managers of others, which put nothing back."""
         self._config = config
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
@@ -158,6 +161,11 @@ class Tiering:
         """The bytes a second that were closed for the tier in the last minute."""
         now = self._loop.time()
         return self._closed.statistics(now).total / self._closed.elapsed_s(now)
+
+    def tenure_of(self, key: TieredPartition) -> Tenure | None:
+        """Return the tenure if this broker leads the partition, and knows all that was said of its copies."""
+        held = self._held.get(key)
+        return None if held is None or not self.metadata.is_caught_up(key) else held.tenure
 
     @property
     def damaged_count(self) -> int:

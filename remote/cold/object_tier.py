@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from remote.cold.index_object import (
     Head,
     check_header,
     decode_head,
+    decode_index_object,
     encode_index_object,
     head_size,
     section_of,
@@ -126,6 +127,23 @@ class ObjectTier:
 
     async def fetch_header(self, segment: RemoteSegment) -> SegmentHeader:
         return (await _twice(lambda: self._read_head(segment))).head.header
+
+    async def check_index(self, segment: RemoteSegment) -> None:
+        """Read the whole index object; NoSuchObject or BadObject when it is lost."""
+        key = key_of(segment, SegmentPart.INDEX)
+
+        async def read() -> None:
+            head, _ = decode_index_object(await self._store.get(key))
+            check_header(head.header, segment)
+
+        await _twice(read)
+
+    async def put_index(
+        self, segment: RemoteSegment, header: SegmentHeader, indexes: Mapping[IndexKind, bytes]
+    ) -> None:
+        """Put an index object that was lost anew. It is there when this returns."""
+        self._heads.pop(segment.id, None)
+        await self._store.put(key_of(segment, SegmentPart.INDEX), encode_index_object(header, indexes))
 
     async def delete_segment(self, segment: RemoteSegment) -> None:
         self._heads.pop(segment.id, None)

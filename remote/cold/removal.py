@@ -61,7 +61,7 @@ class Removal:
         return f"<Removal {self.deleted} deleted, {len(self._first_at)} to be deleted again>"
 
     def finished(self, id_: UUID) -> None:
-        """An upload of this broker ended well, just now."""
+        """An upload of this broker ended well, just now, or an index object of the copy is being put anew."""
         now = self._clock()
         self._finished_at[id_] = now
         for old in [old for old, at in self._finished_at.items() if now - at >= LATE_UPLOAD_S]:
@@ -86,7 +86,6 @@ class Removal:
         left_s = self.wait_s(seen.id)
         if left_s > 0:
             return left_s
-        is_once = self._is_settled(tenure, known)
         try:
             await self.begin(tenure, seen)
         except KafkaError as error:
@@ -95,6 +94,8 @@ class Removal:
             logger.info("%s keeps a copy that has changed since it was to go: %s", tenure.name, error)
             return LOOK_AGAIN_S
         tenure.check()
+        # what was put while the deletion was told is known now, and later nothing is put any more
+        is_once = self._is_settled(tenure, known)
         tenure.counts.remote_delete += 1
         await self._storage.delete_segment(known)
         if not is_once and seen.id not in self._first_at:

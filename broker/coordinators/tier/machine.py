@@ -99,7 +99,7 @@ class TierMachine:
             _check_state(partition, event, command.expects)
             event = _with_custom(partition, event)
         if _is_claim(command) and not _is_told(partition, event):
-            raise KafkaError(ErrorCode.invalid_record, "the copy is not begun, or its deletion is")
+            raise KafkaError(ErrorCode.invalid_record, "the copy is not, or no more, what its teller says")
         refusal = self.fold.refusal(event) or _refusal_to_forget(partition, event)
         if refusal is not None:
             raise KafkaError(ErrorCode.invalid_record, refusal)
@@ -211,9 +211,12 @@ def _left_over(partition: PartitionFold | None, event: TierEvent) -> tuple[TierR
 
 
 def _is_claim(command: TierCommand) -> bool:
-    """Whether it is told again that a copy is begun, only to have that committed. Without a commit, one might
-    answer that leads the metadata no more."""
-    return isinstance(command.event, SegmentStarted) and command.expects is not None
+    """Whether it is told again that a copy is begun, or finished, only to have that committed. Without a
+    commit, one might answer that leads the metadata no more."""
+    event = command.event
+    if isinstance(event, SegmentStarted):
+        return command.expects is not None
+    return isinstance(event, SegmentUpdated) and command.expects is event.state
 
 
 def _is_told(partition: PartitionFold | None, event: TierEvent) -> bool:

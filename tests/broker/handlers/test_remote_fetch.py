@@ -12,6 +12,7 @@ from protocol.apis import Api
 from protocol.checksum import Buffer
 from protocol.errors import ErrorCode
 from protocol.records import end_txn_marker, iter_batches
+from remote.cold.index_object import decode_index_object
 from remote.cold.object_tier import ObjectTier, key_of
 from remote.cold.segments import RemoteSegment, TieredPartition
 from remote.keys import SegmentPart
@@ -492,6 +493,17 @@ async def test_lost_index_objects_are_made_anew_from_the_data(
         assert await consumed(client) == before
     assert reads.rebuilder.rebuilt >= len(copies)
     assert reads.rebuilder.failed == reads.reader.refused == 0
+    tiering = broker.components.tiering
+    assert tiering is not None
+    assert tiering.index_repair is not None
+    async with asyncio.timeout(10):
+        while tiering.index_repair.repaired < len(copies):  # noqa: ASYNC110 - the broker's own state
+            await asyncio.sleep(0.01)
+    for copy in copies:
+        head, _ = decode_index_object(
+            await broker.components.world.store.get(key_of(copy, SegmentPart.INDEX))
+        )
+        assert head.header.segment_id == copy.id
 
 
 async def abort_over_segments(broker: Broker, segments: int) -> None:

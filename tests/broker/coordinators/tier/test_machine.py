@@ -162,6 +162,23 @@ def test_what_is_told_again_leaves_nothing_and_is_not_refused(shell: Shell) -> N
         assert len(shell.rows) == before
 
 
+def test_that_a_copy_is_finished_is_committed_again_for_whoever_wants_to_know(shell: Shell) -> None:
+    """And changes nothing. Of a copy that goes it is refused."""
+    claim = finished(custom=b"c")
+    assert shell.refuses(claim, expects=SegmentState.COPY_FINISHED) is ErrorCode.invalid_record
+    shell.tell(started())
+    assert shell.refuses(claim, expects=SegmentState.COPY_FINISHED) is ErrorCode.invalid_record
+    shell.tell(claim)
+    fold = shell.machine.fold.get(USER)
+    assert fold is not None
+    rows, known = len(shell.rows), list(fold.finished())
+    assert not shell.tell(claim, expects=SegmentState.COPY_FINISHED)
+    assert len(shell.rows) == rows + 1
+    assert list(fold.finished()) == known
+    shell.tell(update(SegmentState.DELETE_STARTED))
+    assert shell.refuses(claim, expects=SegmentState.COPY_FINISHED) is ErrorCode.invalid_record
+
+
 def test_what_was_decided_about_another_state_is_refused(shell: Shell) -> None:
     """Of a leader that gives a copy up while the word that it is finished was under way."""
     shell.tell(started())
