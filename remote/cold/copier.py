@@ -152,9 +152,9 @@ class Copier:
         )
         while not scan.is_done:
             try:
-                async with self._tempo.turn():
+                async with self._tempo.turn(held.size):
                     tenure.check()
-                    blocks = 1 if self._tempo.is_busy() else BLOCKS_AT_ONCE
+                    blocks = self._blocks_at_once()
                     await self._read(tenure, partial(scan.go_on, blocks), blocks * self._block_bytes)
             except SegmentDamaged as error:
                 if log.generation != generation:
@@ -240,13 +240,14 @@ class Copier:
                 limit.reschedule(0.0)
 
         async def read(start: int, end: int) -> memoryview:
-            """Read all at once, or block by block beside clients."""
+            """Read all at once, or in slices beside clients."""
             buffer, at = apart(end - start), start
             while at < end:
                 progress(STALL_S)
                 until = end
                 if self._tempo.is_busy():
-                    until = min(end, (at // self._block_bytes + 1) * self._block_bytes)
+                    until = min(end, at + self._blocks_at_once() * self._block_bytes)
+                    until -= until % self._block_bytes if until < end else 0
                 call = partial(
                     read_again,
                     held.file,
@@ -317,6 +318,10 @@ class Copier:
                 return snapshot
             await asyncio.sleep(0)
             tenure.check()
+
+    def _blocks_at_once(self) -> int:
+        """Return how many blocks are read without a rest: beside clients those of BLOCK_BYTES."""
+        return max(1, BLOCK_BYTES // self._block_bytes) if self._tempo.is_busy() else BLOCKS_AT_ONCE
 
     async def _read(self, tenure: Tenure, call: Callable[[], Any], size: int) -> None:
         """Read from the segment's file in another thread. A disk that fails is the log's to deal with."""

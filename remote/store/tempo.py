@@ -2,7 +2,8 @@
 
 Owns: whether clients are being served, whose turn it is then, how long an upload rests after a slice of work.
 Does not own: quotas (remote.cold.pacing), what is sent in a slice. Invariant: nothing rests and nobody waits
-for a turn while no client is served; a wait for a turn ends after TURN_S_MAX, a rest after REST_S_MAX.
+for a turn while no client is served; a wait for a turn ends after TURN_S_MAX, or when the speed that uploads
+have to reach would be missed, a rest after REST_S_MAX.
 
 A part of 8 MiB that is read, summed and sent at once takes the cores, and the interpreter, for 30 to 100 ms,
 with ten copies at once for much longer: the requests that come meanwhile make the 99th percentile. So beside
@@ -11,8 +12,10 @@ it took, whatever it waited for: a busy machine makes the rests longer by itself
 quarters of the speed meanwhile; what it gained, and how far figures of a busy machine lie apart, is in
 BENCHMARKS.md. Slices alone, with ten copies at once, seemed to gain less, and longer rests nothing more.
 
-Uploads must not fall behind what is written for that: a rest ends where the slice would go slower than twice
-the greater of what the quota allows, if there is one, and of what is being closed.
+Uploads must not fall behind what is written for that: a rest, and a wait for a turn, ends where it would go
+slower than twice the greater of what the quota allows, if there is one, and of what is being closed. A turn
+lasts until the store has answered, which takes a slow one a quarter of a second: parts no larger than a slice
+take none, or small segments would leave one by one.
 """
 
 from __future__ import annotations
@@ -65,9 +68,9 @@ class Tempo:
         return self._is_busy
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Have the only turn, if clients are served."""
-        is_ours = self.is_busy() and await self._wait_for_turn()
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Have the only turn for so many bytes, if clients are served."""
+        is_ours = size > SLICE_BYTES and self.is_busy() and await self._wait_for_turn(size)
         try:
             yield
         finally:
@@ -84,10 +87,11 @@ class Tempo:
                 rest_s = min(rest_s, max(0.0, size / floor - took_s))
         await asyncio.sleep(rest_s)
 
-    async def _wait_for_turn(self) -> bool:
-        """Wait for the turn, but not for ever: who has it may wait for a store that does not answer."""
+    async def _wait_for_turn(self, size: int) -> bool:
+        """Wait for the turn, but not for ever: what has it may wait for a store that does not answer."""
+        floor = 2 * self._floor()
         try:
-            async with asyncio.timeout(TURN_S_MAX):
+            async with asyncio.timeout(min(TURN_S_MAX, size / floor) if floor > 0 else TURN_S_MAX):
                 await self._turn.acquire()
         except TimeoutError:
             return False

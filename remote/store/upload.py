@@ -247,7 +247,7 @@ class _Job:
         async def read_and_send() -> T:
             if self._pace is not None:
                 await self._pace(end - start)
-            async with self._tempo.turn(), self._budget.hold(end - start):
+            async with self._tempo.turn(end - start), self._budget.hold(end - start):
                 data = await self._read(start, end) if end > start else b""
                 if len(data) != end - start:
                     raise SourceChanged(f"{self._key}: bytes {start} to {end} are {len(data)} bytes")

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.store.local_store import LocalStore
-from remote.store.tempo import BUSY_PER_S, LOOK_EVERY_S, REST_S_MAX, RESTS, TURN_S_MAX, Tempo
+from remote.store.tempo import BUSY_PER_S, LOOK_EVERY_S, REST_S_MAX, RESTS, SLICE_BYTES, TURN_S_MAX, Tempo
 from remote.store.upload import put_from
 from storage.files import Buffer, DiskFile, DiskFiles
 from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
+
+LARGE = 8 << 20
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -57,7 +59,7 @@ async def rested(tempo: Tempo, size: int, took_s: float) -> float:
 def test_alone_nobody_rests_or_waits(per_s: float) -> None:
     async def main() -> None:
         tempo = await tempo_beside(Clients(per_s))
-        async with tempo.turn(), tempo.turn(), asyncio.timeout(0.001):
+        async with tempo.turn(LARGE), tempo.turn(LARGE), asyncio.timeout(0.001):
             assert await rested(tempo, 1000, 5.0) < 0.001
 
     run(main())
@@ -110,7 +112,7 @@ def test_there_is_one_turn_at_a_time_whoever_is_cancelled(works: list[tuple[floa
         async def one(comes_s: float, works_s: float) -> None:
             nonlocal at_work
             await asyncio.sleep(comes_s)
-            async with tempo.turn():
+            async with tempo.turn(LARGE):
                 at_work += 1
                 try:
                     assert at_work == 1
@@ -124,7 +126,7 @@ def test_there_is_one_turn_at_a_time_whoever_is_cancelled(works: list[tuple[floa
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             assert found is None or isinstance(found, asyncio.CancelledError)
         begun = now()
-        async with tempo.turn():
+        async with tempo.turn(LARGE):
             assert now() - begun < 0.01
 
     run(main())
@@ -133,9 +135,9 @@ def test_there_is_one_turn_at_a_time_whoever_is_cancelled(works: list[tuple[floa
 def test_a_turn_that_does_not_end_holds_nobody_for_ever() -> None:
     async def main() -> None:
         tempo = await tempo_beside(Clients())
-        async with tempo.turn():
+        async with tempo.turn(LARGE):
             begun = now()
-            async with tempo.turn():
+            async with tempo.turn(LARGE):
                 assert now() - begun == pytest.approx(TURN_S_MAX, rel=0.1)
             waits = asyncio.create_task(_have(tempo))
             await asyncio.sleep(1.0)
@@ -145,8 +147,21 @@ def test_a_turn_that_does_not_end_holds_nobody_for_ever() -> None:
     run(main())
 
 
+def test_a_small_part_takes_no_turn_and_a_large_one_does_not_wait_longer_than_it_may() -> None:
+    async def main() -> None:
+        tempo = await tempo_beside(Clients(), floor=LARGE / 2)
+        async with tempo.turn(LARGE):
+            begun = now()
+            async with tempo.turn(SLICE_BYTES):
+                assert now() - begun < 0.01
+            async with tempo.turn(LARGE):
+                assert now() - begun == pytest.approx(1.0, rel=0.1)
+
+    run(main())
+
+
 async def _have(tempo: Tempo) -> None:
-    async with tempo.turn():
+    async with tempo.turn(LARGE):
         pass
 
 
@@ -217,7 +232,11 @@ async def test_a_part_is_written_in_slices_and_synced_once(
     assert await store.get("k") == data
 
 
-async def test_beside_clients_one_part_is_under_way_at_a_time(tmp_path: Path) -> None:
+async def test_beside_clients_one_part_is_under_way_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.store.tempo.SLICE_BYTES", 9)
+
     class Turns(Busy):
         at_work = most = 0
 
