@@ -155,7 +155,8 @@ class Copier:
                 async with self._tempo.turn(held.size):
                     tenure.check()
                     blocks = self._blocks_at_once()
-                    await self._read(tenure, partial(scan.go_on, blocks), blocks * self._block_bytes)
+                    size = min(blocks * self._block_bytes, held.size)
+                    await self._read(tenure, partial(scan.go_on, blocks), size)
             except SegmentDamaged as error:
                 if log.generation != generation:
                     raise SegmentChanged("the log was cut while it was looked through") from error

@@ -3,8 +3,9 @@
 Owns: the order in which retention, lineage, a lost copy and a topic that is no longer tiered take copies out
 of the tier. Does not own: what retention says (policy), which copies are of this log's lineage (fold), the
 steps of a deletion (removal). Invariants: the log start has passed a copy, and is durable, before the copy's
-deletion begins, unless the copy is nobody's: unfinished, of another lineage, or covered by a longer one; at
-the end of a turn the metadata knows where the log started at its beginning.
+deletion begins, unless the copy is nobody's: unfinished, of another lineage, or covered by a longer one; the
+metadata has accepted from this leader where the log starts before retention moves it there, so that one that
+was deposed hides nothing from its own log.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ class Expirer:
         log = tenure.log
         if not may_expire(log):
             return None
-        await self._tell_log_start(tenure)
-        tenure.check()
         fold = self._metadata.fold(tenure.partition)
+        start = log.log_start_offset if fold is None else self._log_start(log, fold)
+        if log.is_tiered and start > (0 if fold is None else fold.implied_start):
+            await self._tell_log_start(tenure, start)
+            tenure.check()
+            fold = self._metadata.fold(tenure.partition)
         if fold is None:
             return None
-        start = self._log_start(log, fold)
         if start > log.log_start_offset:
             logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
             await tenure.start_log_at(start)
@@ -78,23 +81,19 @@ class Expirer:
                 waits_s.append(left_s)
         return min(waits_s, default=None)
 
-    async def _tell_log_start(self, tenure: Tenure) -> None:
-        """Have it in the metadata where no copy tells it: a disk that is lost takes it along. What retention
-        moves is told by what it deletes, so that most turns have nothing to tell."""
-        log, fold = tenure.log, self._metadata.fold(tenure.partition)
-        if not log.is_tiered or log.log_start_offset <= (0 if fold is None else fold.implied_start):
-            return
+    async def _tell_log_start(self, tenure: Tenure, start: int) -> None:
+        """Have it in the metadata where no copy tells it: a disk that is lost takes it along."""
         moved = LogStartMoved(
             partition=tenure.partition,
             topic=tenure.topic,
-            log_start=log.log_start_offset,
+            log_start=start,
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms(),
         )
         await self._metadata.submit(moved, leader_epoch=tenure.leader_epoch)
 
     def _log_start(self, log: AbstractLog, fold: PartitionFold) -> int:
-        """Where the log is to start before any copy goes."""
+        """Return where the log is to start before any copy goes, at least where it does."""
         if not log.is_tiered:
             return log.local_log_start_offset
         plan = plan_expiry(

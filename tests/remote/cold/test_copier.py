@@ -60,7 +60,10 @@ class Beside(Tempo):
         self.rests.append(size)
 
 
-async def test_beside_clients_a_segment_is_read_block_by_block(stage: Stage) -> None:
+async def test_beside_clients_a_segment_is_read_in_slices(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.cold.copier.BLOCK_BYTES", 64)
     tempo = stage.tempo = Beside()
     stage.block_bytes = 64
     stage.live()
