@@ -258,7 +258,7 @@ def test_retention_takes_the_oldest_copies_and_every_replica_follows() -> None:
         await expire_locally(world, 1, 2, 3)
         before = len(copies(world, 1))
         configure(world, retention_bytes="1500")
-        await world.until(lambda: log_of(world, 1).log_start_offset > 0)
+        await world.until(lambda: log_of(world, 1).log_start_offset == copies(world, 1)[0].base_offset > 0)
         await world.until(lambda: clean(world, 1), timeout_s=4 * LATE_UPLOAD_S)
         start = log_of(world, 1).log_start_offset
         assert start == copies(world, 1)[0].base_offset
