@@ -27,6 +27,7 @@ TURN_BYTES: Final = 1 << 20
 half a millisecond."""
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |$)")
+_SWITCHING: Final = 101
 _PARTIAL: Final = 206
 
 
@@ -193,15 +194,21 @@ class _Connection(asyncio.BufferedProtocol):
     # --- the answer ---
 
     def _read_head(self) -> None:
-        end = self._head.find(b"\r\n\r\n", 0, self._filled)
-        if end < 0:
-            if self._filled == len(self._head):
-                raise ValueError("the head of the answer is too long")
-            return
-        status, headers = _decode_head(bytes(self._head[:end]))
-        if 100 <= status < 200:
-            raise ValueError(f"an answer {status} nobody asked for")
-        behind = bytes(self._head[end + 4 : self._filled])
+        while True:
+            end = self._head.find(b"\r\n\r\n", 0, self._filled)
+            if end < 0:
+                if self._filled == len(self._head):
+                    raise ValueError("the head of the answer is too long")
+                return
+            status, headers = _decode_head(bytes(self._head[:end]))
+            behind = bytes(self._head[end + 4 : self._filled])
+            if not 100 <= status < 200:
+                break
+            if status == _SWITCHING:
+                raise ValueError(f"an answer {status} nobody asked for")
+            # an interim answer, as proxies send: the one that counts comes behind it
+            self._head[: len(behind)] = behind
+            self._filled = len(behind)
         self._status, self._headers, self._filled = status, headers, 0
         if status != _PARTIAL or "transfer-encoding" in headers or "content-length" not in headers:
             self._rest = bytearray()

@@ -129,13 +129,22 @@ def test_a_refusal_is_read_in_each_of_its_forms(body: bytes, form: str, draw: st
         b"SSH-2.0-other\r\n\r\n",
         b"HTTP/1.1 206 Partial\r\nno colon\r\n\r\n",
         b"HTTP/1.1 206 Partial\r\nx: " + bytes(ranges.HEAD_BYTES_MAX),
-        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         b"HTTP/1.1 404 None\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
     ],
 )
 async def test_what_is_no_answer_to_this_closes_the_connection(answer: bytes) -> None:
     with pytest.raises(NotUnderstood):
         await fed([answer], piece_bytes=4, size_max=10)
+
+
+@given(st.binary(min_size=1, max_size=200), st.data())
+def test_interim_answers_are_passed_over(body: bytes, draw: st.DataObject) -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nContent-Length: 3\r\n\r\n"
+    answer = b"HTTP/1.1 100 Continue\r\n\r\n" * draw.draw(st.integers(0, 400)) + hints + partial(body)
+    at = draw.draw(st.integers(1, len(answer) - 1))
+    found = asyncio.run(fed([answer[:at], answer[at:]], piece_bytes=7, size_max=len(body)))
+    assert (found.status, b"".join(found.pieces)) == (206, body)
 
 
 @pytest.mark.parametrize("value", ["a\r\nb", "a\nb"])
