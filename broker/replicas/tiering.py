@@ -72,7 +72,6 @@ class Held:
     """A tiered partition with a replica here."""
 
     __slots__ = (
-        "bytes_at_roll",
         "copy_failures",
         "expiry_failures",
         "is_waiting",
@@ -91,7 +90,6 @@ class Held:
         """Turns were put off until the fold is far enough."""
         self.rolled_at = -1
         """The end of the last closed segment, while its commit is waited for."""
-        self.bytes_at_roll = partition.stats.bytes_in
         self.copy_failures = 0
         self.expiry_failures = 0
 
@@ -338,12 +336,10 @@ class Tiering:
         """A segment was closed, amid an append: it may be copied once all of it is committed."""
         if held.tenure is None:
             return
-        is_first = held.rolled_at < 0
-        held.rolled_at = held.partition.log.log_end_offset
-        bytes_in = held.partition.stats.bytes_in
-        self._closed.add(bytes_in - held.bytes_at_roll, self._loop.time())
-        held.bytes_at_roll = bytes_in
-        if held.partition.log.high_watermark >= held.rolled_at:
+        is_first, log = held.rolled_at < 0, held.partition.log
+        held.rolled_at = log.log_end_offset
+        self._closed.add(log.size_from(held.rolled_at - 1), self._loop.time())
+        if log.high_watermark >= held.rolled_at:
             self._loop.call_soon(self.committed, held, held.rolled_at)
         elif is_first:
             held.partition.wait_committed(_Committed(self, held))

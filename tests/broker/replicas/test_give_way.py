@@ -51,3 +51,18 @@ async def test_uploads_reach_their_quota_and_what_is_closed(
             roll(broker, "t")
     assert 150_000 / 60 < tiering.closed_per_s() < 155_000 / 50 + 1
     assert tempo._floor() == pytest.approx(max(floor, tiering.closed_per_s()), rel=0.01)
+
+
+async def test_what_is_closed_is_counted_once_whatever_the_topic_has_beside_it(
+    make_broker: MakeBroker,
+) -> None:
+    broker = await make_broker()
+    tiering = broker.components.tiering
+    assert tiering is not None
+    await create_topic(broker, "t", partitions=4, **TIERED)
+    async with await RawClient.open(broker) as client:
+        for index in range(4):
+            await client.produce("t", batch_of(b"x" * 50_000), index=index)
+    for index in range(4):
+        roll(broker, "t", index)
+    assert 200_000 / 60 < tiering.closed_per_s() < 205_000 / 50 + 1
