@@ -20,6 +20,7 @@ offset agree on its epoch: of two histories none is chosen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,8 @@ class Rebuilder:
         self._block_bytes = block_bytes
         self._flights: Flights[tuple[UUID, bool], Rebuilt] = Flights(spawn, deadline_s=DEADLINE_S)
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._walks = asyncio.Semaphore(AT_ONCE_MAX - 1)
+        """For those that read other copies too, which takes long: one place is left to what readers need."""
         self._kept: OrderedDict[UUID, Rebuilt] = OrderedDict()
         """Least recently asked for first."""
         self._kept_bytes = 0
@@ -204,7 +207,7 @@ class Rebuilder:
     async def _rebuild(
         self, fold: Fold, segment: RemoteSegment, lost: Exception, *, is_walking: bool
     ) -> Rebuilt:
-        async with self._places:
+        async with self._walks if is_walking else contextlib.nullcontext(), self._places:
             try:
                 before = await self._before(fold, segment, is_walking=is_walking)
                 rebuilt = await self._through(segment, before)

@@ -371,3 +371,31 @@ def test_where_a_new_epoch_begins_with_the_segment_two_histories_leave_it_open()
     assert id_before(fold, segment) is None, "it was there a moment ago"
     # one that goes on in another epoch where the segment begins is of another history
     assert id_before(fold_of(copy_of(OLD, 5, 25, number=5)), segment) is None
+
+
+async def test_what_readers_need_waits_for_no_producers_of_other_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, segments = await copied(tmp_path, 1)
+    first, *slow = segments[0:6:2]
+    assert len(slow) == 2
+    for segment in (first, *slow):
+        lose(stage, segment)
+    fetch, gate = stage.fetch_segment, asyncio.Event()
+
+    async def held(segment: RemoteSegment, start: int, end: int) -> bytes:
+        if segment.id != first.id:
+            await gate.wait()
+        return await fetch(segment, start, end)
+
+    monkeypatch.setattr(stage, "fetch_segment", held)
+    rebuilding = Rebuilding(stage)
+    snapshots = [
+        asyncio.ensure_future(rebuilding.manager.fetch_index(segment, IndexKind.PRODUCER_SNAPSHOT))
+        for segment in slow
+    ]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        assert await rebuilding.manager.fetch_index(first, IndexKind.OFFSET)
+    gate.set()
+    assert all(await asyncio.gather(*snapshots))
