@@ -43,10 +43,13 @@ class Case:
         return self.history.single_replica_flush and self.custody.is_single(tp)
 
     def may_lose(self, send: Send, offset: int) -> bool:
-        """Whether this ack may have been taken back: for acks=all when everybody bound to it lost it, for
-        acks=1 also when its leader did not stay the leader."""
+        """Whether this ack may have been taken back: for acks=all when everybody bound to it lost it, or it
+        came after an unclean election that its leader had not heard of; for acks=1 also when its leader did
+        not stay the leader."""
         custody = self.custody
         if send.acks != ALL and not custody.led_on(send.tp, send.node, send.since):
+            return True
+        if custody.was_overthrown(send.tp, send.node, send.since):
             return True
         was_synced = send.acks == ALL and self._is_synced_first(send.tp)
         return custody.is_lost(send.tp, offset, send.since, send.done, was_synced=was_synced)

@@ -86,6 +86,19 @@ class Custody:
         later = (moment.at for moment in self.moments(tp) if moment.state.leader_epoch > epoch)
         return min([when, *(nextafter(at, BEGINNING) for at in later)])
 
+    def was_overthrown(self, tp: TopicPartition, node: int, when: float) -> bool:
+        """Whether an unclean election took the lead from this node, which may not have heard of it: until it
+        does it counts itself as the only one in sync."""
+        has_led, is_overthrown = False, False
+        for moment in self.moments(tp):
+            if moment.at > when:
+                break
+            if moment.state.leader == node:
+                has_led, is_overthrown = True, False
+            elif moment.is_unclean and has_led:
+                is_overthrown = True
+        return is_overthrown
+
     def is_single(self, tp: TopicPartition) -> bool:
         """Whether it never had more than one replica."""
         return all(len(moment.state.replicas) == 1 for moment in self.moments(tp))

@@ -97,6 +97,8 @@ def acks_count_everyone(case: Case) -> Iterator[str]:
     for send in case.history.sends:
         if send.result != "ok" or send.acks != ALL or not send.ends:
             continue
+        if case.custody.was_overthrown(send.tp, send.node, send.since):
+            continue
         states = case.custody.during(send.tp, send.since, send.done)
         members = [
             member for member in (states[0].isr if states else ()) if all(member in s.isr for s in states)

@@ -434,6 +434,16 @@ def test_an_unclean_election_that_was_allowed_excuses_what_it_took() -> None:
     assert verdict.lost_by_all == 1
 
 
+@pytest.mark.parametrize(("at", "node", "is_excused"), [(12.5, 3, True), (12.5, 2, False), (11.7, 3, True)])
+def test_a_leader_that_has_not_heard_of_an_unclean_election_may_acknowledge_in_vain(
+    at: float, node: int, is_excused: bool
+) -> None:
+    """3 led until 12; what was asked of it before that is lost by the election as well."""
+    history = after_an_unclean_election()
+    history.sends.append(acked((99,), at, 7, node))
+    assert (not judge(history).violations) == is_excused
+
+
 OTHER_B3 = batch(6, 17, epoch=3)
 
 
