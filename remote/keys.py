@@ -1,8 +1,9 @@
 """The keys of every object of ours in the store, there and back.
 
 Owns: what a key looks like and what it names. Does not own: the objects' bytes (protocol.stored.slots,
-remote.cold.index_object), who writes them and when. Invariant: a key reads back as what it was made of, and
-nothing that is not such a key is taken for one; numbers have leading zeros, so keys sort as what they name.
+remote.cold.index_object, remote.wal.combined_object), what writes them and when. Invariant: a key reads back
+as what it was made of, and nothing that is not such a key is taken for one; numbers have leading zeros, so
+keys sort as what they name.
 FORMAT.md gives the same keys as regular expressions; a test compares them with these.
 """
 
@@ -91,3 +92,69 @@ def parse_tier_key(key: str) -> TierKey | None:
     return TierKey(
         topic_id, int(found["partition"]), int(found["base"]), segment_id, SegmentPart(found["part"])
     )
+
+
+# --- the WAL tier ---
+
+WAL: Final = "wal/"
+_WAL_KEY: Final = re.compile(
+    r"wal/(?P<node>0|[1-9][0-9]{0,9})/(?P<epoch>[0-9]{20})-(?P<generation>[0-9]{10})"
+    r"/(?P<part>|index/|boundary/)(?P<seq>[0-9]{20})",
+    re.ASCII,
+)
+_FLOORS_KEY: Final = re.compile(r"wal/(?P<node>0|[1-9][0-9]{0,9})/floors", re.ASCII)
+
+
+class WalPart(StrEnum):
+    """The kinds of object in one stream of the WAL tier."""
+
+    OBJECT = ""
+    INDEX = "index/"
+    BOUNDARY = "boundary/"
+
+
+class Stream(NamedTuple):
+    """What one incarnation of one broker writes to the WAL tier in one go. After a seal it opens the next
+    generation."""
+
+    node_id: int
+    broker_epoch: int
+    generation: int
+
+
+class WalKey(NamedTuple):
+    stream: Stream
+    part: WalPart
+    seq: int
+
+
+def node_prefix(node_id: int) -> str:
+    """Return what the keys of all streams of a broker begin with."""
+    return f"{WAL}{node_id}/"
+
+
+def stream_prefix(stream: Stream) -> str:
+    return f"{node_prefix(stream.node_id)}{stream.broker_epoch:020d}-{stream.generation:010d}/"
+
+
+def wal_key(stream: Stream, seq: int, part: WalPart = WalPart.OBJECT) -> str:
+    return f"{stream_prefix(stream)}{part}{seq:020d}"
+
+
+def parse_wal_key(key: str) -> WalKey | None:
+    """Return what the key names, None if it is no key of a stream."""
+    found = _WAL_KEY.fullmatch(key)
+    if found is None:
+        return None
+    stream = Stream(int(found["node"]), int(found["epoch"]), int(found["generation"]))
+    return WalKey(stream, WalPart(found["part"]), int(found["seq"]))
+
+
+def floors_key(node_id: int) -> str:
+    return f"{node_prefix(node_id)}floors"
+
+
+def parse_floors_key(key: str) -> int | None:
+    """Return the broker whose floors the key names, None for another key."""
+    found = _FLOORS_KEY.fullmatch(key)
+    return None if found is None else int(found["node"])

@@ -13,14 +13,23 @@ from remote.keys import (
     META,
     SNAPSHOTS,
     SegmentPart,
+    Stream,
     TierKey,
+    WalKey,
+    WalPart,
     boundary_key,
+    floors_key,
+    node_prefix,
+    parse_floors_key,
     parse_number,
     parse_tier_key,
+    parse_wal_key,
     partition_prefix,
     slot_key,
     snapshot_key,
+    stream_prefix,
     tier_key,
+    wal_key,
 )
 from remote.store.object_store import check_prefix, is_key
 
@@ -32,6 +41,13 @@ TIER_KEYS = st.builds(
     base_offset=st.integers(0, (1 << 63) - 1),
     segment_id=st.uuids(),
     part=st.sampled_from(SegmentPart),
+)
+
+STREAMS = st.builds(
+    Stream,
+    node_id=st.integers(0, (1 << 31) - 1),
+    broker_epoch=st.integers(0, (1 << 63) - 1),
+    generation=st.integers(0, (1 << 32) - 1),
 )
 
 
@@ -94,3 +110,56 @@ def test_what_is_no_key_of_the_tier(key: str) -> None:
 )
 def test_what_is_no_slot(key: str) -> None:
     assert parse_number(key, META) is None
+
+
+@given(STREAMS, SEQ, st.sampled_from(WalPart))
+def test_keys_of_streams_there_and_back(stream: Stream, seq: int, part: WalPart) -> None:
+    key = wal_key(stream, seq, part)
+    assert is_key(key)
+    assert parse_wal_key(key) == WalKey(stream, part, seq)
+    assert parse_floors_key(key) is None
+    for prefix in (node_prefix(stream.node_id), stream_prefix(stream)):
+        assert key.startswith(check_prefix(prefix))
+
+
+@given(st.integers(0, (1 << 31) - 1))
+def test_keys_of_floors_there_and_back(node_id: int) -> None:
+    key = floors_key(node_id)
+    assert is_key(key)
+    assert parse_floors_key(key) == node_id
+    assert parse_wal_key(key) is None
+
+
+@given(STREAMS, STREAMS, SEQ, SEQ)
+def test_objects_of_a_broker_are_listed_in_the_order_of_their_streams(
+    one: Stream, other: Stream, seq: int, other_seq: int
+) -> None:
+    other = other._replace(node_id=one.node_id)
+    assert (wal_key(one, seq) < wal_key(other, other_seq)) == ((one, seq) < (other, other_seq))
+
+
+def test_objects_of_a_stream_are_listed_before_what_tells_of_them() -> None:
+    stream = Stream(1, 7, 0)
+    object_key = wal_key(stream, (1 << 64) - 1)
+    assert object_key < wal_key(stream, 0, WalPart.BOUNDARY) < wal_key(stream, 0, WalPart.INDEX)
+
+
+GOOD_WAL = "wal/1/00000000000000000007-0000000000/00000000000000000003"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        GOOD_WAL + "0",
+        "x" + GOOD_WAL,
+        GOOD_WAL.replace("/1/", "/01/"),
+        GOOD_WAL.replace("/1/", "/٣/"),
+        GOOD_WAL.replace("-0000000000", "-0"),
+        GOOD_WAL.replace("0000000000/", "0000000000/other/"),
+        GOOD_WAL + "\n",
+    ],
+)
+def test_what_is_no_key_of_a_stream(key: str) -> None:
+    assert parse_wal_key(GOOD_WAL) is not None
+    assert parse_wal_key(key) is None

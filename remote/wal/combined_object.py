@@ -1,0 +1,345 @@
+"""One object of the WAL tier (KIP-1176): the tails of many partitions, and a table of where each lies.
+
+Owns: the layout of a combined object, of a seal and of an index object, one version of it, and every check
+that needs no other object. Does not own: keys (remote.keys), which slices go into an object (combiner), what
+an object counts for (streams, seals: a reader's matter), the batches themselves. FORMAT.md tells others the
+same: both change with the version alone.
+
+A head of known size comes first, then the table, then the slices without gaps. So a first ranged read tells
+which attempt won a key (its put-id) and, for all but the largest tables, everything else; no reader has to
+know where an object ends. Head and table have a checksum each, every slice has one in its row.
+
+Invariant: whatever the bytes, reading gives what was written or BadObject. A row names all that the bucket
+alone must tell: which log, of which lineage, which offsets, from where the log began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from protocol.checksum import Buffer, crc32c
+from remote.bad_object import BadObject
+from remote.keys import Stream
+
+MAGIC: Final = b"TWWO"
+VERSION: Final = 1
+HEAD_READ_BYTES: Final = 64 << 10
+"""Asked for first: head and table of 600 slices."""
+TABLE_BYTES_MAX: Final = 64 << 20
+INDEXED_OBJECTS: Final = 256
+"""So many objects have their tables repeated in one index object."""
+
+
+class ObjectKind(IntEnum):
+    SLICES = 0
+    SEAL = 1
+    INDEX = 2
+
+
+class Place(NamedTuple):
+    """One object of one stream."""
+
+    stream: Stream
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What an object says about itself."""
+
+    kind: ObjectKind
+    cluster_id: str
+    place: Place
+    """Where it lies; of an index object, the first object that it repeats."""
+    put_id: bytes
+    """16 bytes that tell one attempt to write this key from any other."""
+    metadata_seq: int
+    """The newest slot of the metadata log that the writer had applied. Of a seal: the slot for whose sake the
+    stream ends."""
+    writer: tuple[int, int]
+    """(node id, broker epoch): of a seal, often another broker than the stream's."""
+    written_ms: int
+    """By the writer's clock: nothing may be decided by it."""
+
+
+class Row(NamedTuple):
+    """One slice: consecutive batches of one partition, out of one segment and one batch epoch."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    """In which the writer led."""
+    epoch_start: int
+    """Where that epoch began in the writer's log: what older epochs have from there on is void."""
+    batch_epoch: int
+    """The one that is stamped on the batches, at most `leader_epoch`."""
+    start: int
+    end: int
+    """Exclusive. Compaction leaves gaps: batches may begin above `start` and end below `end`."""
+    log_start: int
+    """Of the writer's log: what is below was deleted, and is not to come back."""
+    position: int
+    """Of the first byte in the object."""
+    size: int
+    crc32c: int
+    previous: Place | None
+    """Where the partition's slice before this one lies, where this is its first one in the stream."""
+
+
+_HEAD = Struct(">4sHBxIIiqIq16sqiqqI")
+_TEXT = Struct(">H")
+_CRC = Struct(">I")
+_ROW = Struct(">16siiqiqqqQIIB")
+_PREVIOUS = Struct(">iqIq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Head and rows of one object."""
+
+    head: Head
+    rows: tuple[Row, ...]
+    body_at: int
+    """Where the slices begin."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole object."""
+        return self.rows[-1].position + self.rows[-1].size if self.rows else self.body_at
+
+
+def table_bytes(cluster_id: str, rows: Iterable[Row]) -> int:
+    """Return how many bytes stand before the first slice."""
+    total = _HEAD.size + _TEXT.size + len(cluster_id.encode()) + _CRC.size + _CRC.size
+    for row in rows:
+        total += _ROW.size if row.previous is None else _ROW.size + _PREVIOUS.size
+    return total
+
+
+def place_slices(cluster_id: str, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the positions that their slices get in one object, in this order."""
+    position = table_bytes(cluster_id, rows)
+    placed = []
+    for row in rows:
+        placed.append(row._replace(position=position))
+        position += row.size
+    return placed
+
+
+def encode_table(head: Head, rows: Sequence[Row]) -> bytes:
+    """Return head and table of an object of slices, or of a seal, which has no rows. The slices follow."""
+    assert head.kind is ObjectKind.SLICES or not rows, head
+    out = _encode_head(head, sum(_row_bytes(row) for row in rows) + _CRC.size, len(rows))
+    table = bytearray()
+    for row in rows:
+        table += _ROW.pack(
+            row.topic_id.bytes,
+            row.partition,
+            row.leader_epoch,
+            row.epoch_start,
+            row.batch_epoch,
+            row.start,
+            row.end,
+            row.log_start,
+            row.position,
+            row.size,
+            row.crc32c,
+            row.previous is not None,
+        )
+        if row.previous is not None:
+            stream, seq = row.previous
+            table += _PREVIOUS.pack(stream.node_id, stream.broker_epoch, stream.generation, seq)
+    table += _CRC.pack(crc32c(table))
+    out += table
+    return bytes(out)
+
+
+def encode_index(head: Head, tables: Sequence[bytes]) -> bytes:
+    """Return an index object: the heads and tables of consecutive objects, as they are in these."""
+    assert head.kind is ObjectKind.INDEX, head
+    body = b"".join(tables)
+    return bytes(_encode_head(head, len(body) + _CRC.size, len(tables))) + body + _CRC.pack(crc32c(body))
+
+
+def _row_bytes(row: Row) -> int:
+    return _ROW.size if row.previous is None else _ROW.size + _PREVIOUS.size
+
+
+def _encode_head(head: Head, rest_bytes: int, count: int) -> bytearray:
+    assert len(head.put_id) == 16, head.put_id
+    cluster = head.cluster_id.encode()
+    stream, seq = head.place
+    out = bytearray(
+        _HEAD.pack(
+            MAGIC,
+            VERSION,
+            head.kind,
+            _HEAD.size + _TEXT.size + len(cluster) + _CRC.size,
+            rest_bytes,
+            stream.node_id,
+            stream.broker_epoch,
+            stream.generation,
+            seq,
+            head.put_id,
+            head.metadata_seq,
+            *head.writer,
+            head.written_ms,
+            count,
+        )
+    )
+    out += _TEXT.pack(len(cluster))
+    out += cluster
+    out += _CRC.pack(crc32c(out))
+    return out
+
+
+class _Start(NamedTuple):
+    head: Head
+    head_bytes: int
+    rest_bytes: int
+    """Of the table, its checksum included."""
+    count: int
+
+
+def decode_head(data: Buffer) -> Head:
+    """Read what an object says about itself; `data` may end anywhere after the head."""
+    return _decode_start(data).head
+
+
+def table_end(data: Buffer) -> int:
+    """Return how many of an object's first bytes hold its head and its table."""
+    start = _decode_start(data)
+    return start.head_bytes + start.rest_bytes
+
+
+def decode_table(data: Buffer) -> Table:
+    """Read head and table; `data` may go on after them."""
+    start = _decode_start(data)
+    end = start.head_bytes + start.rest_bytes
+    body = _checked_rest(data, start)
+    if start.head.kind is ObjectKind.INDEX:
+        raise BadObject("an index object where one with slices was looked for")
+    rows = tuple(_decode_rows(body, start.count, end))
+    if start.head.kind is ObjectKind.SEAL and rows:
+        raise BadObject(f"a seal with {len(rows)} slices")
+    return Table(head=start.head, rows=rows, body_at=end)
+
+
+def decode_index(data: Buffer) -> tuple[Head, tuple[Table, ...]]:
+    """Read an index object; BadObject unless its tables are those of consecutive objects of its stream."""
+    start = _decode_start(data)
+    if start.head.kind is not ObjectKind.INDEX:
+        raise BadObject(f"an object of kind {start.head.kind.name}, not an index object")
+    if len(data) != start.head_bytes + start.rest_bytes:
+        raise BadObject(f"an index object of {len(data)} bytes, its table ends elsewhere")
+    body = _checked_rest(data, start)
+    tables: list[Table] = []
+    at = 0
+    for number in range(start.count):
+        table = decode_table(body[at:])
+        at += table.body_at
+        expected = Place(start.head.place.stream, start.head.place.seq + number)
+        if table.head.place != expected:
+            raise BadObject(f"an index object repeats {table.head.place} in the place of {expected}")
+        tables.append(table)
+    if at != len(body):
+        raise BadObject(f"{len(body) - at} bytes after the last table of an index object")
+    return start.head, tuple(tables)
+
+
+def check_slice(row: Row, data: Buffer) -> None:
+    """BadObject unless these are the bytes of the slice."""
+    if len(data) != row.size:
+        raise BadObject(f"{len(data)} bytes of a slice of {row.size}")
+    if crc32c(data) != row.crc32c:
+        raise BadObject(f"the slice of partition {row.partition} at position {row.position} fails its CRC")
+
+
+def _decode_start(data: Buffer) -> _Start:
+    if len(data) < _HEAD.size:
+        raise BadObject(f"an object of the WAL tier of {len(data)} bytes")
+    (
+        magic,
+        version,
+        kind,
+        head_bytes,
+        rest_bytes,
+        node_id,
+        broker_epoch,
+        generation,
+        seq,
+        put_id,
+        metadata_seq,
+        writer_node,
+        writer_epoch,
+        written_ms,
+        count,
+    ) = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise BadObject(f"no object of the WAL tier: it starts with {bytes(magic)!r}")
+    if version != VERSION:
+        raise BadObject(f"an object of the WAL tier of version {version}, this release reads {VERSION}")
+    if head_bytes < _HEAD.size + _TEXT.size + _CRC.size or len(data) < head_bytes:
+        raise BadObject(f"an object of the WAL tier is cut: {len(data)} bytes, its head has {head_bytes}")
+    view = memoryview(data)[:head_bytes]
+    (crc,) = _CRC.unpack_from(view, head_bytes - _CRC.size)
+    if crc32c(view[: head_bytes - _CRC.size]) != crc:
+        raise BadObject("the head of an object of the WAL tier fails its CRC")
+    (text_bytes,) = _TEXT.unpack_from(view, _HEAD.size)
+    if _HEAD.size + _TEXT.size + text_bytes + _CRC.size != head_bytes or kind > max(ObjectKind):
+        raise BadObject("the head of an object of the WAL tier does not add up")
+    if not _CRC.size <= rest_bytes <= TABLE_BYTES_MAX:
+        raise BadObject(f"an object of the WAL tier with a table of {rest_bytes} bytes")
+    try:
+        cluster_id = str(view[_HEAD.size + _TEXT.size : head_bytes - _CRC.size], "utf-8")
+    except UnicodeDecodeError:
+        raise BadObject("the cluster id in an object of the WAL tier is not UTF-8") from None
+    head = Head(
+        kind=ObjectKind(kind),
+        cluster_id=cluster_id,
+        place=Place(Stream(node_id, broker_epoch, generation), seq),
+        put_id=bytes(put_id),
+        metadata_seq=metadata_seq,
+        writer=(writer_node, writer_epoch),
+        written_ms=written_ms,
+    )
+    return _Start(head, head_bytes, rest_bytes, count)
+
+
+def _checked_rest(data: Buffer, start: _Start) -> memoryview:
+    end = start.head_bytes + start.rest_bytes
+    if len(data) < end:
+        raise BadObject(f"an object of the WAL tier is cut: {len(data)} bytes, its table ends at {end}")
+    rest = memoryview(data)[start.head_bytes : end]
+    body = rest[: -_CRC.size]
+    if _CRC.unpack_from(rest, len(body)) != (crc32c(body),):
+        raise BadObject("the table of an object of the WAL tier fails its CRC")
+    return body
+
+
+def _decode_rows(body: memoryview, count: int, body_at: int) -> Iterable[Row]:
+    at, position = 0, body_at
+    for _ in range(count):
+        if len(body) - at < _ROW.size:
+            raise BadObject("the table of an object of the WAL tier is cut inside a row")
+        topic_id, *numbers, has_previous = _ROW.unpack_from(body, at)
+        at += _ROW.size
+        previous: Place | None = None
+        if has_previous:
+            if len(body) - at < _PREVIOUS.size:
+                raise BadObject("the table of an object of the WAL tier is cut inside a row")
+            node_id, broker_epoch, generation, seq = _PREVIOUS.unpack_from(body, at)
+            at += _PREVIOUS.size
+            previous = Place(Stream(node_id, broker_epoch, generation), seq)
+        row = Row(UUID(bytes=topic_id), *numbers, previous)
+        if row.position != position or not row.size or not row.start < row.end:
+            raise BadObject(f"a row of the WAL tier does not add up: {row}")
+        position += row.size
+        yield row
+    if at != len(body):
+        raise BadObject(f"{len(body) - at} bytes after the last row of an object of the WAL tier")

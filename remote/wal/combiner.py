@@ -1,0 +1,141 @@
+"""When the tails of which partitions leave together in one object.
+
+Owns: which partitions have something to store, since when, in which order their slices are taken, when an
+object is full, and the time between two cuts. Does not own: reading slices, the object's bytes
+(combined_object), sending it (uploader). Pure: time is an argument.
+
+The interval is the least time between two cuts, not a tick: after a pause the first append leaves at once.
+Bytes only bound an object, because what costs is the number of objects. A cut is taken in portions by its
+caller, with turns of the loop between them; cuts that hold the loop for long widen the interval, so that they
+take at most a tenth of it.
+
+Invariants. A partition that was marked is offered by each cut until its reader says that nothing is left;
+what is marked while a cut is being read is offered again. An object holds at most the bytes it may, or one
+slice. Nobody starves: partitions are offered in the order in which they got something to store, one that had
+more than its share goes behind all others, and one whose slice did not fit comes first next time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from math import inf
+from typing import Final, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+LOOP_SHARE: Final = 0.1
+"""Of the loop's time, what cuts may take."""
+INTERVAL_MAX_S: Final = 2.0
+"""However long a cut took: after so long followers would be sent the bytes directly."""
+SHARES: Final = 4
+"""A partition gets at most this part of an object while others wait."""
+
+
+class Combiner(Generic[K]):
+    __slots__ = ("_cut_s", "_dirty", "_not_before", "interval_s", "object_bytes")
+
+    def __init__(self, *, interval_s: float, object_bytes: int) -> None:
+        self.interval_s = interval_s
+        self.object_bytes = object_bytes
+        self._dirty: OrderedDict[K, float] = OrderedDict()
+        """Since when each has something to store."""
+        self._not_before = -inf
+        self._cut_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Combiner {len(self._dirty)} dirty, every {self.spacing_s * 1000:.0f} ms>"
+
+    def __len__(self) -> int:
+        return len(self._dirty)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._dirty
+
+    @property
+    def spacing_s(self) -> float:
+        """The least time between two cuts now."""
+        return max(self.interval_s, min(self._cut_s / LOOP_SHARE, INTERVAL_MAX_S))
+
+    def mark(self, key: K, now: float) -> None:
+        """Take note that a partition has something to store."""
+        if key not in self._dirty:
+            self._dirty[key] = now
+
+    def forget(self, key: K) -> None:
+        """Store nothing more of a partition, which is led no longer or does not use the tier."""
+        self._dirty.pop(key, None)
+
+    def oldest(self, now: float) -> float:
+        """Return for how many seconds something has waited for a cut, 0 where nothing waits."""
+        return now - min(self._dirty.values()) if self._dirty else 0.0
+
+    def wait_s(self, now: float) -> float | None:
+        """Return in how many seconds the next cut is due, 0 for at once and None where nothing waits."""
+        return max(self._not_before - now, 0.0) if self._dirty else None
+
+    def begin(self, now: float) -> Cut[K]:
+        """Begin an object. The caller takes its slices, and says when it is done."""
+        self._not_before = now + self.spacing_s
+        return Cut(self._dirty, self.object_bytes)
+
+    def ended(self, now: float, *, loop_s: float) -> None:
+        """Take note of how long the last cut held the loop in all, which may put off the next one."""
+        self._cut_s = loop_s
+        self._not_before = max(self._not_before, now + self.spacing_s - self.interval_s)
+
+
+class Cut(Generic[K]):
+    """One object being filled."""
+
+    __slots__ = ("_dirty", "_held_back", "_limit", "_share", "_to_offer", "bytes", "current")
+
+    def __init__(self, dirty: OrderedDict[K, float], limit: int) -> None:
+        self.bytes = 0
+        self.current: K | None = None
+        self._dirty = dirty
+        self._limit = limit
+        self._to_offer = len(dirty)
+        self._share = limit if len(dirty) == 1 else max(limit // SHARES, 1)
+        self._held_back: OrderedDict[K, float] = OrderedDict()
+        """Partitions whose next slice did not fit, which come first next time."""
+
+    def next(self) -> K | None:
+        """Return the partition to read next, None when the object is done. Each is offered once."""
+        assert self.current is None, self.current
+        while self._to_offer and self._dirty and self.bytes < self._limit:
+            self._to_offer -= 1
+            self.current = next(iter(self._dirty))
+            return self.current
+        self._finish()
+        return None
+
+    @property
+    def room(self) -> int:
+        """How many bytes the partition that is read may add."""
+        return min(self._limit - self.bytes, self._share)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a slice may be larger than `room`: one batch above the limit is an object of its own."""
+        return not self.bytes
+
+    def took(self, size: int, *, has_more: bool, now: float) -> None:
+        """Take note of what the partition added, `size` 0 where its next batch did not fit, and of whether
+        it has more."""
+        key, self.current = self.current, None
+        assert key is not None
+        self.bytes += size
+        since = self._dirty.pop(key, None)
+        if since is None or not has_more:
+            return  # it was given up meanwhile, or everything it has is in this object
+        if size:
+            self._dirty[key] = now
+        else:
+            self._held_back[key] = since
+
+    def _finish(self) -> None:
+        while self._held_back:
+            key, since = self._held_back.popitem()
+            self._dirty[key] = since
+            self._dirty.move_to_end(key, last=False)
