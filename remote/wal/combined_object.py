@@ -203,7 +203,8 @@ class _Start(NamedTuple):
     head_bytes: int
     rest_bytes: int
     """Of the table, its checksum included."""
-    count: int
+    entries: int
+    """Rows, or tables of an index object."""
 
 
 def decode_head(data: Buffer) -> Head:
@@ -224,7 +225,7 @@ def decode_table(data: Buffer) -> Table:
     body = _checked_rest(data, start)
     if start.head.kind is ObjectKind.INDEX:
         raise BadObject("an index object where one with slices was looked for")
-    rows = tuple(_decode_rows(body, start.count, end))
+    rows = tuple(_decode_rows(body, start.entries, end))
     if start.head.kind is ObjectKind.SEAL and rows:
         raise BadObject(f"a seal with {len(rows)} slices")
     return Table(head=start.head, rows=rows, body_at=end)
@@ -240,7 +241,7 @@ def decode_index(data: Buffer) -> tuple[Head, tuple[Table, ...]]:
     body = _checked_rest(data, start)
     tables: list[Table] = []
     at = 0
-    for number in range(start.count):
+    for number in range(start.entries):
         table = decode_table(body[at:])
         at += table.body_at
         expected = Place(start.head.place.stream, start.head.place.seq + number)
@@ -336,7 +337,7 @@ def _decode_rows(body: memoryview, count: int, body_at: int) -> Iterable[Row]:
             node_id, broker_epoch, generation, seq = _PREVIOUS.unpack_from(body, at)
             at += _PREVIOUS.size
             previous = Place(Stream(node_id, broker_epoch, generation), seq)
-        row = Row(UUID(bytes=topic_id), *numbers, previous)
+        row = Row._make((UUID(bytes=topic_id), *numbers, previous))
         if row.position != position or not row.size or not row.start < row.end:
             raise BadObject(f"a row of the WAL tier does not add up: {row}")
         position += row.size
