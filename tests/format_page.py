@@ -234,6 +234,7 @@ PRIMITIVES: dict[str, Callable[[bytes, int], Reading]] = {
     "uuid": lambda data, at: (str(UUID(bytes=take(data, at, 16))), at + 16),
     "text": sized(number("u16"), bytes.decode),
     "json": sized(number("u32"), json.loads),
+    "blob": sized(number("u32"), bytes.hex),
     "uvarint": uvarint,
     "ctext": sized(less_one, bytes.decode),
     "cbytes": sized(less_one, bytes.hex),

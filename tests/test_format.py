@@ -31,11 +31,12 @@ from remote.cold.segments import (
     TieredPartition,
 )
 from remote.cold.storage_manager import IndexKind
-from remote.keys import parse_tier_key
+from remote.keys import Stream, WalPart, parse_tier_key, parse_wal_key, wal_key
+from remote.wal.combined_object import ObjectKind, check_slice, decode_index, decode_table
 from storage.epochs import decode_epochs
 from tests.format_page import PAGE, FormatPage, Refused, crc32c
 from tests.golden.samples import FOLDER, Sample, samples
-from tests.remote.test_keys import TIER_KEYS, TierKey, tier_key
+from tests.remote.test_keys import SEQ, STREAMS, TIER_KEYS, TierKey, tier_key
 
 TEXT = PAGE.read_text()
 FORMAT = FormatPage(TEXT)
@@ -105,7 +106,7 @@ def test_every_layout_has_a_golden_file() -> None:
         other: layout
         for layout, own in FORMAT.layouts.items()
         for field in own
-        if (other := field.type.partition(" × ")[2]) in FORMAT.layouts
+        if (other := field.type.rpartition(" × ")[2]) in FORMAT.layouts
     }
     shown = {sample.layout for sample in SAMPLES.values()} | {"older batches"}
     assert {layout for layout in FORMAT.layouts if layout not in part_of and layout not in shown} == set()
@@ -181,6 +182,39 @@ def test_the_older_batches_of_producers_are_read_by_the_page() -> None:
     more = bytes.fromhex(golden("producer-snapshot")[1]["more"])
     (producer,) = FORMAT.read("older batches", more)["producers"]
     assert (producer["producer_id"], len(producer["batches"])) == (5, 1)
+
+
+def test_objects_of_the_wal_tier_are_read_alike_by_the_broker() -> None:
+    data, reading = golden("wal-object")
+    table = decode_table(data)
+    head = reading["head"]
+    assert table.head.put_id.hex() == head["put_id"]
+    assert [*table.head.place.stream, table.head.place.seq] == [
+        head[name] for name in ("node", "broker_epoch", "generation", "seq")
+    ]
+    assert (table.body_at, table.size_bytes) == (head["head_size"] + head["table_size"], len(data))
+    for row, told in zip(table.rows, reading["slices"], strict=True):
+        assert [str(row.topic_id), *row[1:-1]] == list(told.values())[:-1]
+        assert [[*place.stream, place.seq] for place in (row.previous,) if place] == [
+            list(place.values()) for place in told["previous"]
+        ]
+        check_slice(row, data[row.position : row.position + row.size])
+    seal = decode_table(golden("wal-seal")[0])
+    assert (seal.head.kind, seal.rows, seal.head.writer) == (ObjectKind.SEAL, (), (3, 52))
+    _, tables = decode_index(golden("wal-index")[0])
+    assert tables[1] == table
+
+
+@given(st.sampled_from(WalPart), STREAMS, SEQ)
+def test_keys_of_the_wal_tier_are_those_of_the_page(part: WalPart, stream: Stream, seq: int) -> None:
+    layouts = {WalPart.OBJECT: "wal object", WalPart.INDEX: "wal index", WalPart.BOUNDARY: "nothing"}
+    assert FORMAT.kind_of(wal_key(stream, seq, part)).layout == layouts[part]
+
+
+@given(st.from_regex(next(kind.key for kind in FORMAT.kinds if kind.layout == "wal object"), fullmatch=True))
+def test_the_page_takes_for_an_object_of_the_wal_tier_what_the_broker_does(key: str) -> None:
+    found = parse_wal_key(key)
+    assert found is not None and found.part is WalPart.OBJECT
 
 
 @given(TIER_KEYS)

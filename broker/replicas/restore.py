@@ -27,6 +27,7 @@ from broker.control.metadata_records import PartitionImage
 from broker.net.channel import PeerLost
 from broker.replicas.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
+from remote.bad_object import BadObject
 from remote.cold.bootstrap import (
     RestorePoint,
     copies_ahead,
@@ -38,7 +39,9 @@ from remote.cold.bootstrap import (
 )
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment, TieredPartition
-from remote.cold.storage_manager import BadObject, StorageManager
+from remote.cold.storage_manager import (
+    StorageManager,
+)
 from remote.store.object_store import NoSuchObject, StoreError
 from storage.epochs import EpochCache
 from storage.log import AbstractLog, NoDescriptor

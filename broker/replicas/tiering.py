@@ -28,6 +28,7 @@ from broker.replicas.pressure import Pressure
 from broker.replicas.trouble import Trouble
 from broker.replicas.worker_groups import WorkerGroup
 from protocol.errors import ErrorCode, KafkaError
+from remote.bad_object import BadObject
 from remote.cold.copier import Copier, CopyFailed
 from remote.cold.expirer import Expirer
 from remote.cold.index_repair import IndexRepair
@@ -36,7 +37,9 @@ from remote.cold.quota import Samples
 from remote.cold.removal import Removal
 from remote.cold.scan import SegmentChanged, SegmentDamaged
 from remote.cold.segments import TieredPartition
-from remote.cold.storage_manager import BadObject, StorageManager
+from remote.cold.storage_manager import (
+    StorageManager,
+)
 from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
 

@@ -18,9 +18,13 @@ from typing import Final
 
 from protocol.errors import CorruptBatch
 from protocol.records import HEADER_SIZE, check_stored, parse_header
+from remote.bad_object import BadObject
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment
-from remote.cold.storage_manager import BadObject, IndexKind, StorageManager
+from remote.cold.storage_manager import (
+    IndexKind,
+    StorageManager,
+)
 from storage.epochs import EpochCache, decode_epochs
 from storage.loader import replay_producer
 from storage.producers import CorruptSnapshot, ProducerTable, decode_producers

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from protocol.errors import KafkaError
+from remote.bad_object import BadObject
 from remote.cold.claim import Claim
 from remote.cold.events import updated
 from remote.cold.metadata_manager import Metadata
@@ -32,7 +33,11 @@ from remote.cold.segments import (
     RemoteSegment,
     SegmentState,
 )
-from remote.cold.storage_manager import BLOCK_BYTES, BadObject, SegmentData, StorageManager
+from remote.cold.storage_manager import (
+    BLOCK_BYTES,
+    SegmentData,
+    StorageManager,
+)
 from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
 from remote.store.tempo import Tempo

@@ -18,11 +18,16 @@ from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from protocol.checksum import Buffer, crc32c
+from remote.bad_object import BadObject
 from remote.cold.chunks import RUN_CHUNKS_MAX, ChunkCache, ChunkKey, Missing, PinnedChunks
 from remote.cold.index_cache import IndexCache, Offload
 from remote.cold.rebuild import Rebuilt
 from remote.cold.segments import RemoteSegment
-from remote.cold.storage_manager import BadObject, IndexKind, PieceManager, SegmentHeader
+from remote.cold.storage_manager import (
+    IndexKind,
+    PieceManager,
+    SegmentHeader,
+)
 from remote.store.object_store import NoSuchObject
 from storage.files import File, Files
 from storage.index import ABORTED_SIZE, AbortedTxn, OffsetIndex, TimeIndex, decode_aborted

@@ -19,8 +19,11 @@ from typing import Final
 from protocol.checksum import crc32c
 from protocol.errors import CorruptBatch
 from protocol.records import CRC_FROM, HEADER_SIZE, MAGIC, BatchHeader, parse_header
+from remote.bad_object import BadObject
 from remote.cold.segments import RemoteSegment
-from remote.cold.storage_manager import BLOCK_BYTES, BadObject
+from remote.cold.storage_manager import (
+    BLOCK_BYTES,
+)
 from storage.epochs import EpochCache
 from storage.files import DiskFiles
 from storage.index import AbortedTxn

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from protocol.checksum import Buffer
+from remote.bad_object import BadObject
 from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import (
-    BadObject,
     IndexKind,
     Pace,
     SegmentData,

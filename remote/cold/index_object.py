@@ -17,8 +17,12 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from protocol.checksum import Buffer, crc32c
+from remote.bad_object import BadObject
 from remote.cold.segments import RemoteSegment, TieredPartition
-from remote.cold.storage_manager import BadObject, IndexKind, SegmentHeader
+from remote.cold.storage_manager import (
+    IndexKind,
+    SegmentHeader,
+)
 
 MAGIC: Final = b"TWIX"
 VERSION: Final = 1

@@ -19,13 +19,17 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from protocol.errors import KafkaError
+from remote.bad_object import BadObject
 from remote.cold.claim import ARRIVES_S, LATE_UPLOAD_S
 from remote.cold.flights import Spawn
 from remote.cold.metadata_manager import Metadata
 from remote.cold.rebuild import Rebuilt
 from remote.cold.removal import Removal
 from remote.cold.segments import RemoteSegment, SegmentState, SegmentUpdated, TieredPartition
-from remote.cold.storage_manager import BadObject, IndexKind, SegmentHeader
+from remote.cold.storage_manager import (
+    IndexKind,
+    SegmentHeader,
+)
 from remote.cold.tenure import Tenure, TenureOver
 from remote.store.object_store import NoSuchObject, StoreError
 

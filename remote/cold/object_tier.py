@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from protocol.checksum import Buffer
+from remote.bad_object import BadObject
 from remote.cold.index_object import (
     HEAD_READ_BYTES,
     Head,
@@ -31,7 +32,6 @@ from remote.cold.index_object import (
 )
 from remote.cold.segments import RemoteSegment
 from remote.cold.storage_manager import (
-    BadObject,
     IndexKind,
     Pace,
     Read,

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from remote.bad_object import BadObject
 from remote.cold.chunks import Missing
 from remote.cold.copies import FIRST_RUN_CHUNKS, OpenCopies, Source, reading
 from remote.cold.flights import Spawn
 from remote.cold.pacing import PacerStatistics
 from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
-from remote.cold.storage_manager import BadObject
 from remote.store.object_store import NoSuchObject, StoreError
 from storage.epochs import EpochCache
 from storage.index import AbortedTxn, BadIndex

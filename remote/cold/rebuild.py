@@ -29,6 +29,7 @@ from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from protocol.checksum import Buffer
+from remote.bad_object import BadObject
 from remote.cold.bootstrap import fetch_epochs, fetch_producers
 from remote.cold.data_scan import DataScan
 from remote.cold.flights import Flights, Spawn
@@ -36,7 +37,6 @@ from remote.cold.index_cache import Offload
 from remote.cold.segments import RemoteSegment, SegmentState, TieredPartition
 from remote.cold.storage_manager import (
     BLOCK_BYTES,
-    BadObject,
     IndexKind,
     Pace,
     PieceManager,

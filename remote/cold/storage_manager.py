@@ -1,6 +1,6 @@
 """What keeps the bytes of tiered segments: KIP-405's RemoteStorageManager, as an interface with coroutines.
 
-Owns: the `StorageManager` interface, what a copy is made of, what it says about itself, BadObject. Does not
+Owns: the `StorageManager` interface, what a copy is made of, what it says about itself. Does not
 own: any implementation (object_tier is the default, plugins loads others), which segments are copied, what
 the brokers know of them (fold), caches.
 
@@ -28,10 +28,6 @@ Read = Callable[[int, int], Awaitable[Buffer]]
 """Return the bytes [start, end) of the segment; it may be asked again for the same ones."""
 Pace = Callable[[int], Awaitable[None]]
 """Wait until so many more bytes may be sent."""
-
-
-class BadObject(Exception):
-    """What is stored is damaged, of a release that is not known, or of another segment."""
 
 
 class IndexKind(IntEnum):

@@ -7,7 +7,8 @@ same: both change with the version alone.
 
 A head of known size comes first, then the table, then the slices without gaps. So a first ranged read tells
 which attempt won a key (its put-id) and, for all but the largest tables, everything else; no reader has to
-know where an object ends. Head and table have a checksum each, every slice has one in its row.
+know where an object ends. The head has a checksum, head and table have one, and each slice has one in its
+row.
 
 Invariant: whatever the bytes, reading gives what was written or BadObject. A row names all that the bucket
 alone must tell: which log, of which lineage, which offsets, from where the log began.
@@ -15,7 +16,7 @@ alone must tell: which log, of which lineage, which offsets, from where the log 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -91,11 +92,13 @@ class Row(NamedTuple):
     """Where the partition's slice before this one lies, where this is its first one in the stream."""
 
 
-_HEAD = Struct(">4sHBxIIiqIq16sqiqqI")
+_HEAD = Struct(">4sHBIIiqIq16sqiqq")
 _TEXT = Struct(">H")
 _CRC = Struct(">I")
+_COUNT = Struct(">I")
 _ROW = Struct(">16siiqiqqqQIIB")
-_PREVIOUS = Struct(">iqIq")
+_PLACE = Struct(">iqIq")
+_REST_MIN = _COUNT.size + _CRC.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +118,7 @@ class Table:
 
 def table_bytes(cluster_id: str, rows: Iterable[Row]) -> int:
     """Return how many bytes stand before the first slice."""
-    total = _HEAD.size + _TEXT.size + len(cluster_id.encode()) + _CRC.size + _CRC.size
-    for row in rows:
-        total += _ROW.size if row.previous is None else _ROW.size + _PREVIOUS.size
-    return total
+    return _head_bytes(cluster_id.encode()) + _REST_MIN + sum(map(_row_bytes, rows))
 
 
 def place_slices(cluster_id: str, rows: Sequence[Row]) -> list[Row]:
@@ -133,78 +133,65 @@ def place_slices(cluster_id: str, rows: Sequence[Row]) -> list[Row]:
 
 def encode_table(head: Head, rows: Sequence[Row]) -> bytes:
     """Return head and table of an object of slices, or of a seal, which has no rows. The slices follow."""
-    assert head.kind is ObjectKind.SLICES or not rows, head
-    out = _encode_head(head, sum(_row_bytes(row) for row in rows) + _CRC.size, len(rows))
-    table = bytearray()
-    for row in rows:
-        table += _ROW.pack(
-            row.topic_id.bytes,
-            row.partition,
-            row.leader_epoch,
-            row.epoch_start,
-            row.batch_epoch,
-            row.start,
-            row.end,
-            row.log_start,
-            row.position,
-            row.size,
-            row.crc32c,
-            row.previous is not None,
-        )
-        if row.previous is not None:
-            stream, seq = row.previous
-            table += _PREVIOUS.pack(stream.node_id, stream.broker_epoch, stream.generation, seq)
-    table += _CRC.pack(crc32c(table))
-    out += table
-    return bytes(out)
+    assert head.kind is ObjectKind.SLICES or (head.kind is ObjectKind.SEAL and not rows), head
+    return _with_crc(head, len(rows), b"".join(map(_encode_row, rows)))
 
 
 def encode_index(head: Head, tables: Sequence[bytes]) -> bytes:
     """Return an index object: the heads and tables of consecutive objects, as they are in these."""
     assert head.kind is ObjectKind.INDEX, head
-    body = b"".join(tables)
-    return bytes(_encode_head(head, len(body) + _CRC.size, len(tables))) + body + _CRC.pack(crc32c(body))
+    return _with_crc(head, len(tables), b"".join(_COUNT.pack(len(each)) + each for each in tables))
+
+
+def _encode_row(row: Row) -> bytes:
+    *numbers, previous = row[1:]
+    out = _ROW.pack(row.topic_id.bytes, *numbers, previous is not None)
+    if row.previous is not None:
+        out += _PLACE.pack(*row.previous.stream, row.previous.seq)
+    return out
 
 
 def _row_bytes(row: Row) -> int:
-    return _ROW.size if row.previous is None else _ROW.size + _PREVIOUS.size
+    return _ROW.size if row.previous is None else _ROW.size + _PLACE.size
 
 
-def _encode_head(head: Head, rest_bytes: int, count: int) -> bytearray:
+def _head_bytes(cluster_id: bytes) -> int:
+    return _HEAD.size + _TEXT.size + len(cluster_id) + _CRC.size
+
+
+def _with_crc(head: Head, count: int, entries: bytes) -> bytes:
+    """Return the head, then the entries behind their number, with a checksum of all of it."""
     assert len(head.put_id) == 16, head.put_id
-    cluster = head.cluster_id.encode()
-    stream, seq = head.place
+    cluster_id = head.cluster_id.encode()
     out = bytearray(
         _HEAD.pack(
             MAGIC,
             VERSION,
             head.kind,
-            _HEAD.size + _TEXT.size + len(cluster) + _CRC.size,
-            rest_bytes,
-            stream.node_id,
-            stream.broker_epoch,
-            stream.generation,
-            seq,
+            _head_bytes(cluster_id),
+            _REST_MIN + len(entries),
+            *head.place.stream,
+            head.place.seq,
             head.put_id,
             head.metadata_seq,
             *head.writer,
             head.written_ms,
-            count,
         )
     )
-    out += _TEXT.pack(len(cluster))
-    out += cluster
+    out += _TEXT.pack(len(cluster_id))
+    out += cluster_id
     out += _CRC.pack(crc32c(out))
-    return out
+    out += _COUNT.pack(count)
+    out += entries
+    out += _CRC.pack(crc32c(out))
+    return bytes(out)
 
 
 class _Start(NamedTuple):
     head: Head
     head_bytes: int
-    rest_bytes: int
+    end: int
     """Of the table, its checksum included."""
-    entries: int
-    """Rows, or tables of an index object."""
 
 
 def decode_head(data: Buffer) -> Head:
@@ -214,21 +201,19 @@ def decode_head(data: Buffer) -> Head:
 
 def table_end(data: Buffer) -> int:
     """Return how many of an object's first bytes hold its head and its table."""
-    start = _decode_start(data)
-    return start.head_bytes + start.rest_bytes
+    return _decode_start(data).end
 
 
 def decode_table(data: Buffer) -> Table:
     """Read head and table; `data` may go on after them."""
     start = _decode_start(data)
-    end = start.head_bytes + start.rest_bytes
-    body = _checked_rest(data, start)
     if start.head.kind is ObjectKind.INDEX:
         raise BadObject("an index object where one with slices was looked for")
-    rows = tuple(_decode_rows(body, start.entries, end))
+    count, entries = _checked_entries(data, start)
+    rows = tuple(_decode_rows(entries, count, start.end))
     if start.head.kind is ObjectKind.SEAL and rows:
         raise BadObject(f"a seal with {len(rows)} slices")
-    return Table(head=start.head, rows=rows, body_at=end)
+    return Table(head=start.head, rows=rows, body_at=start.end)
 
 
 def decode_index(data: Buffer) -> tuple[Head, tuple[Table, ...]]:
@@ -236,20 +221,26 @@ def decode_index(data: Buffer) -> tuple[Head, tuple[Table, ...]]:
     start = _decode_start(data)
     if start.head.kind is not ObjectKind.INDEX:
         raise BadObject(f"an object of kind {start.head.kind.name}, not an index object")
-    if len(data) != start.head_bytes + start.rest_bytes:
-        raise BadObject(f"an index object of {len(data)} bytes, its table ends elsewhere")
-    body = _checked_rest(data, start)
+    if len(data) != start.end:
+        raise BadObject(f"an index object of {len(data)} bytes, its table ends at {start.end}")
+    count, entries = _checked_entries(data, start)
+    stream, first = start.head.place
     tables: list[Table] = []
     at = 0
-    for number in range(start.entries):
-        table = decode_table(body[at:])
-        at += table.body_at
-        expected = Place(start.head.place.stream, start.head.place.seq + number)
-        if table.head.place != expected:
-            raise BadObject(f"an index object repeats {table.head.place} in the place of {expected}")
+    for seq in range(first, first + count):
+        if len(entries) - at < _COUNT.size:
+            raise BadObject("an index object is cut inside a table")
+        (size,) = _COUNT.unpack_from(entries, at)
+        at += _COUNT.size
+        if len(entries) - at < size:
+            raise BadObject("an index object is cut inside a table")
+        table = decode_table(entries[at : at + size])
+        if table.head.place != (stream, seq) or table.body_at != size:
+            raise BadObject(f"an index object repeats {table.head.place} in the place of {stream}, {seq}")
         tables.append(table)
-    if at != len(body):
-        raise BadObject(f"{len(body) - at} bytes after the last table of an index object")
+        at += size
+    if at != len(entries):
+        raise BadObject(f"{len(entries) - at} bytes after the last table of an index object")
     return start.head, tuple(tables)
 
 
@@ -270,77 +261,73 @@ def _decode_start(data: Buffer) -> _Start:
         kind,
         head_bytes,
         rest_bytes,
-        node_id,
-        broker_epoch,
-        generation,
+        *stream,
         seq,
         put_id,
         metadata_seq,
-        writer_node,
-        writer_epoch,
-        written_ms,
-        count,
+        node_id,
+        epoch,
+        at_ms,
     ) = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise BadObject(f"no object of the WAL tier: it starts with {bytes(magic)!r}")
     if version != VERSION:
         raise BadObject(f"an object of the WAL tier of version {version}, this release reads {VERSION}")
-    if head_bytes < _HEAD.size + _TEXT.size + _CRC.size or len(data) < head_bytes:
+    if head_bytes < _head_bytes(b"") or len(data) < head_bytes:
         raise BadObject(f"an object of the WAL tier is cut: {len(data)} bytes, its head has {head_bytes}")
     view = memoryview(data)[:head_bytes]
-    (crc,) = _CRC.unpack_from(view, head_bytes - _CRC.size)
-    if crc32c(view[: head_bytes - _CRC.size]) != crc:
+    if _CRC.unpack_from(view, head_bytes - _CRC.size) != (crc32c(view[: -_CRC.size]),):
         raise BadObject("the head of an object of the WAL tier fails its CRC")
-    (text_bytes,) = _TEXT.unpack_from(view, _HEAD.size)
-    if _HEAD.size + _TEXT.size + text_bytes + _CRC.size != head_bytes or kind > max(ObjectKind):
+    text = view[_HEAD.size + _TEXT.size : -_CRC.size]
+    if _TEXT.unpack_from(view, _HEAD.size) != (len(text),) or kind > max(ObjectKind):
         raise BadObject("the head of an object of the WAL tier does not add up")
-    if not _CRC.size <= rest_bytes <= TABLE_BYTES_MAX:
+    if not _REST_MIN <= rest_bytes <= TABLE_BYTES_MAX:
         raise BadObject(f"an object of the WAL tier with a table of {rest_bytes} bytes")
     try:
-        cluster_id = str(view[_HEAD.size + _TEXT.size : head_bytes - _CRC.size], "utf-8")
+        cluster_id = str(text, "utf-8")
     except UnicodeDecodeError:
         raise BadObject("the cluster id in an object of the WAL tier is not UTF-8") from None
     head = Head(
         kind=ObjectKind(kind),
         cluster_id=cluster_id,
-        place=Place(Stream(node_id, broker_epoch, generation), seq),
-        put_id=bytes(put_id),
+        place=Place(Stream(*stream), seq),
+        put_id=put_id,
         metadata_seq=metadata_seq,
-        writer=(writer_node, writer_epoch),
-        written_ms=written_ms,
+        writer=(node_id, epoch),
+        written_ms=at_ms,
     )
-    return _Start(head, head_bytes, rest_bytes, count)
+    return _Start(head, head_bytes, head_bytes + rest_bytes)
 
 
-def _checked_rest(data: Buffer, start: _Start) -> memoryview:
-    end = start.head_bytes + start.rest_bytes
-    if len(data) < end:
-        raise BadObject(f"an object of the WAL tier is cut: {len(data)} bytes, its table ends at {end}")
-    rest = memoryview(data)[start.head_bytes : end]
-    body = rest[: -_CRC.size]
-    if _CRC.unpack_from(rest, len(body)) != (crc32c(body),):
+def _checked_entries(data: Buffer, start: _Start) -> tuple[int, memoryview]:
+    """Return the number of entries, and their bytes."""
+    if len(data) < start.end:
+        raise BadObject(f"an object of the WAL tier is cut: {len(data)} bytes, its table ends at {start.end}")
+    view = memoryview(data)[: start.end]
+    if _CRC.unpack_from(view, start.end - _CRC.size) != (crc32c(view[: -_CRC.size]),):
         raise BadObject("the table of an object of the WAL tier fails its CRC")
-    return body
+    (count,) = _COUNT.unpack_from(view, start.head_bytes)
+    return count, view[start.head_bytes + _COUNT.size : -_CRC.size]
 
 
-def _decode_rows(body: memoryview, count: int, body_at: int) -> Iterable[Row]:
+def _decode_rows(entries: memoryview, count: int, body_at: int) -> Iterator[Row]:
     at, position = 0, body_at
     for _ in range(count):
-        if len(body) - at < _ROW.size:
+        if len(entries) - at < _ROW.size:
             raise BadObject("the table of an object of the WAL tier is cut inside a row")
-        topic_id, *numbers, has_previous = _ROW.unpack_from(body, at)
+        topic_id, *numbers, places = _ROW.unpack_from(entries, at)
         at += _ROW.size
         previous: Place | None = None
-        if has_previous:
-            if len(body) - at < _PREVIOUS.size:
+        if places:
+            if places > 1 or len(entries) - at < _PLACE.size:
                 raise BadObject("the table of an object of the WAL tier is cut inside a row")
-            node_id, broker_epoch, generation, seq = _PREVIOUS.unpack_from(body, at)
-            at += _PREVIOUS.size
-            previous = Place(Stream(node_id, broker_epoch, generation), seq)
+            *stream, seq = _PLACE.unpack_from(entries, at)
+            at += _PLACE.size
+            previous = Place(Stream(*stream), seq)
         row = Row._make((UUID(bytes=topic_id), *numbers, previous))
         if row.position != position or not row.size or not row.start < row.end:
             raise BadObject(f"a row of the WAL tier does not add up: {row}")
         position += row.size
         yield row
-    if at != len(body):
-        raise BadObject(f"{len(body) - at} bytes after the last row of an object of the WAL tier")
+    if at != len(entries):
+        raise BadObject(f"{len(entries) - at} bytes after the last row of an object of the WAL tier")

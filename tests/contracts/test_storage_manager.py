@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from remote.bad_object import BadObject
 from remote.cold.guard import GuardedManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.plugins import load_manager
-from remote.cold.storage_manager import BadObject, IndexKind, StorageManager, header_of
+from remote.cold.storage_manager import (
+    IndexKind,
+    StorageManager,
+    header_of,
+)
 from remote.store.local_store import LocalStore
 from remote.store.memory_store import MemoryStore
 from remote.store.metered import StoreStats

@@ -49,7 +49,19 @@ from remote.cold.segments import (
     TieredPartition,
 )
 from remote.cold.storage_manager import IndexKind, SegmentHeader
-from remote.keys import SegmentPart, boundary_key, slot_key, snapshot_key, tier_key
+from remote.keys import (
+    SegmentPart,
+    Stream,
+    WalPart,
+    boundary_key,
+    slot_key,
+    snapshot_key,
+    tier_key,
+    wal_key,
+)
+from remote.wal.combined_object import Head as WalHead
+from remote.wal.combined_object import ObjectKind, Place, encode_index, encode_table, place_slices
+from remote.wal.combined_object import Row as WalRow
 from storage.epochs import EpochCache
 from storage.index import AbortedTxn, OffsetIndex, TimeIndex
 from storage.producers import ProducerEntry, ProducerTable
@@ -72,7 +84,7 @@ class Sample(NamedTuple):
 
 
 def samples() -> list[Sample]:
-    return [*metadata_log(), *segment(), *records()]
+    return [*metadata_log(), *segment(), *records(), *wal()]
 
 
 # --- the metadata log ---
@@ -273,6 +285,79 @@ def records() -> list[Sample]:
         Sample("log-start-moved-key", "copy key", told[0]),
         Sample("log-start-moved", "log start moved", told[1]),
     ]
+
+
+# --- the WAL tier ---
+
+
+def wal() -> list[Sample]:
+    stream = Stream(1, 40, 2)
+    slices = [_slice(100, 2), _slice(300, 2), _slice(5, 3)]
+    rows = [
+        _row(slices[0], 0, 100, previous=Place(Stream(1, 40, 1), 17)),
+        _row(slices[1], 1, 300, leader_epoch=4, epoch_start=300),
+        _row(slices[2], 7, 5, batch_epoch=3),
+    ]
+    table = encode_table(_wal_head(stream, 3), place_slices(CLUSTER, rows))
+    first = encode_table(_wal_head(stream, 2), place_slices(CLUSTER, rows[1:2]))
+    seal = encode_table(_wal_head(stream, 4, ObjectKind.SEAL, writer=(3, 52), metadata_seq=61), ())
+    index = encode_index(_wal_head(stream, 2, ObjectKind.INDEX), [first, table])
+    return [
+        Sample("wal-object", "wal object", table + b"".join(slices), wal_key(stream, 3)),
+        Sample("wal-seal", "wal object", seal, wal_key(stream, 4)),
+        Sample("wal-index", "wal index", index, wal_key(stream, 2, WalPart.INDEX)),
+        Sample("wal-boundary", "nothing", b"", wal_key(stream, 1, WalPart.BOUNDARY)),
+    ]
+
+
+def _slice(base_offset: int, leader_epoch: int) -> bytes:
+    rows = [(b"key", b"value", (), NOW_MS), (None, b"other", (), NOW_MS + 5)]
+    return bytes(build_batch(rows, base_offset=base_offset, leader_epoch=leader_epoch))
+
+
+def _row(
+    data: bytes,
+    partition: int,
+    start: int,
+    *,
+    leader_epoch: int = 3,
+    epoch_start: int = 90,
+    batch_epoch: int = 2,
+    previous: Place | None = None,
+) -> WalRow:
+    return WalRow(
+        topic_id=TOPIC_ID,
+        partition=partition,
+        leader_epoch=leader_epoch,
+        epoch_start=epoch_start,
+        batch_epoch=batch_epoch,
+        start=start,
+        end=start + 2,
+        log_start=4,
+        position=0,
+        size=len(data),
+        crc32c=crc32c(data),
+        previous=previous,
+    )
+
+
+def _wal_head(
+    stream: Stream,
+    seq: int,
+    kind: ObjectKind = ObjectKind.SLICES,
+    *,
+    writer: tuple[int, int] = (1, 40),
+    metadata_seq: int = 57,
+) -> WalHead:
+    return WalHead(
+        kind=kind,
+        cluster_id=CLUSTER,
+        place=Place(stream, seq),
+        put_id=bytes(range(seq, seq + 16)),
+        metadata_seq=metadata_seq,
+        writer=writer,
+        written_ms=NOW_MS,
+    )
 
 
 def main() -> None:

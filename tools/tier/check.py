@@ -19,11 +19,14 @@ from broker.control.metadata_records import ClusterBorn
 from broker.process import store_at
 from protocol.checksum import crc32c
 from protocol.errors import ErrorCode, KafkaError
+from remote.bad_object import BadObject
 from remote.cold.fold import PartitionFold
 from remote.cold.index_object import check_header, decode_index_object
 from remote.cold.object_tier import key_of
 from remote.cold.segments import RemoteSegment, TieredPartition
-from remote.cold.storage_manager import BadObject, SegmentHeader
+from remote.cold.storage_manager import (
+    SegmentHeader,
+)
 from remote.keys import SNAPSHOTS, TIER, SegmentPart, TierKey, parse_tier_key, slot_key, topic_prefix
 from remote.store.location import BadStoreUrl, FileLocation, parse_store_url
 from remote.store.metered import StoreStats

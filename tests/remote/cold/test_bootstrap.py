@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from remote.bad_object import BadObject
 from remote.cold.bootstrap import (
     RestorePoint,
     copies_ahead,
@@ -19,7 +20,10 @@ from remote.cold.bootstrap import (
 )
 from remote.cold.fold import PartitionFold
 from remote.cold.segments import RemoteSegment, SegmentStarted, SegmentState
-from remote.cold.storage_manager import BadObject, IndexKind, StorageManager
+from remote.cold.storage_manager import (
+    IndexKind,
+    StorageManager,
+)
 from storage.epochs import EpochCache
 from storage.producers import ProducerTable
 from tests.broker.raw_client import batch_of

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.checksum import Buffer
+from remote.bad_object import BadObject
 from remote.cold.chunks import ChunkCache, ChunkKey, Missing, PinnedChunks
-from remote.cold.storage_manager import BadObject
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import StoreError
 from tests.remote.cold.read_driver import Tasks, Tier, batch

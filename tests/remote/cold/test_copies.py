@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.checksum import crc32c
+from remote.bad_object import BadObject
 from remote.cold.copies import HINTS_MAX, BlockSums, OpenCopies
-from remote.cold.storage_manager import BadObject
 from remote.store.memory_store import MemoryStore
 from tests.remote.cold.read_driver import Tier, batch, inline
 

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from remote.bad_object import BadObject
 from remote.cold.guard import GuardedManager
-from remote.cold.storage_manager import BadObject, IndexKind, StorageManager
+from remote.cold.storage_manager import (
+    IndexKind,
+    StorageManager,
+)
 from remote.store.object_store import NoSuchObject, StoreError
 from tests.remote.cold.copies import copy_of
 

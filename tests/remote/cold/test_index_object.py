@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.checksum import crc32c
+from remote.bad_object import BadObject
 from remote.cold.index_object import (
     HEAD_BYTES_MAX,
     HEAD_READ_BYTES,
@@ -24,7 +25,12 @@ from remote.cold.index_object import (
     section_of,
 )
 from remote.cold.segments import TieredPartition
-from remote.cold.storage_manager import BLOCK_BYTES, BadObject, IndexKind, SegmentHeader, header_of
+from remote.cold.storage_manager import (
+    BLOCK_BYTES,
+    IndexKind,
+    SegmentHeader,
+    header_of,
+)
 from tests.remote.cold.segment_samples import INDEXES, Copy, headers
 
 Indexes = Mapping[IndexKind, bytes]

@@ -8,9 +8,13 @@ from typing import TypeVar
 
 import pytest
 
+from remote.bad_object import BadObject
 from remote.cold.index_object import HEAD_READ_BYTES, decode_index_object
 from remote.cold.object_tier import HEADS_KEPT_MAX, ObjectTier, key_of
-from remote.cold.storage_manager import BadObject, IndexKind, header_of
+from remote.cold.storage_manager import (
+    IndexKind,
+    header_of,
+)
 from remote.keys import SegmentPart, parse_tier_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchObject, Operation, StoreError

@@ -14,12 +14,15 @@ from uuid import UUID
 import pytest
 
 from protocol.records import end_txn_marker
+from remote.bad_object import BadObject
 from remote.cold.fold import PartitionFold
 from remote.cold.index_object import decode_index_object
 from remote.cold.object_tier import key_of
 from remote.cold.rebuild import Rebuilder, RebuildingManager, copy_before_segment
 from remote.cold.segments import RemoteSegment, SegmentStarted, SegmentState
-from remote.cold.storage_manager import BadObject, IndexKind
+from remote.cold.storage_manager import (
+    IndexKind,
+)
 from remote.keys import SegmentPart
 from remote.store.object_store import NoSuchObject
 from storage.index import decode_aborted
