@@ -485,6 +485,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = _systems(with_kafka=not options.own)
     rounds, exit_code = Rounds(names), 0
     try:
+        if options.folder is not None:
+            options.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="tidewal-tier-", dir=options.folder) as folder:
             measure(names, chosen, sizes, Path(folder), rounds)
     except (Failure, OSError) as failure:  # what was measured before is shown all the same
