@@ -342,18 +342,17 @@ class Tiering:
         is_first, log = held.rolled_at < 0, held.partition.log
         held.rolled_at = log.log_end_offset
         self._closed.add(log.size_from(held.rolled_at - 1), self._loop.time())
-        if log.high_watermark >= held.rolled_at:
-            self._loop.call_soon(self.committed, held, held.rolled_at)
-        elif is_first:
-            held.partition.wait_committed(_Committed(self, held))
+        if is_first:
+            self._loop.call_soon(self.look_at_committed, held)
 
-    def committed(self, held: Held, offset: int) -> None:
-        """Everything before `offset` is committed."""
-        if held.rolled_at > offset:
+    def look_at_committed(self, held: Held) -> None:
+        """Have the last closed segment copied, at once or when all of it is committed."""
+        if held.tenure is None:
+            held.rolled_at = -1
+        elif held.rolled_at > held.partition.log.high_watermark:
             held.partition.wait_committed(_Committed(self, held))
-            return
-        held.rolled_at = -1
-        if held.tenure is not None:
+        else:
+            held.rolled_at = -1
             self._copying.add(held)
 
     # --- turns ---
@@ -461,7 +460,7 @@ class _Committed:
         self._tiering = tiering
 
     def reached(self) -> None:
-        self._tiering.committed(self._held, self.needed)
+        self._tiering.look_at_committed(self._held)
 
     def failed(self, code: ErrorCode) -> None:
         self._held.rolled_at = -1

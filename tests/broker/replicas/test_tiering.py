@@ -348,6 +348,32 @@ def test_a_broker_that_starts_again_copies_on_and_clears_what_it_left() -> None:
     run(main, world_of(1))
 
 
+def test_segments_that_are_closed_in_one_turn_wait_for_no_further_record() -> None:
+    async def main(world: Replicas) -> None:
+        make_metadata(world, 1)
+        make(world, 1, segment_ms="10000000")
+        await fill(world, 1, 2)
+        await asyncio.sleep(5)
+        partition, replicas = world.nodes[1].partition(), world.nodes[1].replicas
+        log = partition.log
+
+        async def close_two() -> None:
+            log.roll(log.log_end_offset, START_MS)
+            batch = build_batch([(None, b"more", (), START_MS)])
+            log.append_records(
+                bytearray(batch), leader_epoch=partition.leader_epoch, now_ms=START_MS, origin="client"
+            )
+            replicas.touch(partition)
+            replicas.flush()
+            log.roll(log.log_end_offset, START_MS)
+
+        await world.nodes[1].run(close_two())
+        await world.until(lambda: len(copies(world, 1)) == 2)
+        assert partition.commit_waits == 0
+
+    run(main, world_of(1))
+
+
 def test_an_unclean_leader_copies_its_own_lineage() -> None:
     async def main(world: Replicas) -> None:
         make(world, 1, 2, min_insync_replicas="1")
