@@ -141,7 +141,7 @@ def encode_row(row: Row) -> bytes:
                     _FRAMES[_UPDATE],
                     _pack_segment_id(row),
                     _EVENT.pack(row.broker_id, row.event_timestamp_ms),
-                    _pack_custom(row.custom),
+                    pack_custom(row.custom),
                     _STATE.pack(row.state),
                     NO_TAGS if row.log_start is None else _LOG_START_HEAD + _LOG_START.pack(row.log_start),
                 )
@@ -181,7 +181,7 @@ def _decode(buf: memoryview) -> tuple[Row, int]:
     if kind == _UPDATE:
         topic, topic_id, partition, segment_id, at = _read_segment_id(buf, at)
         broker_id, event_timestamp_ms = _EVENT.unpack_from(buf, at)
-        custom, at = _read_custom(buf, at + _EVENT.size)
+        custom, at = read_custom(buf, at + _EVENT.size)
         (state,) = _STATE.unpack_from(buf, at)
         field, at = read_tag(buf, at + 1, _LOG_START_TAG)
         log_start: int | None = None if field is None else _LOG_START.unpack(field)[0]
@@ -207,7 +207,7 @@ def _read_copy(buf: memoryview, at: int) -> tuple[CopyFields, int]:
         epochs.append(_EPOCH.unpack_from(buf, at))
         at = skip_tags(buf, at + _EPOCH.size)
     (size_bytes,) = INT32.unpack_from(buf, at)
-    custom, at = _read_custom(buf, at + INT32.size)
+    custom, at = read_custom(buf, at + INT32.size)
     (state,) = _STATE.unpack_from(buf, at)
     flag, at = read_tag(buf, at + 1, _TXN_INDEX_EMPTY_TAG)
     is_txn_index_empty = flag is not None and flag[0] != 0
@@ -233,7 +233,7 @@ def _pack_copy(copy: CopyFields) -> bytes:
             pack_count(len(copy.epochs), flexible=True),
             *(_EPOCH.pack(epoch, start) + NO_TAGS for epoch, start in copy.epochs),
             INT32.pack(copy.size_bytes),
-            _pack_custom(copy.custom),
+            pack_custom(copy.custom),
             _STATE.pack(copy.state),
             _TXN_INDEX_EMPTY if copy.is_txn_index_empty else NO_TAGS,
         )
@@ -261,11 +261,11 @@ def _read_partition(buf: memoryview, at: int) -> tuple[str, UUID, int, int]:
     return topic, topic_id, partition, skip_tags(buf, at + INT32.size)
 
 
-def _pack_custom(custom: bytes | None) -> bytes:
+def pack_custom(custom: bytes | None) -> bytes:
     return b"\x00" if custom is None else pack_uvarint(len(custom) + 1) + custom
 
 
-def _read_custom(buf: memoryview, at: int) -> tuple[bytes | None, int]:
+def read_custom(buf: memoryview, at: int) -> tuple[bytes | None, int]:
     size, at = read_uvarint(buf, at)
     if size == 0:
         return None, at

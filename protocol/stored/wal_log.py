@@ -30,8 +30,8 @@ from protocol.primitives import (
     read_uuid,
     read_uvarint,
     skip_tags,
-    take,
 )
+from protocol.stored.remote_log import pack_custom, read_custom
 from protocol.stored.schema import BadRecord
 
 
@@ -110,7 +110,7 @@ _KEY_SLICE = Struct(">16si16s")
 def encode_row(row: Row) -> bytes:
     frame = pack_uvarint(1) + pack_uvarint(_kind(row)) + pack_uvarint(0)
     event = _EVENT.pack(row.broker_id, row.event_timestamp_ms, row.state)
-    tail = event + _pack_custom(row.custom) + NO_TAGS
+    tail = event + pack_custom(row.custom) + NO_TAGS
     match row:
         case ObjectRow():
             entries = b"".join(_pack_entry(entry) + NO_TAGS for entry in row.entries)
@@ -179,16 +179,8 @@ def _read_entry(buf: memoryview, at: int) -> tuple[SliceEntry, int]:
 
 def _read_event(buf: memoryview, at: int) -> tuple[tuple[int, int, bytes | None, int], int]:
     broker_id, event_timestamp_ms, state = _EVENT.unpack_from(buf, at)
-    size, at = read_uvarint(buf, at + _EVENT.size)
-    custom: bytes | None = None
-    if size:
-        custom = take(buf, at, size - 1).tobytes()
-        at += size - 1
+    custom, at = read_custom(buf, at + _EVENT.size)
     return (broker_id, event_timestamp_ms, custom, state), skip_tags(buf, at)
-
-
-def _pack_custom(custom: bytes | None) -> bytes:
-    return b"\x00" if custom is None else pack_uvarint(len(custom) + 1) + custom
 
 
 # --- keys ---

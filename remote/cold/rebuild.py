@@ -25,6 +25,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -58,7 +59,7 @@ SLICE_BYTES: Final = 1 << 18
 """Looked at in one go, in another thread."""
 AT_ONCE_MAX: Final = 2
 DEADLINE_S: Final = 1800.0
-"""For one copy, and for those before it where they are lost too. Who waits has a shorter one."""
+"""For one copy, and for those before it where they are lost too. Those that wait have a shorter one."""
 KEPT_BYTES: Final = 16 << 20
 REMEMBERED_S: Final = 60.0
 """How long data that does not prove itself is not read again: consumers ask again and again."""
@@ -356,7 +357,7 @@ class Rebuilder:
                 raise BadObject(f"its data ends at byte {start + len(data)}, not at {segment.size_bytes}")
             for at in range(0, len(data), SLICE_BYTES):
                 part = data[at : at + SLICE_BYTES]
-                await self._offload(lambda part=part: scan.feed(part))  # type: ignore[misc]
+                await self._offload(partial(scan.feed, part))
         scan.finish()
         return scan
 

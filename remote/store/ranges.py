@@ -7,7 +7,8 @@ way in ranges of 1 to 8 MiB costs 0.25 s of CPU; by aiohttp, which hands on what
 that are joined in the end, it costs 0.5 s.
 
 Invariant: a connection carries one request at a time, and is kept only after the whole of a 206 that said
-its length; who stops waiting, and whatever is not understood, closes it. A body is given whole or not at all.
+its length; an asker that stops waiting, and whatever is not understood, closes it. A body is given whole or
+not at all.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Cut(Generic[K]):
     def next(self) -> K | None:
         """Return the partition to read next, None when the object is done. Each is offered once."""
         assert self.current is None, self.current
-        while self._to_offer and self._dirty and self.bytes < self._limit:
+        if self._to_offer and self._dirty and self.bytes < self._limit:
             self._to_offer -= 1
             self.current = next(iter(self._dirty))
             return self.current
