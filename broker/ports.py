@@ -64,6 +64,9 @@ class World:
     """What a wildcard listener advertises."""
     rival_store: ObjectStore | None = None
     """A second connection to the same store, opened on need: whether conditions hold takes two to tell."""
+    wal_store: ObjectStore | None = None
+    """The same store by a lane of its own for the WAL tier: other connections, short attempts. None: `store`.
+    """
     store_stats: StoreStats = field(default_factory=StoreStats)
     """What `store` counts, if it does."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)

@@ -13,7 +13,7 @@ By hand for the reason that produce.py gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
@@ -23,6 +23,19 @@ from uuid import UUID
 from protocol.apis import Api
 from protocol.errors import MalformedRequest
 from protocol.leader_hint import LEADER, Address, Hint, pack_endpoints
+from protocol.pointers import (
+    FROM_OFFSET,
+    POINTER_TAG,
+    ObjectPlace,
+    SlicePointer,
+    pack_from,
+    pack_objects,
+    pack_pointers,
+    pack_takes_pointers,
+    read_from,
+    read_objects,
+    read_pointers,
+)
 from protocol.primitives import (
     INT32,
     NO_TAGS,
@@ -34,6 +47,7 @@ from protocol.primitives import (
     read_count,
     read_name,
     read_tag,
+    read_tags,
     read_text,
     read_uuid,
     read_uvarint,
@@ -61,6 +75,8 @@ class FetchItem(NamedTuple):
     max_bytes: int
     log_start: int = -1
     """Of a follower's own log."""
+    pointed: int = FROM_OFFSET
+    """From where a follower that takes pointers wants them; or BYTES, or NOTHING."""
 
 
 class FetchRequest:
@@ -77,6 +93,7 @@ class FetchRequest:
         "replica_id",
         "session_epoch",
         "session_id",
+        "takes_pointers",
     )
 
     def __init__(
@@ -93,6 +110,7 @@ class FetchRequest:
         rack: str,
         item_ats: list[int],
         replica_epoch: int = -1,
+        takes_pointers: bool = False,
     ) -> None:
         self.max_wait_ms = max_wait_ms
         self.min_bytes = min_bytes
@@ -106,6 +124,8 @@ class FetchRequest:
         self.rack = rack
         self.replica_epoch = replica_epoch
         """The broker epoch of the follower that asks."""
+        self.takes_pointers = takes_pointers
+        """Whether the follower reads what it is pointed to in the store."""
         self.item_ats = item_ats
         """Where each item's index stands in the frame."""
 
@@ -134,6 +154,7 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     max_wait_ms, min_bytes, max_bytes, isolation = _LIMITS.unpack_from(frame, at)
     at += 13
     session_id, session_epoch = 0, -1
+    takes_pointers = False
     if version >= 7:
         session_id, session_epoch = _PAIR.unpack_from(frame, at)
         at += 8
@@ -156,7 +177,7 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         if rack is None:
             raise MalformedRequest("the rack id is null")
     if flexible:
-        replica_id, replica_epoch = _parse_fetch_tags(frame, at, version, replica_id)
+        replica_id, replica_epoch, takes_pointers = _parse_fetch_tags(frame, at, version, replica_id)
     assert rack is not None
     return FetchRequest(
         max_wait_ms,
@@ -171,6 +192,7 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         rack,
         item_ats,
         replica_epoch,
+        takes_pointers,
     )
 
 
@@ -194,8 +216,13 @@ def _parse_items(
             if flexible:
                 index, epoch, offset, last, start, size = _ITEM_V12.unpack_from(frame, at)
                 at += 32
-                at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
-                items.append(FetchItem(topic, index, epoch, offset, last, size, start))
+                pointed = FROM_OFFSET
+                if frame[at] == 0:
+                    at += 1
+                else:
+                    field, at = read_tag(frame, at, POINTER_TAG)
+                    pointed = FROM_OFFSET if field is None else read_from(field)
+                items.append(FetchItem(topic, index, epoch, offset, last, size, start, pointed))
             elif version >= 9:
                 index, epoch, offset, start, size = _ITEM_V9.unpack_from(frame, at)
                 at += 28
@@ -213,13 +240,16 @@ def _parse_items(
     return items, at
 
 
-def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int) -> tuple[int, int]:
-    """Return the replica id and its broker epoch, which moved into a tagged field with version 15."""
-    field, _ = read_tag(frame, at, _REPLICA_STATE_TAG)
+def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int) -> tuple[int, int, bool]:
+    """Return the replica id and its broker epoch, which moved into a tagged field with version 15, and
+    whether it takes pointers."""
+    fields, _ = read_tags(frame, at)
+    takes_pointers = POINTER_TAG in fields
+    field = fields.get(_REPLICA_STATE_TAG)
     if field is None or version < FETCH_REPLICA_TAG:
-        return replica_id, -1
+        return replica_id, -1, takes_pointers
     replica_id, replica_epoch = _read_struct(field, _REPLICA_STATE)
-    return replica_id, replica_epoch
+    return replica_id, replica_epoch, takes_pointers
 
 
 def _read_struct(field: memoryview, layout: Struct) -> tuple[int, ...]:
@@ -263,7 +293,7 @@ class FetchShape:
         self._kind = _KIND.unpack_from(frame)[0]
         self._last = bytes(frame[_CLIENT_ID_AT:])
         self._session_epoch = request.session_epoch
-        self._items = [(item.topic, item.partition) for item in request.items]
+        self._items = [(item.topic, item.partition, item.pointed) for item in request.items]
         numbers = _ITEM_V12_NUMBERS if version >= FETCH_FLEXIBLE else _ITEM_V9_NUMBERS
         self._stride = len(numbers) + 1
         self._unpack: Callable[[Any], tuple[Any, ...]] | None = None
@@ -299,13 +329,13 @@ class FetchShape:
         self._last, self._session_epoch = body, session_epoch
         items = []
         at = 1
-        for topic, index in self._items:
+        for topic, index, pointed in self._items:
             if stride > _ITEM_V9_STRIDE:
                 epoch, offset, last, start, size = fields[at : at + 5]
             else:
                 epoch, offset, start, size = fields[at : at + 4]
                 last = -1
-            items.append(_new_tuple(FetchItem, (topic, index, epoch, offset, last, size, start)))
+            items.append(_new_tuple(FetchItem, (topic, index, epoch, offset, last, size, start, pointed)))
             at += stride
         return correlation_id, session_epoch, items
 
@@ -348,9 +378,14 @@ def fetch_head(version: int, correlation_id: int, error: int, session_id: int, t
     return _PAIR.pack(correlation_id, 0) + INT32.pack(topic_count)
 
 
-def fetch_tail(version: int, addresses: Mapping[int, Address] | None = None) -> bytes:
+def fetch_tail(
+    version: int, addresses: Mapping[int, Address] | None = None, objects: Collection[ObjectPlace] = ()
+) -> bytes:
+    """Return what ends a response: where the leaders listen that it names, or the objects it points to."""
     if version < FETCH_FLEXIBLE:
         return b""
+    if objects:
+        return b"\x01" + pack_objects(objects)  # to a follower, which is told no addresses
     return pack_endpoints(addresses) if addresses and version >= 16 else NO_TAGS
 
 
@@ -406,18 +441,24 @@ def fetch_partition_head(
 
 
 def fetch_partition_tail(
-    version: int, diverging: tuple[int, int] | None = None, hint: Hint | None = None
+    version: int,
+    diverging: tuple[int, int] | None = None,
+    hint: Hint | None = None,
+    pointers: Sequence[SlicePointer] = (),
 ) -> bytes:
-    """Return what follows a partition's records: nothing, no tags, or where logs part and the leader."""
+    """Return what follows a partition's records: nothing, no tags, or where logs part, the leader, and where
+    records lie that are not sent."""
     if version < FETCH_FLEXIBLE:
         return b""
-    if diverging is None and hint is None:
+    if diverging is None and hint is None and not pointers:
         return NO_TAGS
     out = [b""]
     if diverging is not None:
         out.append(b"\x00\x0d" + _EPOCH_END.pack(*diverging) + NO_TAGS)
     if hint is not None:
         out.append(b"\x01\x09" + LEADER.pack(hint.leader_id, hint.leader_epoch) + NO_TAGS)
+    if pointers:
+        out.append(pack_pointers(pointers))
     out[0] = pack_uvarint(len(out) - 1)
     return b"".join(out)
 
@@ -429,7 +470,7 @@ REPLICA_FETCH_VERSION: Final = 17
 _ASK_HEAD: Final = Struct(">hhi")
 _ASK_LIMITS: Final = Struct(">iiibii")
 _ASK_ITEM: Final = Struct(">iiqiqiB")
-_ASK_STATE: Final = Struct(">BBBiqB")
+_ASK_STATE: Final = Struct(">BBiqB")
 _ASK_STATE_BYTES: Final = 13
 _ANSWER_HEAD: Final = Struct(">iBihi")
 _DIVERGING_TAG: Final = 0
@@ -450,6 +491,8 @@ class FetchedPartition(NamedTuple):
     diverging: tuple[int, int] | None
     """(epoch, end offset): past that the two logs differ."""
     records: memoryview
+    pointers: tuple[SlicePointer, ...] = ()
+    """Where the records lie that are not sent."""
 
 
 class FetchedByReplica(NamedTuple):
@@ -458,6 +501,8 @@ class FetchedByReplica(NamedTuple):
     error: int
     session_id: int
     partitions: list[FetchedPartition]
+    objects: tuple[ObjectPlace, ...] = ()
+    """What the partitions' pointers point to."""
 
 
 def encode_replica_fetch(
@@ -473,6 +518,7 @@ def encode_replica_fetch(
     session_epoch: int,
     items: Iterable[FetchItem],
     forgotten: Iterable[tuple[UUID, int]],
+    takes_pointers: bool = False,
 ) -> bytes:
     """Return the request frame without its size. Neighbours of one topic share its id."""
     out = [
@@ -482,11 +528,13 @@ def encode_replica_fetch(
         _ASK_LIMITS.pack(max_wait_ms, min_bytes, max_bytes, 0, session_id, session_epoch),
     ]
     topics: list[tuple[UUID, list[bytes]]] = []
-    for topic_id, index, epoch, offset, last_epoch, size, log_start in items:
+    for topic_id, index, epoch, offset, last_epoch, size, log_start, pointed in items:
         assert isinstance(topic_id, UUID)
         if not topics or topics[-1][0] != topic_id:
             topics.append((topic_id, []))
-        topics[-1][1].append(_ASK_ITEM.pack(index, epoch, offset, last_epoch, log_start, size, 0))
+        says_from = pointed != FROM_OFFSET
+        row = _ASK_ITEM.pack(index, epoch, offset, last_epoch, log_start, size, says_from)
+        topics[-1][1].append(row + pack_from(pointed) if says_from else row)
     _pack_topics(out, topics)
     gone: list[tuple[UUID, list[bytes]]] = []
     for topic_id, index in forgotten:
@@ -495,7 +543,10 @@ def encode_replica_fetch(
         gone[-1][1].append(INT32.pack(index))
     _pack_topics(out, gone)
     out.append(b"\x01")  # an empty rack id
-    out.append(_ASK_STATE.pack(1, _REPLICA_STATE_TAG, _ASK_STATE_BYTES, replica_id, replica_epoch, 0))
+    out.append(b"\x02" if takes_pointers else b"\x01")
+    out.append(_ASK_STATE.pack(_REPLICA_STATE_TAG, _ASK_STATE_BYTES, replica_id, replica_epoch, 0))
+    if takes_pointers:
+        out.append(pack_takes_pointers())
     return b"".join(out)
 
 
@@ -529,8 +580,12 @@ def _parse_answer(frame: memoryview) -> FetchedByReplica:
             fetched, at = _parse_answered(frame, at, topic_id)
             partitions.append(fetched)
         at = skip_tags(frame, at)
-    skip_tags(frame, at)
-    return FetchedByReplica(correlation_id, throttle_ms, error, session_id, partitions)
+    objects, _ = read_tag(frame, at, POINTER_TAG)
+    places = () if objects is None else read_objects(objects)
+    for fetched in partitions:
+        if any(pointer.object >= len(places) for pointer in fetched.pointers):
+            raise MalformedRequest("a Fetch response points to an object that it does not list")
+    return FetchedByReplica(correlation_id, throttle_ms, error, session_id, partitions, places)
 
 
 def _parse_answered(frame: memoryview, at: int, topic_id: UUID) -> tuple[FetchedPartition, int]:
@@ -539,16 +594,18 @@ def _parse_answered(frame: memoryview, at: int, topic_id: UUID) -> tuple[Fetched
     size, at = read_uvarint(frame, at + _PREFERRED_BYTES)
     records = take(frame, at, max(size - 1, 0))
     at += len(records)
-    diverging = None
     if frame[at] == 0:
-        at += 1
-        field = None
-    else:
-        field, at = read_tag(frame, at, _DIVERGING_TAG)
-    if field is not None:
-        epoch, end = _read_struct(field, _EPOCH_END)
+        return FetchedPartition(topic_id, index, error, high_watermark, log_start, None, records), at + 1
+    fields, at = read_tags(frame, at)
+    diverging = None
+    if _DIVERGING_TAG in fields:
+        epoch, end = _read_struct(fields[_DIVERGING_TAG], _EPOCH_END)
         diverging = (epoch, end) if end >= 0 else None
-    return FetchedPartition(topic_id, index, error, high_watermark, log_start, diverging, records), at
+    field = fields.get(POINTER_TAG)
+    pointers = () if field is None else read_pointers(field)
+    return FetchedPartition(
+        topic_id, index, error, high_watermark, log_start, diverging, records, pointers
+    ), at
 
 
 def _skip_aborted(frame: memoryview, at: int) -> int:

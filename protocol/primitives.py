@@ -75,16 +75,20 @@ def skip_tags(buf: Buffer, at: int) -> int:
 
 def read_tag(buf: memoryview, at: int, wanted: int) -> tuple[memoryview | None, int]:
     """Return the bytes of one tagged field, None without it, and the position after the section."""
-    found = None
+    fields, at = read_tags(buf, at)
+    return fields.get(wanted), at
+
+
+def read_tags(buf: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
+    """Return the bytes of each tagged field by its tag, and the position after the section."""
+    found: dict[int, memoryview] = {}
     count, at = read_uvarint(buf, at)
     if count * 2 > len(buf) - at:
         raise MalformedRequest(f"{count} tagged fields are longer than the rest of the message")
     for _ in range(count):
         tag, at = read_uvarint(buf, at)
         size, at = read_uvarint(buf, at)
-        field = take(buf, at, size)
-        if tag == wanted:
-            found = field
+        found[tag] = take(buf, at, size)
         at += size
     return found, at
 

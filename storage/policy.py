@@ -18,7 +18,7 @@ LONG_MAX = 0x7FFFFFFFFFFFFFFF
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """The topic configurations of Kafka 4.3 that mean something here, with their defaults, those of
-    KIP-1241, `record.validation` and `remote.log.pressure.policy`."""
+    KIP-1241 and KIP-1176, `record.validation` and `remote.log.pressure.policy`."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_gzip_level: int = -1
@@ -48,6 +48,7 @@ class LogConfig:
     remote_log_delete_on_disable: bool = False
     remote_log_pressure_policy: str = "keep"
     remote_storage_enable: bool = False
+    remote_wal_storage_enable: bool = False
     retention_bytes: int = -1
     retention_ms: int = 604_800_000
     segment_bytes: int = 1_073_741_824

@@ -132,6 +132,13 @@ class BrokerConfig(Levels):
     remote_log_storage_manager_class_name: str | None
     remote_log_storage_manager_class_path: str | None
     remote_log_storage_system_enable: bool
+    remote_log_wal_storage_system_enable: bool
+    remote_wal_local_sync: bool
+    remote_wal_log_manager_combiner_queue_size: int
+    remote_wal_log_manager_combiner_task_interval_ms: int
+    remote_wal_log_manager_combiner_task_upload_bytes: int
+    remote_wal_log_manager_combiner_thread_pool_size: int
+    remote_wal_log_manager_thread_pool_size: int
     replica_fetch_backoff_ms: int
     replica_fetch_max_bytes: int
     replica_fetch_min_bytes: int

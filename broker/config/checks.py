@@ -193,6 +193,13 @@ BROKER_CHECKS: dict[str, Check] = {
     "log.segment.bytes": at_least(_LEAST_SEGMENT_BYTES),
     "process.roles": _each_of("broker", "controller"),
     "record.validation": _one_of("header", "full"),
+    "remote.log.wal.storage.manager.class.name": _non_empty,
+    "remote.log.wal.storage.manager.impl.prefix": _non_empty,
+    "remote.wal.log.manager.combiner.queue.size": _between(1, 1 << 20),
+    "remote.wal.log.manager.combiner.task.interval.ms": _between(1, 10_000),
+    "remote.wal.log.manager.combiner.task.upload.bytes": _between(1 << 10, 64 << 20),
+    "remote.wal.log.manager.combiner.thread.pool.size": _between(1, 16),
+    "remote.wal.log.manager.thread.pool.size": _between(1, 256),
     "security.inter.broker.protocol": _one_of(*PROTOCOLS),
 }
 

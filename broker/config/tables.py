@@ -108,6 +108,28 @@ _PRESSURE_DOC = (
     "What happens to a tiered topic whose segments cannot be copied while a disk runs full: keep everything, "
     "refuse what producers send, or drop the oldest segments without a copy."
 )
+_WAL_DOCS = {
+    "remote.log.wal.storage.system.enable": "Whether topics may have remote.wal.storage.enable (KIP-1176).",
+    "remote.log.wal.storage.manager.class.name": "What keeps combined objects, as package.module:Class; "
+    "unset, the broker's own object store does.",
+    "remote.log.wal.storage.manager.class.path": "Folders to look in for that class, separated as on PATH.",
+    "remote.log.wal.storage.manager.impl.prefix": "What the names of that class's settings begin with.",
+    "remote.wal.log.manager.thread.pool.size": "Reads of combined objects that one broker has under way at "
+    "once as a follower.",
+    "remote.wal.log.manager.combiner.thread.pool.size": "Combined objects that one broker has on their way "
+    "to the store at once.",
+    "remote.wal.log.manager.combiner.queue.size": "Slices that are cut and not yet stored: at so many "
+    "nothing more is cut until some are.",
+    "remote.wal.log.manager.combiner.task.interval.ms": "The least time between two combined objects of one "
+    "broker; after a pause the first record leaves at once.",
+    "remote.wal.log.manager.combiner.task.upload.bytes": "The most bytes of one combined object; a larger "
+    "batch is an object of its own.",
+    "remote.wal.local.sync": "Whether an object in a store on this machine is synced before it counts.",
+}
+_WAL_TOPIC_DOC = (
+    "Whether the end of each log goes to the object store within milliseconds, and followers read it there "
+    "(KIP-1176)."
+)
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 THROTTLED_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 """Kafka describes these where they were set, and never their default."""
@@ -150,6 +172,29 @@ _OWN_BROKER = (
         documentation=_MIN_FREE_DOC,
     ),
     *_copy_lags(of_topic=False),
+    *(
+        Definition(
+            name=name,
+            kind=kind,
+            default=default,
+            read_only=not name.startswith("remote.wal.log.manager.combiner.task."),
+            synonyms=(),
+            check=BROKER_CHECKS.get(name),
+            documentation=_WAL_DOCS[name],
+        )
+        for name, kind, default in (
+            ("remote.log.wal.storage.system.enable", ConfigType.BOOLEAN, "true"),
+            ("remote.log.wal.storage.manager.class.name", ConfigType.STRING, None),
+            ("remote.log.wal.storage.manager.class.path", ConfigType.STRING, None),
+            ("remote.log.wal.storage.manager.impl.prefix", ConfigType.STRING, "rwsm.config."),
+            ("remote.wal.local.sync", ConfigType.BOOLEAN, "false"),
+            ("remote.wal.log.manager.thread.pool.size", ConfigType.INT, "8"),
+            ("remote.wal.log.manager.combiner.thread.pool.size", ConfigType.INT, "4"),
+            ("remote.wal.log.manager.combiner.queue.size", ConfigType.INT, "16384"),
+            ("remote.wal.log.manager.combiner.task.interval.ms", ConfigType.INT, "20"),
+            ("remote.wal.log.manager.combiner.task.upload.bytes", ConfigType.INT, str(4 << 20)),
+        )
+    ),
     Definition(
         name="record.validation",
         kind=ConfigType.STRING,
@@ -191,6 +236,14 @@ _OWN_TOPIC = (
         synonyms=(),
         check=TOPIC_CHECKS["remote.log.pressure.policy"],
         documentation=_PRESSURE_DOC,
+    ),
+    Definition(
+        name="remote.wal.storage.enable",
+        kind=ConfigType.BOOLEAN,
+        default="false",
+        read_only=False,
+        synonyms=(),
+        documentation=_WAL_TOPIC_DOC,
     ),
 )
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"

@@ -32,6 +32,7 @@ class PartitionRequest:
         "max_bytes",
         "offset",
         "partition",
+        "pointed",
         "sent_high_watermark",
         "sent_start",
         "topic",
@@ -47,7 +48,16 @@ class PartitionRequest:
         self.generation = -1
 
     def update(self, item: FetchItem) -> None:
-        _, _, self.leader_epoch, self.offset, self.last_epoch, self.max_bytes, self.log_start = item
+        (
+            _,
+            _,
+            self.leader_epoch,
+            self.offset,
+            self.last_epoch,
+            self.max_bytes,
+            self.log_start,
+            self.pointed,
+        ) = item
 
 
 class SessionReader(Protocol):

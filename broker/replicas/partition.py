@@ -25,6 +25,7 @@ from uuid import UUID
 
 from broker.control.metadata_records import NO_LEADER, PartitionImage
 from protocol.errors import ErrorCode, KafkaError
+from remote.wal.tail import Tail
 from storage.log import AbstractLog
 
 NAMED_MAX: Final = 10
@@ -227,9 +228,11 @@ class Partition:
         "replicas",
         "replication_factor",
         "stats",
+        "stored_to",
         "synced",
         "syncing",
         "syncs",
+        "tail",
         "told_high_watermark",
         "topic",
         "topic_id",
@@ -281,6 +284,10 @@ class Partition:
         self.has_room = True
         """Whether producers may append; not while `remote.log.pressure.policy` refuses them."""
         self.acks_all_ok = False
+        self.tail: Tail | None = None
+        """What this leader stores in the WAL tier; None where it does not."""
+        self.stored_to = UNKNOWN
+        """Everything below is in the WAL tier, as far as this broker knows, as a leader or as a follower."""
         self.data_waiters: dict[DataWaiter, None] = {}
         """Consumers, which see what is committed."""
         self.replica_waiters: dict[DataWaiter, None] = {}

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from protocol.errors import MalformedRequest
+from protocol.pointers import ObjectPlace
 from protocol.primitives import (
     NO_TAGS,
     Buffer,
@@ -33,15 +34,6 @@ from protocol.primitives import (
 )
 from protocol.stored.remote_log import pack_custom, read_custom
 from protocol.stored.schema import BadRecord
-
-
-class ObjectPlace(NamedTuple):
-    """Where an object lies: its stream and its number there."""
-
-    node_id: int
-    broker_epoch: int
-    generation: int
-    seq: int
 
 
 class SliceEntry(NamedTuple):

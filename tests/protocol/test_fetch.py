@@ -30,6 +30,7 @@ from protocol.fetch import (
     parse_replica_fetch,
 )
 from protocol.messages import decode_response, encode_request, encode_response
+from protocol.pointers import FROM_OFFSET
 from protocol.wire import parse_head
 from tests.protocol.strategies import epochs, fetch_versions, ids, indexes, int64s, names, request_of
 
@@ -324,7 +325,12 @@ def grouped(rows: Sequence[Any]) -> list[tuple[UUID, list[Any]]]:
 
 
 two_ids = st.sampled_from([UUID(int=1), UUID(int=2)])
-items = st.lists(st.builds(FetchItem, two_ids, indexes, epochs, int64s, epochs, indexes, int64s), max_size=5)
+items = st.lists(
+    st.builds(
+        FetchItem, two_ids, indexes, epochs, int64s, epochs, indexes, int64s, pointed=st.just(FROM_OFFSET)
+    ),
+    max_size=5,
+)
 
 
 @given(

@@ -1,0 +1,91 @@
+"""The tail of one partition: what its leader points to, sends, and cuts again."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote.keys import Stream
+from remote.wal.combined_object import Place
+from remote.wal.extents import Extent
+from remote.wal.tail import DIRECT_AFTER_S, EndTimes, Offer, Tail, TailKey
+
+KEY = TailKey(UUID(int=7), 0)
+
+
+def tail(*, stored_to: int = 0) -> Tail:
+    return Tail(
+        KEY, leader_epoch=1, epoch_start=0, stored_to=stored_to, end_times=EndTimes(stored_to, spacing_s=0.1)
+    )
+
+
+def extent(start: int, end: int, seq: int = 0) -> Extent:
+    return Extent(start, end, 1, Place(Stream(1, 2, 0), seq), 64, 100, 5)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 3), st.integers(1, 5)), min_size=1, max_size=200), st.data())
+def test_a_record_is_told_to_be_older_than_it_is_by_less_than_the_spacing(
+    steps: list[tuple[float, int]], data: st.DataObject
+) -> None:
+    times = EndTimes(0, spacing_s=0.5)
+    appended: list[tuple[int, float]] = []
+    end, now = 0, 0.0
+    for wait_s, count in steps:
+        now += wait_s
+        end += count
+        appended.append((end, now))
+        times.note(end, now)
+    offset = data.draw(st.integers(0, end - 1))
+    written = next(at for upto, at in appended if upto > offset)
+    told = times.appended_at(offset)
+    if told is None:
+        assert len(steps) > 128
+    else:
+        assert written - 0.5 < told <= written
+    assert times.appended_at(end) is None
+
+
+@pytest.mark.requirement("1176-42")
+def test_a_follower_is_pointed_sent_or_told_nothing() -> None:
+    it = tail(stored_to=10)
+    assert it.offer(20, 20) is Offer.NOTHING
+    assert it.offer(5, 20) is Offer.BYTES
+    assert it.offer(10, 20) is Offer.NOTHING
+    it.stored(extent(10, 15))
+    assert it.offer(10, 20) is Offer.POINTERS
+    assert it.offer(14, 20) is Offer.POINTERS
+    assert it.offer(15, 20) is Offer.NOTHING
+    it.is_direct = True
+    assert it.offer(15, 20) is Offer.BYTES
+    assert it.offer(14, 20) is Offer.POINTERS
+    assert it.offer(9, 20) is Offer.BYTES
+
+
+def test_what_waits_for_the_store_for_too_long_is_sent_until_the_store_has_caught_up() -> None:
+    it = tail()
+    it.end_times.note(5, 0.0)
+    assert not it.judge(5, DIRECT_AFTER_S)
+    assert it.judge(5, DIRECT_AFTER_S + 0.1)
+    assert it.is_direct
+    it.end_times.note(9, 3.0)
+    it.stored(extent(0, 5))
+    assert it.judge(9, 3.1)
+    assert not it.is_direct
+    it.stored(extent(5, 9))
+    assert it.unstored_s(9, 100.0) == 0.0
+
+
+def test_what_was_voided_is_cut_again_and_what_was_deleted_is_not() -> None:
+    it = tail(stored_to=10)
+    it.stored(extent(10, 12))
+    it.cut_to = 30
+    it.rewind()
+    assert (it.cut_to, it.stored_to) == (12, 12)
+    it.skip_to(20)
+    assert (it.cut_to, it.stored_to) == (20, 20)
+    it.cut_to = 40
+    it.skip_to(25)
+    assert (it.cut_to, it.stored_to) == (40, 25)
