@@ -71,6 +71,7 @@ from remote.cold.reader import RemoteReader
 from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
+from remote.wal.stats import WalStats
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -86,6 +87,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     background = Background()
     spawn = background.spawn
     purgatory = Purgatory(loop)
+    wal_stats = WalStats()
 
     def directory_failed(path: str, error: OSError) -> None:
         replicas.directory_failed(path, error)
@@ -135,6 +137,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         purgatory=purgatory,
         now_ms=world.now_ms,
         max_bytes=config.fetch_max_bytes,
+        wal_stats=wal_stats,
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
@@ -275,6 +278,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         tiering=tiering,
         restores=restores,
         tier_reads=tier_reads,
+        wal_stats=wal_stats,
         counters=counters,
         network=network,
     )

@@ -27,6 +27,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
 from remote.cold.metadata_manager import MetadataManager
+from remote.wal.stats import WalStats
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Components:
     tiering: Tiering | None
     restores: Restores | None
     tier_reads: TierReads | None
+    wal_stats: WalStats
     counters: Counters
     network: NetworkServer
 

@@ -8,7 +8,7 @@ bytes of records or more; a disk that fails under an answer costs its own partit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final
 
@@ -30,7 +30,10 @@ from protocol.fetch import (
     fetch_topic_tail,
 )
 from protocol.leader_hint import Address
+from protocol.pointers import ObjectPlace, SlicePointer
 from remote.cold.reader import RemoteSlice
+from remote.wal.combined_object import Place
+from remote.wal.extents import Extent
 from storage.log import LogSlice
 
 _SIZE: Final = Struct(">i")
@@ -68,7 +71,7 @@ class FetchResponse:
                 return pack_error(version, correlation_id, ErrorCode.invalid_fetch_session_epoch, session.id)
             session_id = session.id
             reads = [read for read in reads if is_news(read)]
-            session.to_back([read.wanted for read in reads if read.part is not None])
+            session.to_back([read.wanted for read in reads if read.part is not None or read.pointers])
         elif turn.creates:
             for read in reads:
                 is_news(read)
@@ -92,6 +95,7 @@ class FetchResponse:
         gives_hints = version >= _HINT_FROM and not self._for_followers
         pieces: list[Any] = [b"", b""]
         addresses: dict[int, Address] = {}
+        objects: dict[Place, int] = {}
         topics = at = records_size = 0
         while at < len(reads):
             topic = reads[at].wanted.topic
@@ -125,11 +129,12 @@ class FetchResponse:
                     hint = leader_hint(self._cluster.image, topic, wanted.index, listener)
                     if hint is not None and hint.address is not None:
                         addresses[hint.leader_id] = hint.address
-                pieces.append(fetch_partition_tail(version, read.diverging, hint))
+                pointers = _pointers(read.pointers, objects) if read.pointers else ()
+                pieces.append(fetch_partition_tail(version, read.diverging, hint, pointers))
             pieces.append(fetch_topic_tail(version))
             topics += 1
             at = stop
-        pieces.append(fetch_tail(version, addresses))
+        pieces.append(fetch_tail(version, addresses, [_named(place) for place in objects]))
         pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
         if records_size < SENDFILE_MIN:
             try:
@@ -143,6 +148,26 @@ class FetchResponse:
         return Bulk(_joined(pieces), size + 4)
 
 
+def _pointers(extents: Sequence[Extent], objects: dict[Place, int]) -> list[SlicePointer]:
+    """Return the extents as pointers; `objects` numbers the objects in the order in which they are named."""
+    return [
+        SlicePointer(
+            objects.setdefault(each.place, len(objects)),
+            each.position,
+            each.size,
+            each.crc32c,
+            each.start,
+            each.end,
+            each.batch_epoch,
+        )
+        for each in extents
+    ]
+
+
+def _named(place: Place) -> ObjectPlace:
+    return ObjectPlace(*place.stream, place.seq)
+
+
 def pack_error(version: int, correlation_id: int, error: ErrorCode, session_id: int) -> bytes:
     head = fetch_head(version, correlation_id, error, session_id, 0) + fetch_tail(version)
     return _SIZE.pack(len(head)) + head
@@ -153,6 +178,7 @@ def is_news(read: PartitionRead) -> bool:
     wanted = read.wanted
     changed = (
         read.part is not None
+        or bool(read.pointers)
         or read.high_watermark != wanted.sent_high_watermark
         or read.start != wanted.sent_start
         or read.preferred >= 0

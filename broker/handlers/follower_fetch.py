@@ -18,17 +18,21 @@ from broker.handlers.fetch import FetchWait
 from broker.handlers.fetch_response import FetchResponse
 from broker.net.connection import Answer, Connection
 from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, PartitionRequest
-from broker.replicas.partition import FetchTime, Partition
+from broker.replicas.partition import UNKNOWN, FetchTime, Partition
 from broker.replicas.purgatory import Purgatory, Waiter
-from broker.replicas.read import FetchPass, FollowerReader, PartitionRead
+from broker.replicas.read import FetchPass, FollowerReader, PartitionRead, offer_to
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchRequest
+from remote.wal.stats import WalStats
+from remote.wal.tail import Offer, Tail
 
 WATERMARK_WAIT_S: Final = 0.01
 """How long a high watermark waits for a batch to travel with. The next Fetch of a busy follower carries it
 anyway; an answer at once for each move would double what replication costs."""
+POINTED_WATERMARK_WAIT_S: Final = 0.001
+"""The same for a follower that reads from the store: no batch is to come with this answer."""
 
 GATHER_S: Final = 1.0
 GATHER_WAIT_S: Final = 0.02
@@ -53,11 +57,13 @@ class FollowerSession:
         "fetch_time",
         "generation",
         "is_over",
+        "takes_pointers",
         "wait",
     )
 
-    def __init__(self, replica_id: int) -> None:
+    def __init__(self, replica_id: int, *, takes_pointers: bool = False) -> None:
         self._replica_id = replica_id
+        self.takes_pointers = takes_pointers
         self.is_over = False
         self.changed: dict[PartitionRequest, None] = {}
         self.fetch_time = FetchTime()
@@ -65,6 +71,10 @@ class FollowerSession:
         self.generation = -1
         self.all_changed_at = -inf
         self._watches: dict[PartitionRequest, PartitionWatch] = {}
+
+    @property
+    def watermark_wait_s(self) -> float:
+        return POINTED_WATERMARK_WAIT_S if self.takes_pointers else WATERMARK_WAIT_S
 
     def __repr__(self) -> str:
         return f"<FollowerSession {len(self._watches)} watched, {len(self.changed)} changed>"
@@ -148,6 +158,7 @@ class FollowerFetch:
         purgatory: Purgatory,
         now_ms: Callable[[], int],
         max_bytes: int,
+        wal_stats: WalStats,
     ) -> None:
         self.remote = None
         """A follower reads nothing from the tier through its leader."""
@@ -155,14 +166,16 @@ class FollowerFetch:
         self._throttle = throttle
         self._replicas = replicas
         self._purgatory = purgatory
+        self._wal_stats = wal_stats
         self._reader = FollowerReader(
             node_id=node_id, replicas=replicas, cluster=cluster, throttle=throttle, max_bytes=max_bytes
         )
         self.respond = FetchResponse(
             cluster=cluster, sessions=sessions, now_ms=now_ms, count=self._count, for_followers=True
         ).respond
-        self._sessions: dict[int, FollowerSession] = {}
-        """The one that counts of each broker: an older one is of a connection that is lost."""
+        self._sessions: dict[tuple[int, bool], FollowerSession] = {}
+        """The one that counts of each broker, and the one in which it takes pointers: an older one is of a
+        connection that is lost."""
         self._hurries_until = -inf
         replicas.on_leadership.append(self._leads)
 
@@ -196,14 +209,16 @@ class FollowerFetch:
             answer = self.respond(connection, turn, version, correlation_id, fetched)
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
-        wait = FollowerFetchWait(self, connection, turn, request, version, correlation_id, fetched.failures)
+        wait = FollowerFetchWait(
+            self, session, connection, turn, request, version, correlation_id, fetched.failures
+        )
         session.wait = wait
         wait_s = request.max_wait_ms / 1000
         if self._replicas.now() < self._hurries_until:
             wait_s = min(wait_s, GATHER_WAIT_S)
         if is_behind(session):
             wait.is_hurried = True
-            wait_s = min(wait_s, WATERMARK_WAIT_S)
+            wait_s = min(wait_s, session.watermark_wait_s)
         self._purgatory.watch(wait, wait_s)
         return wait.slot
 
@@ -213,7 +228,7 @@ class FollowerFetch:
     def hurry(self, wait: FollowerFetchWait) -> None:
         """End a wait soon, because a high watermark has moved that its follower was not told of."""
         wait.is_hurried = True
-        self._purgatory.watch(wait, WATERMARK_WAIT_S)
+        self._purgatory.watch(wait, wait.session.watermark_wait_s)
 
     def _session(self, turn: FetchTurn, request: FetchRequest) -> FollowerSession | None:
         """Return the follower's session; without one every partition is read and nothing is waited for."""
@@ -222,11 +237,12 @@ class FollowerFetch:
             return None
         session = held.reader
         if not isinstance(session, FollowerSession) or session.is_over:
-            before = self._sessions.get(request.replica_id)
+            lane = (request.replica_id, request.takes_pointers)
+            before = self._sessions.get(lane)
             if before is not None:
                 before.close()
-            session = FollowerSession(request.replica_id)
-            held.reader = self._sessions[request.replica_id] = session
+            session = FollowerSession(request.replica_id, takes_pointers=request.takes_pointers)
+            held.reader = self._sessions[lane] = session
         if request.forgotten:
             session.forget_all_but(dict.fromkeys(held.wanted.values()).keys())
         now = self._replicas.now()
@@ -243,7 +259,7 @@ class FollowerFetch:
     def _learn(self, turn: FetchTurn, request: FetchRequest, session: FollowerSession | None) -> None:
         """Count the follower's offset at each partition, before anything is read: a high watermark that moves
         by it leaves with this answer."""
-        reader = self._reader
+        reader, now = self._reader, self._replicas.now()
         for wanted in list(_changed(turn)):
             if reader.find(wanted) is not None:
                 continue
@@ -259,6 +275,9 @@ class FollowerFetch:
                 log_start=wanted.log_start,
                 broker_epoch=request.replica_epoch,
             )
+            if 0 <= wanted.told_to <= wanted.offset:
+                self._wal_stats.report_s.note(now - wanted.told_at)
+                wanted.told_to = UNKNOWN
             follower = partition.follower(request.replica_id)
             if follower is not None:
                 follower.fetch_time = None if session is None else session.fetch_time
@@ -269,12 +288,17 @@ class FollowerFetch:
                 if _is_up_to_date(wanted, partition, request.replica_id):
                     session.changed.pop(wanted, None)
         if session is not None:
-            session.fetch_time.at = self._replicas.now()
+            session.fetch_time.at = now
 
     def _count(self, partition: Partition, read: PartitionRead) -> None:
         """Count replication apart: it is no client's traffic."""
+        tail = partition.tail
+        if read.pointers and tail is not None:
+            self._count_pointers(tail, read)
         if read.part is not None:
             partition.stats.replication_bytes_out += read.part.size
+            if tail is not None:
+                self._wal_stats.direct_bytes_out += read.part.size
             self._throttle.sent(
                 partition.log.config.leader_replication_throttled_replicas,
                 partition.index,
@@ -282,15 +306,25 @@ class FollowerFetch:
                 read.part.size,
             )
 
+    def _count_pointers(self, tail: Tail, read: PartitionRead) -> None:
+        stats, wanted, now = self._wal_stats, read.wanted, self._replicas.now()
+        stats.pointed_bytes += sum(each.size for each in read.pointers)
+        if read.pointers[-1].end == tail.extents.end:
+            # to a follower that has kept up until here
+            stats.told_s.note(now - tail.stored_at)
+            wanted.told_to, wanted.told_at = tail.extents.end, now
+
 
 class FollowerFetchWait(FetchWait):
-    """A follower's long poll. Appends end it; a high watermark that moves without one shortens it."""
+    """A follower's long poll. What it may be told of what was appended ends it; a high watermark that moves
+    alone shortens it."""
 
-    __slots__ = ("_owner", "is_hurried")
+    __slots__ = ("_owner", "is_hurried", "session")
 
     def __init__(
         self,
         owner: FollowerFetch,
+        session: FollowerSession,
         connection: Connection,
         turn: FetchTurn,
         request: FetchRequest,
@@ -303,6 +337,7 @@ class FollowerFetchWait(FetchWait):
             owner, connection, turn, request, version, correlation_id, request.min_bytes, [], failures
         )
         self._owner = owner
+        self.session = session
         self.is_hurried = False
 
     def expired(self) -> None:
@@ -313,7 +348,7 @@ class FollowerFetchWait(FetchWait):
     def partition_changed(self, wanted: PartitionRequest, partition: Partition) -> None:
         """Read all that changed only if this partition may end the wait: of a thousand that are committed at
         once, a thousand would be read a thousand times."""
-        if not _is_at_end(wanted, partition):
+        if not _is_at_end(wanted, partition, takes_pointers=self.session.takes_pointers):
             self.poke()
         if not self.done and not self.is_hurried and _is_untold(wanted, partition):
             self._owner.hurry(self)
@@ -336,14 +371,15 @@ def _is_untold(wanted: PartitionRequest, partition: Partition) -> bool:
     return partition.log.high_watermark != wanted.sent_high_watermark
 
 
-def _is_at_end(wanted: PartitionRequest, partition: Partition) -> bool:
-    """Whether there is nothing to read, and nothing has become wrong with asking here."""
+def _is_at_end(wanted: PartitionRequest, partition: Partition, *, takes_pointers: bool) -> bool:
+    """Whether there is nothing to tell, and nothing has become wrong with asking here."""
     return (
         partition.is_leader
         and not partition.offline
         and partition is wanted.partition
         and partition.epoch_error(wanted.leader_epoch) is ErrorCode.none
-        and wanted.offset == partition.log.log_end_offset
+        and wanted.offset <= partition.log.log_end_offset
+        and offer_to(wanted, partition, takes_pointers=takes_pointers) is Offer.NOTHING
     )
 
 

@@ -35,6 +35,8 @@ class PartitionRequest:
         "pointed",
         "sent_high_watermark",
         "sent_start",
+        "told_at",
+        "told_to",
         "topic",
     )
 
@@ -43,6 +45,9 @@ class PartitionRequest:
         self.update(item)
         self.sent_high_watermark = -1
         self.sent_start = -1
+        self.told_to = -1
+        """The end of the slices that a follower was pointed to and did not report yet, and when."""
+        self.told_at = 0.0
         self.partition: Any = None
         """The partition found at `generation`, kept here for its reader to save the look-up."""
         self.generation = -1

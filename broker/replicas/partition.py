@@ -29,6 +29,8 @@ from remote.wal.tail import Tail
 from storage.log import AbstractLog
 
 NAMED_MAX: Final = 10
+JOIN_LAG_S: Final = 2.0
+"""A replica that reads from the store and has all records up to those so old is waited for until it joins."""
 
 
 class CommitWaiter(Protocol):
@@ -340,6 +342,7 @@ class Partition:
         return not is_known
 
     def _begin_epoch(self, leader_epoch: int, *, was_leader: bool) -> None:
+        self.tail = None  # of an earlier epoch, in which followers may have had other records
         self.leader_epoch = leader_epoch
         self.leader_id = self.node_id
         self.epoch_start = self.log.log_end_offset
@@ -384,6 +387,7 @@ class Partition:
 
     def _resign(self, leader_id: int) -> None:
         self.is_leader = False
+        self.tail = None
         self.leader_id = leader_id
         self.isr = ()
         self.maximal_isr = frozenset()
@@ -466,12 +470,24 @@ class Partition:
             if follower.node_id not in members:
                 # a replica about to join is waited for: it would never reach a watermark that runs ahead
                 now = peers.now() if now is None else now
-                if not follower.is_caught_up(leader_end, now=now, lag_s=peers.lag_s):
+                if not self._is_caught_up(follower, leader_end, now=now, lag_s=peers.lag_s, is_member=False):
                     continue
                 if not peers.is_eligible(follower.node_id, follower.broker_epoch):
                     continue
             end = follower.end_offset
         return end
+
+    def _is_caught_up(
+        self, follower: Follower, leader_end: int, *, now: float, lag_s: float, is_member: bool
+    ) -> bool:
+        """Whether a follower is in sync. Where the time of appends is known, it is if the first record that
+        it lacks is young enough: one that reads from the store is always behind, and may report an offset
+        later than the Fetch by which it would count as caught up."""
+        tail, end = self.tail, follower.end_offset
+        since = None if tail is None or end < 0 or end >= leader_end else tail.end_times.appended_at(end)
+        if since is None:
+            return follower.is_caught_up(leader_end, now=now, lag_s=lag_s)
+        return now - since <= (lag_s if is_member else min(lag_s, JOIN_LAG_S))
 
     def followers(self) -> Iterable[Follower]:
         return self._followers.values()
@@ -556,7 +572,7 @@ class Partition:
             node_id
             for node_id in self.isr
             if (follower := self._followers.get(node_id)) is None
-            or follower.is_caught_up(end, now=now, lag_s=lag_s)
+            or self._is_caught_up(follower, end, now=now, lag_s=lag_s, is_member=True)
         )
         if rest == self.isr:
             return False

@@ -4,13 +4,13 @@ Owns: finding the partition, its bounds and errors, which replica is nearest to 
 bytes are shared out among its partitions. Does not own: waiting for more, sessions and packing (the
 handlers), what a leader learns from a follower's offset (partition). Invariant: a client sees nothing at or
 past the high watermark, with read_committed nothing past the last stable offset; a follower whose log has
-parted from this one gets no bytes; the first batch is served whole whatever the limits are, so that a reader
-always advances.
+parted from this one gets neither bytes nor pointers; the first batch is served whole whatever the limits are,
+so that a reader always advances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -22,6 +22,9 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchRequest
+from protocol.pointers import BYTES
+from remote.wal.extents import Extent
+from remote.wal.tail import Offer
 from storage.log import AbstractLog, LogSlice, TieredOffset
 
 _READ_COMMITTED: Final = 1
@@ -50,6 +53,7 @@ class PartitionRead:
         "high_watermark",
         "last_stable",
         "part",
+        "pointers",
         "preferred",
         "start",
         "wanted",
@@ -74,6 +78,8 @@ class PartitionRead:
         self.error = error
         self.diverging: tuple[int, int] | None = None
         self.preferred = -1
+        self.pointers: Sequence[Extent] = ()
+        """Where a follower finds the records in the WAL tier, instead of `part`."""
 
     def fail(self, error: ErrorCode) -> None:
         """Become a read that failed; one without an error stays as it is."""
@@ -346,8 +352,8 @@ class FollowerReader:
                 fetched.is_due = fetched.is_due or error not in _LEADER_UNKNOWN
                 continue
             read = self._read_one(wanted, request, room, min_one=fetched.size == 0)
-            if read.part is not None:
-                size = read.part.size
+            size = read.part.size if read.part is not None else sum(each.size for each in read.pointers)
+            if size:
                 fetched.size += size
                 fetched.available += size
                 room = max(0, room - size)
@@ -395,7 +401,12 @@ class FollowerReader:
             if diverging is not None or wanted.offset == held.log_end_offset:
                 return read
             limit = min(wanted.max_bytes, room)
-            if (limit > 0 or min_one) and not self._is_throttled(partition, request.replica_id):
+            if limit <= 0 and not min_one:
+                return read
+            offer = offer_to(wanted, partition, takes_pointers=request.takes_pointers)
+            if offer is Offer.POINTERS:
+                read.pointers = _pointers(wanted, partition, limit)
+            elif offer is Offer.BYTES and not self._is_throttled(partition, request.replica_id):
                 part = held.read(wanted.offset, limit, bound=held.log_end_offset, min_one=min_one)
                 if part is not None and part.size > 0:
                     read.part = part
@@ -413,6 +424,22 @@ class FollowerReader:
             return False
         listed = partition.log.config.leader_replication_throttled_replicas
         return self._throttle.holds_back(listed, partition.index, self._node_id)
+
+
+def offer_to(wanted: PartitionRequest, partition: Partition, *, takes_pointers: bool) -> Offer:
+    """Say what a follower gets of a partition now: pointers, records or nothing."""
+    offset, end, tail = wanted.offset, partition.log.log_end_offset, partition.tail
+    if tail is None or not takes_pointers or wanted.pointed == BYTES:
+        return Offer.BYTES if offset < end else Offer.NOTHING
+    if wanted.pointed <= offset:
+        return tail.offer(offset, end)
+    # records would not fit behind what is still being read
+    return Offer.POINTERS if tail.offer(wanted.pointed, end) is Offer.POINTERS else Offer.NOTHING
+
+
+def _pointers(wanted: PartitionRequest, partition: Partition, limit: int) -> Sequence[Extent]:
+    assert partition.tail is not None, partition
+    return partition.tail.pointers(max(wanted.offset, wanted.pointed), max_bytes=limit)
 
 
 def error_known_to(version: int, code: ErrorCode) -> ErrorCode:

@@ -89,6 +89,7 @@ class Tail:
         "key",
         "leader_epoch",
         "previous",
+        "stored_at",
         "stored_to",
     )
 
@@ -109,6 +110,8 @@ class Tail:
         """Where the next slice begins."""
         self.stored_to = stored_to
         """Everything below counts as stored, as far as this leader knows."""
+        self.stored_at = 0.0
+        """When the newest slice began to count."""
         self.extents = Extents()
         self.end_times = end_times
         self.is_direct = False
@@ -124,9 +127,10 @@ class Tail:
         mode = "direct" if self.is_direct else "pointers"
         return f"<Tail {self.key.partition} stored to {self.stored_to}, cut to {self.cut_to}, {mode}>"
 
-    def stored(self, extent: Extent) -> None:
+    def stored(self, extent: Extent, now: float) -> None:
         """Take note that a slice counts: its object and all before it in the stream are in the store."""
         self.extents.add(extent)
+        self.stored_at = now
         self.stored_to = max(self.stored_to, extent.end)
         self.previous = extent.place
 

@@ -54,7 +54,7 @@ def test_a_follower_is_pointed_sent_or_told_nothing() -> None:
     assert it.offer(20, 20) is Offer.NOTHING
     assert it.offer(5, 20) is Offer.BYTES
     assert it.offer(10, 20) is Offer.NOTHING
-    it.stored(extent(10, 15))
+    it.stored(extent(10, 15), 0.0)
     assert it.offer(10, 20) is Offer.POINTERS
     assert it.offer(14, 20) is Offer.POINTERS
     assert it.offer(15, 20) is Offer.NOTHING
@@ -71,16 +71,16 @@ def test_what_waits_for_the_store_for_too_long_is_sent_until_the_store_has_caugh
     assert it.judge(5, DIRECT_AFTER_S + 0.1)
     assert it.is_direct
     it.end_times.note(9, 3.0)
-    it.stored(extent(0, 5))
+    it.stored(extent(0, 5), 0.0)
     assert it.judge(9, 3.1)
     assert not it.is_direct
-    it.stored(extent(5, 9))
+    it.stored(extent(5, 9), 0.0)
     assert it.unstored_s(9, 100.0) == 0.0
 
 
 def test_what_was_voided_is_cut_again_and_what_was_deleted_is_not() -> None:
     it = tail(stored_to=10)
-    it.stored(extent(10, 12))
+    it.stored(extent(10, 12), 0.0)
     it.cut_to = 30
     it.rewind()
     assert (it.cut_to, it.stored_to) == (12, 12)
