@@ -8,6 +8,7 @@ Invariant: `read_plainly` takes no command line that typer would refuse or read 
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,9 +89,23 @@ def read_config(options: BrokerOptions) -> BrokerConfig:
         properties.update(read_pairs(options.settings, "--set"))
         if options.admin is not None:
             check_address(options.admin, "--admin", port_min=0)
-        return from_properties(properties, standalone=options.store is None)
+        return from_properties(
+            properties, standalone=options.store is None, plain_s3=_is_plain_s3(options.store)
+        )
     except ConfigError as error:
         raise Failure(str(error)) from None
+
+
+def _is_plain_s3(url: str | None) -> bool:
+    if url is None or not url.startswith("s3:"):
+        return False
+    from remote.store.location import BadStoreUrl, S3Location, parse_store_url
+
+    try:
+        location = parse_store_url(url, os.environ)
+    except BadStoreUrl:
+        return False  # refused with one line when the store is opened
+    return isinstance(location, S3Location) and location.is_plain_s3
 
 
 def _text_of(path: Path) -> str:

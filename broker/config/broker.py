@@ -27,6 +27,7 @@ from broker.config.tables import (
     BROKER_DEFAULTS,
     CHAINS,
     METADATA_CLIENTS,
+    PLAIN_S3_DEFAULTS,
     STANDALONE_DEFAULTS,
     TOPIC,
     base_name,
@@ -63,6 +64,8 @@ class BrokerConfig(Levels):
     remote_metadata_manager_configs: Mapping[str, str]
     """What the metadata manager is told, likewise."""
     remote_metadata_topic: MetadataTopic
+    remote_wal_storage_manager_configs: Mapping[str, str]
+    """What the manager of combined objects is told, without its prefix."""
 
     auto_create_topics_enable: bool
     auto_leader_rebalance_enable: bool
@@ -132,6 +135,8 @@ class BrokerConfig(Levels):
     remote_log_storage_manager_class_name: str | None
     remote_log_storage_manager_class_path: str | None
     remote_log_storage_system_enable: bool
+    remote_log_wal_storage_manager_class_name: str | None
+    remote_log_wal_storage_manager_class_path: str | None
     remote_log_wal_storage_system_enable: bool
     remote_wal_local_sync: bool
     remote_wal_log_manager_combiner_queue_size: int
@@ -208,9 +213,12 @@ _DERIVED = frozenset(
         "remote_log_metadata_manager_class_path",
         "remote_log_storage_manager_class_name",
         "remote_log_storage_manager_class_path",
+        "remote_log_wal_storage_manager_class_name",
+        "remote_log_wal_storage_manager_class_path",
         "remote_metadata_manager_configs",
         "remote_metadata_topic",
         "remote_storage_manager_configs",
+        "remote_wal_storage_manager_configs",
         "socket_receive_buffer_bytes",
         "socket_send_buffer_bytes",
     }
@@ -241,6 +249,9 @@ _MEANINGFUL = frozenset(
         "remote.log.storage.manager.class.name",
         "remote.log.storage.manager.class.path",
         "remote.log.storage.manager.impl.prefix",
+        "remote.log.wal.storage.manager.class.name",
+        "remote.log.wal.storage.manager.class.path",
+        "remote.log.wal.storage.manager.impl.prefix",
         "replica.selector.class",
         "security.inter.broker.protocol",
         "socket.receive.buffer.bytes",
@@ -249,8 +260,11 @@ _MEANINGFUL = frozenset(
 )
 
 
-def from_properties(props: Mapping[str, str], *, standalone: bool = False) -> BrokerConfig:
-    """Build a broker's settings from its properties; `standalone` is a broker without an external store."""
+def from_properties(
+    props: Mapping[str, str], *, standalone: bool = False, plain_s3: bool = False
+) -> BrokerConfig:
+    """Build a broker's settings from its properties; `standalone` is a broker without an external store,
+    `plain_s3` one whose store is S3 itself."""
     static, aliased = _by_known_names(props)
     plugins = tuple(static.get(name) or BROKER_DEFAULTS[name] or "" for name in _MANAGER_PREFIXES)
     for name in static:
@@ -259,6 +273,8 @@ def from_properties(props: Mapping[str, str], *, standalone: bool = False) -> Br
     if static.setdefault("broker.id", node_id) != static.setdefault("node.id", node_id):
         raise ConfigError("You must set `node.id` to the same value as `broker.id`.")
     defaults = {**BROKER_DEFAULTS, **STANDALONE_DEFAULTS} if standalone else BROKER_DEFAULTS
+    if plain_s3:
+        defaults = {**defaults, **PLAIN_S3_DEFAULTS}
     for name, text in static.items():
         definition = BROKER.get(base_name(name))
         if definition is not None:
@@ -266,7 +282,11 @@ def from_properties(props: Mapping[str, str], *, standalone: bool = False) -> Br
     return _build(static=static, aliased=aliased, defaults=defaults, dynamic_default={}, dynamic_broker={})
 
 
-_MANAGER_PREFIXES = ("remote.log.storage.manager.impl.prefix", "remote.log.metadata.manager.impl.prefix")
+_MANAGER_PREFIXES = (
+    "remote.log.storage.manager.impl.prefix",
+    "remote.log.metadata.manager.impl.prefix",
+    "remote.log.wal.storage.manager.impl.prefix",
+)
 
 
 def _by_known_names(props: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -299,9 +319,10 @@ def _build(
     _check_roles(raw)
     listeners = parse_listeners(raw["listeners"] or "", protocols, controllers, "listeners")
     advertised = advertised_listeners(raw, listeners, protocols, controllers)
-    storage_prefix, metadata_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
+    storage_prefix, metadata_prefix, wal_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
     storage_manager = manager_configs(static, storage_prefix)
     metadata_manager = manager_configs(static, metadata_prefix)
+    wal_manager = manager_configs(static, wal_prefix)
     if values["remote_log_metadata_manager_class_name"] == TOPIC_METADATA_MANAGER:
         check_metadata_manager(metadata_manager, metadata_prefix)
     config = BrokerConfig(
@@ -313,7 +334,9 @@ def _build(
         listeners=listeners,
         advertised=advertised,
         inter_broker_listener=inter_broker_listener(raw, advertised),
-        ignored=tuple(sorted(static.keys() - _MEANINGFUL - _heard(raw, storage_manager, metadata_manager))),
+        ignored=tuple(
+            sorted(static.keys() - _MEANINGFUL - _heard(raw, storage_manager, metadata_manager, wal_manager))
+        ),
         aliased=aliased,
         node_id=_node_id(raw),
         broker_rack=raw["broker.rack"] or None,
@@ -327,7 +350,10 @@ def _build(
         remote_log_metadata_manager_class_path=raw["remote.log.metadata.manager.class.path"],
         remote_log_storage_manager_class_name=raw["remote.log.storage.manager.class.name"],
         remote_log_storage_manager_class_path=raw["remote.log.storage.manager.class.path"],
+        remote_log_wal_storage_manager_class_name=raw["remote.log.wal.storage.manager.class.name"],
+        remote_log_wal_storage_manager_class_path=raw["remote.log.wal.storage.manager.class.path"],
         remote_storage_manager_configs=storage_manager,
+        remote_wal_storage_manager_configs=wal_manager,
         remote_metadata_manager_configs=metadata_manager,
         remote_metadata_topic=metadata_topic(metadata_manager, defaults),
     )
@@ -342,14 +368,19 @@ def _build(
 
 
 def _heard(
-    raw: Mapping[str, str | None], storage_manager: Mapping[str, str], metadata_manager: Mapping[str, str]
+    raw: Mapping[str, str | None],
+    storage_manager: Mapping[str, str],
+    metadata_manager: Mapping[str, str],
+    wal_manager: Mapping[str, str],
 ) -> set[str]:
     """Name the settings of the managers that somebody reads. One listener's own value means nothing yet, even
     of a name that means something for all."""
-    storage_prefix, metadata_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
+    storage_prefix, metadata_prefix, wal_prefix = (raw[name] or "" for name in _MANAGER_PREFIXES)
     heard = set()
     if raw["remote.log.storage.manager.class.name"] is not None:
         heard |= {storage_prefix + name for name in storage_manager}
+    if raw["remote.log.wal.storage.manager.class.name"] is not None:
+        heard |= {wal_prefix + name for name in wal_manager}
     built_in = raw["remote.log.metadata.manager.class.name"] == TOPIC_METADATA_MANAGER
     without_effect = WITHOUT_EFFECT if built_in else frozenset()
     return heard | {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.config.broker import BrokerConfig
-from broker.config.tables import BROKER, base_name
+from broker.config.tables import BROKER, base_name, check_wal_name
 from broker.config.tiering import check_retention
 from broker.config.topics import log_config
 from broker.config.values import ConfigError, check_lengths
@@ -34,10 +34,13 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
             "These security configs can be dynamically updated only per-listener using the listener prefix: "
             f"[{', '.join(secret)}]"
         )
+    wal_prefix = config.raw("remote.log.wal.storage.manager.impl.prefix") or ""
     for name, text in dynamic.items():
         definition = BROKER.get(base_name(name))
         if definition is not None:
             definition.parse(text)
+        elif not name.startswith(wal_prefix):
+            check_wal_name(name, BROKER)
     own = sorted(name for name in dynamic if name in _PER_BROKER or name.startswith(_PER_BROKER_PREFIXES))
     if own and not per_broker:
         raise ConfigError(

@@ -8,7 +8,7 @@ wins (levels). Invariant: each name is there once; one that is not there is refu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from broker.config.checks import BROKER_CHECKS, GROUP_CHECKS, TOPIC_CHECKS, Check, at_least
@@ -126,6 +126,7 @@ _WAL_DOCS = {
     "batch is an object of its own.",
     "remote.wal.local.sync": "Whether an object in a store on this machine is synced before it counts.",
 }
+_WAL_TOPIC = "remote.wal.storage.enable"
 _WAL_TOPIC_DOC = (
     "Whether the end of each log goes to the object store within milliseconds, and followers read it there "
     "(KIP-1176)."
@@ -238,7 +239,7 @@ _OWN_TOPIC = (
         documentation=_PRESSURE_DOC,
     ),
     Definition(
-        name="remote.wal.storage.enable",
+        name=_WAL_TOPIC,
         kind=ConfigType.BOOLEAN,
         default="false",
         read_only=False,
@@ -293,7 +294,6 @@ ALIASES = {
 }
 """Broker settings by the names that KIP-956 proposed."""
 _PLUGIN_PREFIXES = (
-    "rwsm.config.",
     "config.providers.",
     "metrics.",
     "kafka.metrics.",
@@ -335,6 +335,11 @@ _OWN_DEFAULTS = {
     "remote.log.storage.system.enable": "true",
 }
 BROKER_DEFAULTS = {name: definition.default for name, definition in BROKER.items()} | _OWN_DEFAULTS
+PLAIN_S3_DEFAULTS = {"remote.wal.log.manager.combiner.task.interval.ms": "100"}
+"""A put takes S3 itself tens of milliseconds and costs money: fewer and larger objects lose nothing."""
+
+
+_WAL_NAMES = (_WAL_TOPIC, *_WAL_DOCS)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -349,7 +354,22 @@ def check_known(name: str, plugins: tuple[str, ...] = ()) -> None:
     prefixes of those whose names are not known here."""
     if base_name(name) in BROKER or name.startswith((*_PLUGIN_PREFIXES, *plugins)):
         return
+    check_wal_name(name, BROKER)
     raise unknown(name, BROKER)
+
+
+def check_wal_name(name: str, known: Container[str]) -> None:
+    """ConfigError when a name speaks of the WAL tier and is none of those at this level. KIP-1176 itself has
+    two for the topic's switch, and Kafka would keep an unknown one of a broker without a word."""
+    if name in known or "wal" not in name.split("."):
+        return
+    what = "topic config name:" if known is TOPIC else "configuration"
+    if name in TOPIC or name in BROKER:
+        whose = "topics" if name in TOPIC else "brokers"
+        raise ConfigError(f"Unknown {what} {name}: it is a setting of {whose}")
+    guess = nearest(name, _WAL_NAMES) or _WAL_TOPIC
+    whose = "" if guess in known else ", a setting of topics" if guess in TOPIC else ", a setting of brokers"
+    raise ConfigError(f"Unknown {what} {name}; did you mean {guess}{whose}?")
 
 
 def unknown(name: str, known: Iterable[str], prefix: str = "") -> ConfigError:

@@ -1,7 +1,8 @@
-"""What the settings of the cold tier may say together, and what its two managers are told.
+"""What the settings of the tiers may say together, and what their managers are told.
 
 Owns: the rules between retention, local retention, copy lag and tiering, for a topic and for the brokers'
-defaults, in Kafka's words; the settings behind the prefixes of the storage and the metadata manager. Does not
+defaults, in Kafka's words; which topics may use the WAL tier; the settings behind the prefixes of the
+managers. Does not
 own: names, types and single values (tables, checks), loading a manager (remote/cold/plugins.py), or what a
 setting does. Invariant: what passes here leaves no tiered log that would delete what it has not copied.
 """
@@ -118,6 +119,24 @@ def _in_vain(name: str, value: int, other: str) -> str:
         f"{name}={value} has no effect while {other} is 0, which copies segments at once; "
         f"set {other} to -1 to wait for either of the two"
     )
+
+
+def check_wal_topic(log: LogConfig, *, is_system_enabled: bool, was_on: bool, is_internal: bool) -> None:
+    """ConfigError unless a topic may send its tail to the store. Any cleanup policy and number of replicas
+    may, with the cold tier or without. A topic that has it on keeps it, and may be altered otherwise, when
+    brokers come back with the system switched off."""
+    if not log.remote_wal_storage_enable:
+        return
+    if is_internal:
+        raise ConfigError(
+            "remote.wal.storage.enable cannot be set on internal topics: "
+            "the brokers decide which of them are stored"
+        )
+    if not is_system_enabled and not was_on:
+        raise ConfigError(
+            "remote.wal.storage.enable cannot be switched on while "
+            "remote.log.wal.storage.system.enable=false in the brokers"
+        )
 
 
 # --- the managers ---

@@ -12,8 +12,16 @@ from functools import lru_cache
 from typing import Any
 
 from broker.config.levels import ALIKE_MAX, Levels
-from broker.config.tables import BROKER, CHAIN_OF, HIDDEN_TOPIC, INTERNAL_SEGMENT_BYTES, TOPIC, Definition
-from broker.config.tiering import check_tiered_topic
+from broker.config.tables import (
+    BROKER,
+    CHAIN_OF,
+    HIDDEN_TOPIC,
+    INTERNAL_SEGMENT_BYTES,
+    TOPIC,
+    Definition,
+    check_wal_name,
+)
+from broker.config.tiering import check_tiered_topic, check_wal_topic
 from broker.config.values import ConfigError, check_lengths
 from storage.policy import LogConfig
 
@@ -75,6 +83,7 @@ def check_topic_configs(
     check_lengths(overrides)
     for name in overrides:
         if name not in TOPIC and name not in HIDDEN_TOPIC:
+            check_wal_name(name, TOPIC)
             raise ConfigError(f"Unknown topic config name: {name}")
     for name, definition in HIDDEN_TOPIC.items():
         if name in overrides:
@@ -85,9 +94,16 @@ def check_topic_configs(
         raise ConfigError(
             f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})"
         )
+    log = log_config(config, overrides)
     check_tiered_topic(
-        log_config(config, overrides),
+        log,
         is_system_enabled=config.get("remote.log.storage.system.enable"),
         was_tiered=before.get("remote.storage.enable", "").lower() == "true",
+        is_internal=is_internal,
+    )
+    check_wal_topic(
+        log,
+        is_system_enabled=config.get("remote.log.wal.storage.system.enable"),
+        was_on=before.get("remote.wal.storage.enable", "").lower() == "true",
         is_internal=is_internal,
     )

@@ -44,6 +44,12 @@ class S3Location:
     in_host: bool
     """Whether the bucket's name is part of the host name."""
 
+    @property
+    def is_plain_s3(self) -> bool:
+        """Whether it is S3 itself, and not a store nearby that speaks as it does: its Express buckets answer
+        in milliseconds."""
+        return self.host.endswith(".amazonaws.com") and not self.bucket.endswith("--x-s3")
+
     def __str__(self) -> str:
         where = "" if self.in_host else f" at {self.scheme}://{self.host}"
         return f"s3://{self.bucket}/{self.prefix}{where}"

@@ -67,7 +67,13 @@ UNORDERED = {
 HELD_BY_A_TOPIC = ("partitions", "partition_responses")
 # Configurations that Apache Kafka does not have.
 OURS_ONLY = frozenset(
-    {"record.validation", "remote.copy.lag.bytes", "remote.copy.lag.ms", "remote.log.pressure.policy"}
+    {
+        "record.validation",
+        "remote.copy.lag.bytes",
+        "remote.copy.lag.ms",
+        "remote.log.pressure.policy",
+        "remote.wal.storage.enable",
+    }
 )
 SETTINGS = {
     "offsets.topic.num.partitions": "5",

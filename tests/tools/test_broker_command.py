@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tools import cli, commands
-from tools.broker_command import BrokerOptions, _apply, read_plainly
+from tools.broker_command import BrokerOptions, _apply, read_config, read_plainly
 
 VALUES = ("1", "x", "127.0.0.1:0", "key=value", "", "-1", "--data", "-", "٣", "a b")
 NAMES = ("--config", "--node-id", "--listen", "--data", "--store", "--admin", "--set")
@@ -44,6 +44,26 @@ def test_agrees_with_typer(monkeypatch: pytest.MonkeyPatch, words: list[str]) ->
     monkeypatch.setattr(commands, "run_broker", found.append)
     assert cli._run_any(["broker", *words]) == 0
     assert found == [plainly]
+
+
+@pytest.mark.requirement("1176-09")
+@pytest.mark.parametrize(
+    ("store", "interval_ms"),
+    [
+        (None, 20),
+        ("file:///store", 20),
+        ("s3://bucket/prefix?region=eu-west-1", 100),
+        ("s3://bucket?endpoint=http://127.0.0.1:9000", 20),
+        ("s3://BAD", 20),
+    ],
+)
+def test_the_wal_tiers_interval_follows_the_store(
+    monkeypatch: pytest.MonkeyPatch, store: str | None, interval_ms: int
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    config = read_config(BrokerOptions(store=store))
+    assert config.remote_wal_log_manager_combiner_task_interval_ms == interval_ms
 
 
 def test_options_win_over_the_file() -> None:

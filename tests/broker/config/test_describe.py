@@ -54,6 +54,16 @@ def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
         "log.remote.copy.lag.bytes",
         "log.remote.copy.lag.ms",
         "record.validation",
+        "remote.log.wal.storage.manager.class.name",
+        "remote.log.wal.storage.manager.class.path",
+        "remote.log.wal.storage.manager.impl.prefix",
+        "remote.log.wal.storage.system.enable",
+        "remote.wal.local.sync",
+        "remote.wal.log.manager.combiner.queue.size",
+        "remote.wal.log.manager.combiner.task.interval.ms",
+        "remote.wal.log.manager.combiner.task.upload.bytes",
+        "remote.wal.log.manager.combiner.thread.pool.size",
+        "remote.wal.log.manager.thread.pool.size",
     }
 
 
@@ -89,6 +99,7 @@ OUR_TOPIC_SETTINGS = {
     "remote.copy.lag.bytes",
     "remote.copy.lag.ms",
     "remote.log.pressure.policy",
+    "remote.wal.storage.enable",
 }
 
 

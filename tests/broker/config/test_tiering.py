@@ -1,4 +1,4 @@
-"""What the settings of the cold tier may say together, and what its managers are told."""
+"""What the settings of the tiers may say together, and what their managers are told."""
 
 from __future__ import annotations
 
@@ -319,6 +319,49 @@ def test_what_follows_the_prefix_is_handed_to_the_storage_manager() -> None:
 def test_without_a_storage_manager_of_ones_own_nobody_listens() -> None:
     config = from_properties({"rsm.config.dir": "/x"})
     assert (config.remote_log_storage_manager_class_name, config.ignored) == (None, ("rsm.config.dir",))
+
+
+@pytest.mark.requirement("1176-03", "1176-04", "1176-05")
+def test_what_follows_its_prefix_is_handed_to_the_manager_of_combined_objects() -> None:
+    named = {
+        "remote.log.wal.storage.manager.class.name": "package.module:Class",
+        "remote.log.wal.storage.manager.class.path": "/opt/plugins",
+        "rwsm.config.bucket.name": "b",
+    }
+    config = from_properties(named)
+    assert config.remote_log_wal_storage_manager_class_name == "package.module:Class"
+    assert config.remote_log_wal_storage_manager_class_path == "/opt/plugins"
+    assert config.remote_wal_storage_manager_configs == {"bucket.name": "b"}
+    assert config.ignored == ()
+    assert config.with_dynamic(default={}, broker={}).remote_wal_storage_manager_configs == {
+        "bucket.name": "b"
+    }
+    other = from_properties({"remote.log.wal.storage.manager.impl.prefix": "mine.", "mine.bucket.name": "b"})
+    assert other.remote_wal_storage_manager_configs == {"bucket.name": "b"}
+    with pytest.raises(ConfigError, match=r"Unknown configuration rwsm\.config\.bucket\.name"):
+        from_properties(
+            {"remote.log.wal.storage.manager.impl.prefix": "mine.", "rwsm.config.bucket.name": "b"}
+        )
+    with pytest.raises(ConfigError, match="String must be non-empty"):
+        from_properties({"remote.log.wal.storage.manager.impl.prefix": ""})
+
+
+@pytest.mark.requirement("1176-05", "1176-14")
+def test_one_class_may_be_told_the_same_for_both_tiers() -> None:
+    named = {
+        "remote.log.wal.storage.manager.class.name": "package.module:Class",
+        "remote.log.wal.storage.manager.impl.prefix": "rsm.config.",
+        "rsm.config.bucket.name": "b",
+    }
+    config = from_properties(named)
+    assert config.remote_wal_storage_manager_configs == config.remote_storage_manager_configs
+    assert config.ignored == ()
+
+
+@pytest.mark.requirement("1176-03")
+def test_without_a_manager_of_combined_objects_of_ones_own_nobody_listens() -> None:
+    config = from_properties({"rwsm.config.dir": "/x"})
+    assert (config.remote_log_wal_storage_manager_class_name, config.ignored) == (None, ("rwsm.config.dir",))
 
 
 @pytest.mark.requirement("X-7")

@@ -64,3 +64,67 @@ def test_small_segments_are_there_for_tests() -> None:
     check_topic_configs(made(), overrides, before={}, is_internal=False)
     assert log_config(made(), overrides).segment_bytes == 200
     assert "internal.segment.bytes" not in {row.name for row in describe_topic(made(), overrides)}
+
+
+WAL = {"remote.wal.storage.enable": "true"}
+
+
+@pytest.mark.requirement("1176-01")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("remote.wal.enable", "; did you mean remote.wal.storage.enable?"),
+        ("remote.log.wal.storage.enable", "; did you mean remote.wal.storage.enable?"),
+        ("remote.log.wal.storage.system.enable", ": it is a setting of brokers"),
+        (
+            "remote.wal.combiner.task.interval.ms",
+            "; did you mean remote.wal.log.manager.combiner.task.interval.ms, a setting of brokers?",
+        ),
+    ],
+)
+def test_a_misspelt_setting_of_the_wal_tier_is_refused_with_the_right_name(name: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_topic_configs(made(), {name: "true"}, before={}, is_internal=False)
+    assert str(caught.value) == f"Unknown topic config name: {name}{why}"
+
+
+@pytest.mark.requirement("1176-01")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"cleanup.policy": "compact"},
+        {"cleanup.policy": "compact,delete"},
+        {"remote.storage.enable": "true"},
+        {"message.timestamp.type": "LogAppendTime"},
+        {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"},
+    ],
+)
+def test_a_topic_may_use_the_wal_tier_so(overrides: dict[str, str]) -> None:
+    check_topic_configs(made(), WAL | overrides, before={}, is_internal=False)
+    assert log_config(made(), WAL | overrides).remote_wal_storage_enable
+    assert not log_config(made(), overrides).remote_wal_storage_enable
+
+
+@pytest.mark.requirement("1176-01", "1176-02")
+def test_no_topic_begins_to_use_the_wal_tier_while_the_system_is_off() -> None:
+    off = made(remote_log_wal_storage_system_enable="false")
+    why = (
+        "remote.wal.storage.enable cannot be switched on while "
+        "remote.log.wal.storage.system.enable=false in the brokers"
+    )
+    for before in ({}, {"remote.wal.storage.enable": "false"}):
+        with pytest.raises(ConfigError) as caught:
+            check_topic_configs(off, WAL, before=before, is_internal=False)
+        assert str(caught.value) == why
+    check_topic_configs(off, WAL | {"retention.ms": "5"}, before=WAL, is_internal=False)
+    check_topic_configs(off, {"remote.wal.storage.enable": "false"}, before=WAL, is_internal=False)
+
+
+@pytest.mark.requirement("1176-01")
+def test_of_internal_topics_the_brokers_decide_which_are_stored() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^remote\.wal\.storage\.enable cannot be set on internal topics: "
+    ):
+        check_topic_configs(made(), WAL, before={}, is_internal=True)
+    check_topic_configs(made(), {"remote.wal.storage.enable": "false"}, before={}, is_internal=True)

@@ -104,3 +104,17 @@ def test_any_text_is_a_location_or_a_complaint(url: str) -> None:
         parse_store_url(url, {})
     except BadStoreUrl:
         pass
+
+
+@pytest.mark.parametrize(
+    ("url", "is_plain"),
+    [
+        ("s3://bucket/p?region=eu-west-1", True),
+        ("s3://dotted.bucket", True),
+        ("s3://bucket?endpoint=https://s3.eu-west-1.amazonaws.com", True),
+        ("s3://bucket?endpoint=http://127.0.0.1:9000", False),
+        ("s3://bucket--use1-az4--x-s3", False),
+    ],
+)
+def test_s3_itself_is_told_from_what_speaks_like_it(url: str, is_plain: bool) -> None:
+    assert s3(url).is_plain_s3 is is_plain
