@@ -71,7 +71,9 @@ from remote.cold.reader import RemoteReader
 from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
+from remote.wal.object_wal import ObjectWal
 from remote.wal.stats import WalStats
+from remote.wal.storage_manager import WalStorageManager
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -314,6 +316,11 @@ def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
     except BadPlugin as error:
         raise StartupError(str(error)) from None
     return GuardedManager(made)
+
+
+def _wal_manager(config: BrokerConfig, world: World) -> WalStorageManager:
+    """Make what keeps the WAL tier's objects: the broker's own lane to its store."""
+    return ObjectWal(world.wal_store or world.store, rng=world.random, stats=world.wal_store_stats)
 
 
 def _metadata_manager(

@@ -69,6 +69,8 @@ class World:
     """
     store_stats: StoreStats = field(default_factory=StoreStats)
     """What `store` counts, if it does."""
+    wal_store_stats: StoreStats = field(default_factory=StoreStats)
+    """What `wal_store` counts."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)
     tempo: Tempo = field(default_factory=Tempo)
     """What the uploads of `store` keep to."""

@@ -30,7 +30,7 @@ from broker.server import SYNCS_AT_ONCE, Broker
 from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
-from remote.store.stores import open_store
+from remote.store.stores import open_lane, open_store
 from remote.store.tempo import Tempo
 from storage.files import DiskFiles
 from storage.log_manager import LogDirError
@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
+LANE_THREADS: Final = 12
+"""Puts and reads of the WAL tier that a local store has under way at once."""
 
 
 def run(
@@ -102,11 +104,13 @@ async def _serve(
         # loop's handlers one more signal would end a clean stop with another exit code.
         os._exit(0)
     finally:
+        if world.wal_store is not None:
+            await world.wal_store.close()
         await world.store.close()
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:
-    files, stats, tempo = DiskFiles(), StoreStats(), Tempo()
+    files, stats, lane_stats, tempo = DiskFiles(), StoreStats(), StoreStats(), Tempo()
     location = _store_location(config, store_url)
     return World(
         files=files,
@@ -116,11 +120,13 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         ),
         store=store_at(location, stats, tempo),
         rival_store=store_at(location, StoreStats()),
+        wal_store=_lane(config, location, lane_stats),
         now_ms=wall_clock_ms,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),
         store_stats=stats,
+        wal_store_stats=lane_stats,
         tempo=tempo,
     )
 
@@ -135,6 +141,27 @@ def store_at(location: StoreLocation, stats: StoreStats, tempo: Tempo | None = N
         environ=os.environ,
         stats=stats,
         tempo=tempo,
+    )
+
+
+def _lane(config: BrokerConfig, location: StoreLocation, stats: StoreStats) -> ObjectStore | None:
+    if not config.remote_log_wal_storage_system_enable:
+        return None
+    # threads of its own: a disk that hangs must not hold up the syncs of the logs
+    threads = ThreadPoolExecutor(LANE_THREADS, thread_name_prefix="lane")
+
+    async def in_lane(call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    return open_lane(
+        location,
+        files=DiskFiles(),
+        offload=in_lane,
+        now_ms=wall_clock_ms,
+        rng=random.Random(),
+        environ=os.environ,
+        stats=stats,
+        syncs=config.remote_wal_local_sync,
     )
 
 

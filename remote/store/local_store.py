@@ -75,12 +75,15 @@ class LocalStore:
         link: Callable[[str, str], None] = os.link,
         instance: str = "",
         tempo: Tempo | None = None,
+        syncs: bool = True,
     ) -> None:
+        """Without `syncs` what `put_if_absent` created survives the process, but not the machine."""
         self.root = root.rstrip("/") or "/"
         self._files = files
         self._offload: Callable[[Callable[[], object]], Awaitable[object]] = offload  # type: ignore[assignment]
         self._link = link
         self._tempo = tempo or Tempo()
+        self._syncs = syncs
         self._temporary = f"{self.root}/.tmp"
         self._instance = instance or os.urandom(8).hex()
         self._writes = 0
@@ -132,9 +135,10 @@ class LocalStore:
                 return PutResult.LOST
             try:
                 self._check_present()
-                self._write_temporary(temporary, path, data)
+                self._write_temporary(temporary, path, data, syncs=self._syncs)
                 self._link(temporary, path)
-                self._files.fsync_dir(_parent(path))
+                if self._syncs:
+                    self._files.fsync_dir(_parent(path))
             except FileExistsError:
                 return PutResult.LOST
             except OSError as error:
@@ -334,18 +338,22 @@ class LocalStore:
         self._writes += 1
         return f"{self._temporary}/{self._instance}-{self._writes}"
 
-    def _write_temporary(self, temporary: str, path: str, data: Buffer) -> None:
+    def _write_temporary(self, temporary: str, path: str, data: Buffer, *, syncs: bool = True) -> None:
         self._make_directory(self._temporary)
         self._was_seen = True
         self._make_directory(_parent(path))
-        self._write_synced(temporary, data)
+        self._write(temporary, data, syncs=syncs)
 
     def _write_synced(self, temporary: str, data: Buffer) -> None:
+        self._write(temporary, data, syncs=True)
+
+    def _write(self, temporary: str, data: Buffer, *, syncs: bool) -> None:
         self._files.unlink(temporary)
         file = self._files.open(temporary, create=True)
         try:
             file.writev([data])
-            file.fsync()
+            if syncs:
+                file.fsync()
         finally:
             file.close()
 

@@ -52,9 +52,16 @@ _ONCE: Final = frozenset({Operation.PUT_IF_ABSENT, Operation.BEGIN_UPLOAD})
 class DeadlineStore(StoreWrapper):
     """Give up an attempt that takes too long; whether the store did it is then unknown."""
 
+    def __init__(
+        self, inner: ObjectStore, *, limit_s: float = DEADLINE_S, bytes_per_s: int = BYTES_PER_S_MIN
+    ) -> None:
+        super().__init__(inner)
+        self._limit_s = limit_s
+        self._bytes_per_s = bytes_per_s
+
     async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
         is_long = call.operation in _LONG
-        limit_s = LONG_DEADLINE_S if is_long else DEADLINE_S + call.size_bytes / BYTES_PER_S_MIN
+        limit_s = LONG_DEADLINE_S if is_long else self._limit_s + call.size_bytes / self._bytes_per_s
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await ask()
@@ -97,7 +104,8 @@ class RetryStore(StoreWrapper):
 class HedgePolicy:
     """Decide when a second request is worth it, and whether the budget allows it. Pure."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, least_s: float = HEDGE_MIN_S) -> None:
+        self._least_s = least_s
         self._samples: dict[Operation, deque[float]] = {}
         self._delays_s: dict[Operation, float] = {}
         self._answers = 0
@@ -106,7 +114,7 @@ class HedgePolicy:
     def delay_s(self, operation: Operation) -> float:
         return self._delays_s.get(operation, HEDGE_FIRST_S)
 
-    def note_read(self) -> None:
+    def note_asked(self) -> None:
         self._saved = min(self._saved + HEDGE_SHARE, HEDGES_SAVED_MAX)
 
     def may_hedge(self) -> bool:
@@ -122,7 +130,7 @@ class HedgePolicy:
         self._answers += 1
         if self._answers % HEDGE_SAMPLES_MIN == 0 and len(samples) >= HEDGE_SAMPLES_MIN:
             ranked = sorted(samples)
-            self._delays_s[operation] = max(ranked[int(HEDGE_QUANTILE * len(ranked))], HEDGE_MIN_S)
+            self._delays_s[operation] = max(ranked[int(HEDGE_QUANTILE * len(ranked))], self._least_s)
 
 
 class HedgedStore(StoreWrapper):
@@ -137,7 +145,7 @@ class HedgedStore(StoreWrapper):
         if not call.is_read:
             return await ask()
         policy = self._policy
-        policy.note_read()
+        policy.note_asked()
         first = asyncio.create_task(self._timed(call.operation, ask))
         attempts = {first}
         try:

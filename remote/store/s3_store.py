@@ -70,6 +70,8 @@ PIECE_BYTES: Final = SLICE_BYTES
 """A larger body goes out in such pieces, as the socket takes them, and the loop does other things in between,
 as long as the tempo asks for.
 (Given bytes, aiohttp would send them at once; given a BytesIO, it would copy them first.)"""
+LANE_PIECE_BYTES: Final = 16 << 20
+"""The same for a lane, whose objects wait for nothing but the socket."""
 CONFLICT_TRIES: Final = 4
 CONFLICT_PAUSE_S: Final = 0.05
 LIST_PAGE_KEYS: Final = 1000
@@ -127,8 +129,12 @@ class S3Store:
         now_ms: Callable[[], int],
         rng: random.Random,
         tempo: Tempo | None = None,
+        is_lane: bool = False,
     ) -> None:
+        """A lane sends each body in one piece, and leaves what a conflict means to who asked."""
         self.location = location
+        self._conflict_tries = 1 if is_lane else CONFLICT_TRIES
+        self._piece_bytes = LANE_PIECE_BYTES if is_lane else PIECE_BYTES
         self._origin = f"{location.scheme}://{location.host}"
         self._bucket_path = "/" if location.in_host else f"/{location.bucket}/"
         self._signer = Signer(location.region)
@@ -190,7 +196,7 @@ class S3Store:
 
     async def put_if_absent(self, key: str, data: bytes) -> PutResult:
         operation = Operation.PUT_IF_ABSENT
-        for attempt in range(CONFLICT_TRIES):
+        for attempt in range(self._conflict_tries):
             try:
                 answer = await self._put(operation, key, data, _ONCE_IF_ABSENT)
             except StoreError as error:
@@ -200,8 +206,8 @@ class S3Store:
                 self._why_unknown = None
                 return PutResult.WON if answer.is_good else PutResult.LOST
             refusal = self._refusal(operation, answer)
-            if answer.status != 409:
-                return self._unknown(refusal)
+            if answer.status != 409 or attempt + 1 == self._conflict_tries:
+                break
             # Another client is writing this key right now, so this request certainly did nothing.
             await asyncio.sleep(self._random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
         return self._unknown(refusal)
@@ -396,7 +402,8 @@ class S3Store:
         signed = await self._signed(method, path, query, headers)
         session = self._session or self._connect()
         url = URL(f"{self._origin}{path}?{query}" if query else f"{self._origin}{path}", encoded=True)
-        body = _pieces(data, self._tempo) if data is not None and len(data) > PIECE_BYTES else data
+        is_long = data is not None and len(data) > self._piece_bytes
+        body = _pieces(data, self._tempo) if data is not None and is_long else data
         with self._said_by_the_store(operation, path):
             async with session.request(
                 method,

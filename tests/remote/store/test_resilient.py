@@ -331,11 +331,11 @@ def test_hedges_are_a_bounded_share_of_reads(reads: int, asks: int) -> None:
     policy = HedgePolicy()
     hedges = 0
     for _ in range(reads):
-        policy.note_read()
+        policy.note_asked()
         hedges += sum(policy.may_hedge() for _ in range(asks))
     assert hedges <= 1 + reads * HEDGE_SHARE
     for _ in range(10_000):
-        policy.note_read()
+        policy.note_asked()
     assert sum(policy.may_hedge() for _ in range(1000)) <= HEDGES_SAVED_MAX
 
 
