@@ -73,4 +73,6 @@ class Components:
             store_stats=self.world.store_stats,
             tiering=self.tiering,
             tier_reads=self.tier_reads,
+            wal_store_stats=self.world.wal_store_stats,
+            wal_stats=self.wal_stats if self.config.remote_log_wal_storage_system_enable else None,
         )

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from broker.admin.histograms import buckets_of
 from broker.admin.pieces import pieces
 from broker.admin.tier_metrics import tier_families
+from broker.admin.wal_metrics import wal_families
 from broker.control.metadata_records import NO_LEADER
 from broker.coordinators.groups.membership import State
 from protocol.apis import KNOWN
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from broker.replicas.tier_reads import TierReads
     from broker.replicas.tiering import Tiering
     from remote.store.metered import StoreStats
+    from remote.wal.stats import WalStats
     from storage.log_manager import LogManager
 
 
@@ -54,6 +57,8 @@ def collect(
     store_stats: StoreStats,
     tiering: Tiering | None,
     tier_reads: TierReads | None,
+    wal_stats: WalStats | None,
+    wal_store_stats: StoreStats,
 ) -> Iterator[Metric]:
     """Every family, a large one in several pieces that follow each other."""
     yield from _requests(counters)
@@ -65,9 +70,12 @@ def collect(
     yield from _groups(groups)
     yield from _controller(cluster, counters)
     yield from _process()
-    yield from _store(store_stats)
+    yield from _store("tidewal_object_store", store_stats)
     if tiering is not None and tier_reads is not None:
         yield from tier_families(replicas, tiering, tier_reads)
+    if wal_stats is not None:
+        yield from wal_families(replicas, wal_stats)
+        yield from _store("tidewal_wal_store", wal_store_stats)
 
 
 def _requests(counters: Counters) -> Iterator[Metric]:
@@ -332,21 +340,15 @@ _STORE_COUNTERS: Final = (
 )
 
 
-def _store(stats: StoreStats) -> Iterator[Metric]:
-    """The object store; the names are ours, since Kafka has no such part."""
+def _store(name: str, stats: StoreStats) -> Iterator[Metric]:
+    """The object store by one lane; the names are ours, since Kafka has no such part."""
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-    name = "tidewal_object_store"
     requests = CounterMetricFamily(f"{name}_requests", "Requests by operation.", labels=["operation"])
     latency = HistogramMetricFamily(f"{name}_request_seconds", "Time to an answer.", labels=["operation"])
     for operation in Operation:
         requests.add_metric([operation], stats.requests[operation])
-        buckets, below = [], 0
-        for bound, count in zip(
-            (*map(str, LATENCY_BOUNDS_S), "+Inf"), stats.latency_counts[operation], strict=True
-        ):
-            below += count
-            buckets.append((bound, below))
+        buckets = buckets_of(LATENCY_BOUNDS_S, stats.latency_counts[operation])
         latency.add_metric([operation], buckets, stats.latency_sums_s[operation])
     yield requests
     yield latency

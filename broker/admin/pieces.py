@@ -1,7 +1,7 @@
 """Large families in pieces.
 
 Owns: how many samples are made between two turns of the loop. Does not own: the families (metrics,
-tier_metrics). Invariant: each row is in one piece, in its order.
+tier_metrics, wal_metrics). Invariant: each row is in one piece, in its order.
 """
 
 from __future__ import annotations
