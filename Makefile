@@ -24,7 +24,7 @@ COMPILED_ONCE := PYTHONDONTWRITEBYTECODE=
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier soak chaos kafka minio conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench-cluster: setup ## three brokers beside three nodes of Apache Kafka: starts
 
 bench-tier: setup ## the cold tier on a local store, on MinIO (make minio) and beside Kafka; ARGS="--rows cold", "--own", "--scale 0.1"
 	@$(BIN)/python -m tools.versus.tier $(ARGS)
+
+bench-wal: setup ## the WAL tier, off and on in turn: bytes between brokers, latency, CPU; ARGS="--store minio --rows e2e,cpu --pairs 3"
+	@$(BIN)/python -m tools.versus.wal $(ARGS)
 
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)

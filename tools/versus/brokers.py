@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -172,21 +172,23 @@ class Tidewal(Broker):
         settings: Mapping[str, str] | None = None,
         module: str = "tools.cli",
         environ: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         """`module` is what runs `tidewal`; `store` is what makes several of them one cluster; `environ` holds
-        the store's keys."""
+        the store's keys; `arguments` are further ones of `tidewal broker`."""
         super().__init__(name, folder, cores, node_id=node_id, settings=settings)
         self._store = store
         self._tree = tree
         self._module = module
         self._environ = environ or {}
+        self._arguments = arguments
 
     def command(self) -> list[str]:
         settings = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
         member = [] if self._store is None else ["--node-id", str(self.node_id), "--store", self._store]
         return [
             *(sys.executable, "-m", self._module, "broker", "--listen", f"127.0.0.1:{self.port}"),
-            *("--data", str(self.data), *member, *settings),
+            *("--data", str(self.data), *member, *settings, *self._arguments),
         ]
 
     def environment(self) -> Mapping[str, str]:

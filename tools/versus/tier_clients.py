@@ -21,11 +21,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import confluent_kafka
 
@@ -82,9 +82,9 @@ class Samples:
 class Client:
     """A client that goes on until the block ends or `stop` is called. It has begun when this returns."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, *, module: str = "tools.versus.tier_clients") -> None:
         self.spec = spec
-        command = [sys.executable, "-m", "tools.versus.tier_clients", json.dumps(dataclasses.asdict(spec))]
+        command = [sys.executable, "-m", module, json.dumps(dataclasses.asdict(spec))]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -130,9 +130,10 @@ class Client:
 # --- what they do ---
 
 Stop = threading.Event
+SpecT = TypeVar("SpecT", bound=Spec)
 
 
-def _began(found: Samples) -> None:
+def began(found: Samples) -> None:
     """Tell the one who waits for it, with the first sample."""
     if len(found.at_s) == 1:
         emit("begun")
@@ -152,7 +153,7 @@ def _produce(spec: Spec, stop: Stop) -> Samples:
                 failures.append(error.str())
             found.at_s.append(at_s)
             found.took_ms.append((clock() - at_s) * 1000)
-            _began(found)
+            began(found)
 
         return done
 
@@ -206,7 +207,7 @@ def _tail(spec: Spec, stop: Stop) -> Samples:
             (at_s,) = STAMP.unpack_from(message.value() or b"")
             found.at_s.append(at_s)
             found.took_ms.append((clock() - at_s) * 1000)
-            _began(found)
+            began(found)
     finally:
         stop.set()
         sender.join()
@@ -236,7 +237,7 @@ def _ping(spec: Spec, stop: Stop) -> Samples:
             found.at_s.append(at_s)
             found.took_ms.append(took_ms)
             found.stood_ms.append(max(0.0, took_ms - (waited_ns() - before_ns) / 1e6))
-            _began(found)
+            began(found)
     return found
 
 
@@ -280,7 +281,7 @@ def _read(spec: Spec, stop: Stop) -> Samples:
                 one.offset = 0
             found.at_s.append(clock())
             found.bytes.append(read)
-            _began(found)
+            began(found)
             pause_s = read * spec.many / spec.mb_per_s / 1e6 if spec.mb_per_s else 0.0
             heapq.heappush(due, (clock() + pause_s, file))
     return found
@@ -312,8 +313,9 @@ KINDS: dict[str, Callable[[Spec, Stop], Samples]] = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    spec, stop = Spec(**json.loads(arguments[0])), threading.Event()
+def serve(spec: SpecT, kinds: Mapping[str, Callable[[SpecT, Stop], Samples]]) -> int:
+    """Do what is asked until stdin ends, and write the samples; return the exit code."""
+    stop = threading.Event()
 
     def wait_for_end() -> None:
         sys.stdin.read()
@@ -321,7 +323,7 @@ def main(arguments: Sequence[str]) -> int:
 
     threading.Thread(target=wait_for_end, daemon=True).start()
     try:
-        found = KINDS[spec.kind](spec, stop)
+        found = kinds[spec.kind](spec, stop)
     except (Failure, OSError) as failure:
         complain(str(failure))
         return 1
@@ -330,4 +332,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve(Spec(**json.loads(sys.argv[1])), KINDS))
