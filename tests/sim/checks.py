@@ -28,6 +28,8 @@ class Case:
     def __init__(self, history: History) -> None:
         self.history = history
         self.custody = Custody(history)
+        self.wal: object = None
+        """What the rules about the WAL tier folded from its journal."""
 
     def is_forgotten(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
         """Whether what was committed at this offset, seen between the two, was lost by all who had it."""

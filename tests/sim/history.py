@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from protocol.errors import ErrorCode
 
@@ -397,6 +397,66 @@ class TierSeen:
     is_final: bool = False
 
 
+# The WAL tier -----------------------------------------------------------------------------------------------
+
+
+class SliceBatch(NamedTuple):
+    """One batch in an object of the WAL tier."""
+
+    base: int
+    next: int
+    epoch: int
+    digest: str
+
+
+class WalChange(NamedTuple):
+    """One put below `wal/` that took effect, or one delete, and who had sent it."""
+
+    at: float
+    node: int
+    life: int
+    kind: str  # put, delete
+    key: str
+    size: int = 0
+    table: bytes = b""
+    """Head and table of an object, without its slices; all of what has none."""
+    batches: tuple[tuple[SliceBatch, ...], ...] = ()
+    """Of each slice."""
+    wrong: tuple[str, ...] = ()
+    """What was wrong with its bytes when it was put."""
+
+
+class WalRead(NamedTuple):
+    """A part of an object of the WAL tier, behind its first bytes, that a broker asked for."""
+
+    at: float
+    node: int
+    life: int
+    key: str
+
+
+class WalGone(NamedTuple):
+    """What went with an object of the WAL tier and was still needed at that moment."""
+
+    at: float
+    key: str
+    tp: TopicPartition
+    start: int
+    end: int
+    ends: tuple[tuple[int, int], ...]
+    """Where each replica ended, on its broker or on the disk that was left."""
+
+
+class WalLook(NamedTuple):
+    """The most that a broker's part of the WAL tier held at any look, and what it may hold."""
+
+    node: int
+    life: int
+    what: str
+    most: int
+    limit: int
+
+
 # The metadata log, as the bucket saw it ---------------------------------------------------------------------
 
 
@@ -543,6 +603,19 @@ class History:
     tiers: list[TierSeen] = field(default_factory=list)
     tier_changes: list[ObjectChange] = field(default_factory=list)
     freed: list[Freed] = field(default_factory=list)
+    is_calm: bool = False
+    """Nothing was done to this run that would make a leader send records which its followers can read in the
+    WAL tier."""
+    wal_window: int = 4
+    """So many objects of a stream may be under way."""
+    wal_changes: list[WalChange] = field(default_factory=list)
+    wal_reads: list[WalRead] = field(default_factory=list)
+    wal_gone: list[WalGone] = field(default_factory=list)
+    wal_looks: list[WalLook] = field(default_factory=list)
+    wal_direct: dict[int, int] = field(default_factory=dict)
+    """Bytes of records of partitions that use the WAL tier which each broker fetched from leaders."""
+    wal_left: tuple[str, ...] = ()
+    """Objects below `wal/` that were there in the end."""
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)

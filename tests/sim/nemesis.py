@@ -287,22 +287,30 @@ class Nemesis:
         node.disk.fail(operation, errno.EIO, skip=fault.amount % 5)
 
     def _spoil_store(self, node: Node, fault: Fault) -> None:
-        """The store as a whole, or as one broker sees it."""
+        """The store as a whole, or as one broker sees it, or one broker's lane for the WAL tier."""
         profile = node.line if fault.kind.startswith("no-") else self.stage.store
+        if fault.kind.startswith("wal-"):
+            profile = node.wal_line
         match fault.kind:
-            case "store-down" | "no-store":
+            case "store-down" | "no-store" | "wal-down":
                 profile.down = True
-            case "store-hangs" | "no-store-answers":
+            case "store-hangs" | "no-store-answers" | "wal-hangs":
                 profile.hang = True
-            case "store-lossy":
+            case "store-lossy" | "wal-lossy":
                 profile.error_before_chance = profile.error_after_chance = 0.3
             case "store-stale":
                 profile.stale_chance = 0.3
-            case "store-late":
+            case "wal-slow":
+                profile.delay_of = self._now_and_then_slow
+            case "store-late" | "wal-late":
                 profile.late_chance = 0.2
             case _:
                 raise AssertionError(fault.kind)
         self._later(fault.seconds, profile.heal)
+
+    def _now_and_then_slow(self, kind: str, key: str) -> float:
+        """One request in four, so that it ends after those that follow it."""
+        return self.rng.random() if self.rng.random() < 0.25 else 0.0
 
     def _kill_client(self) -> None:
         living = [entry for entry in self.mortal if entry[0].process.alive]

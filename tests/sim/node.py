@@ -22,6 +22,8 @@ from broker.control.image import Image
 from broker.ports import World
 from broker.server import Broker
 from remote.cold.sizes import TierSizes
+from remote.store.metered import StoreStats
+from remote.store.stores import limit_attempts
 from storage.unified_log import UnifiedLog
 from tests.sim.background import Background, Hold
 from tests.sim.disk import Disk, SimFiles
@@ -76,6 +78,8 @@ class Node:
         self._clock_ahead_ms = 0
         self._clock_was_ahead_ms = 0  # at most
         self.line = StoreProfile()
+        self.wal_line = StoreProfile()
+        """Its lane for the WAL tier, on that line."""
         self.hold = Hold(loop, self.name, random.Random(f"{seed}/{self.name}/hold"))
         self.disks = 0
         self.disk = self._new_disk(loop, seed)
@@ -164,6 +168,19 @@ class Node:
         slow = random.Random(f"{self._seed}/{self.name}/{self.life}/offload")
         store_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/store")
 
+        wal_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/wal store")
+
+        stats = StoreStats()
+        lane = SimStore(
+            self.loop,
+            self._bucket,
+            self.line,
+            wal_rng,
+            process,
+            common=self._common,
+            lane=self.wal_line,
+            node=self.id,
+        )
         background = Background(self.hold, slow)
 
         def start_offload(call: Callable[[], T], /) -> Awaitable[T]:
@@ -175,6 +192,8 @@ class Node:
             store=SimStore(
                 self.loop, self._bucket, self.line, store_rng, process, common=self._common, node=self.id
             ),
+            wal_store=limit_attempts(lane, stats),
+            wal_store_stats=stats,
             now_ms=self.now_ms,
             random=rng,
             offload=start_offload,

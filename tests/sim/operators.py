@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from protocol.errors import ErrorCode
 from tests.sim.client import RETRY_S, Lost, SimClient
 from tests.sim.history import TopicPartition
+from tests.sim.plan import WAL_ENABLE
 
 COMING_AND_GOING = ("extra-0", "extra-1")
 MOST_PARTITIONS = 3
@@ -133,5 +134,29 @@ class TierOperator:
             settings = self.client.rng.choice((OFF, ON, ON, NO_COPIES, COPIES, COPIES))
             try:
                 await self.client.set_tiering(topic, settings)
+            except Lost:
+                await self.client.pause(RETRY_S)
+
+
+# the WAL tier -----------------------------------------------------------------------------------------------
+
+OUT_OF_WAL = {WAL_ENABLE: "false"}
+INTO_WAL = {WAL_ENABLE: "true"}
+
+
+@dataclass(slots=True)
+class WalOperator:
+    """Takes topics out of the WAL tier and into it again."""
+
+    client: SimClient
+    rounds: int
+    topics: Sequence[str]
+
+    async def run(self) -> None:
+        for number in range(self.rounds):
+            await self.client.pause(PAUSE_S)
+            topic = self.topics[number // 2 % len(self.topics)]
+            try:
+                await self.client.set_tiering(topic, INTO_WAL if number % 2 else OUT_OF_WAL)
             except Lost:
                 await self.client.pause(RETRY_S)

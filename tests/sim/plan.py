@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from tests.sim.net import NetworkProfile
 
 GROUP = "group"
+WAL_ENABLE = "remote.wal.storage.enable"
+WAL_UPLOADS = "remote.wal.log.manager.combiner.thread.pool.size"
 RACKS = ("a", "b", "c")
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
@@ -70,6 +72,9 @@ WALKED_MORE = 2
 """Partitions, so that some broker leads two of them, one of which is walked after the other."""
 WALK_HOLD_S = 25.0
 """Long enough for another to be elected meanwhile, and for the one that was replaced to follow it."""
+WAL_SHARE = 1 / 3
+WAL_KINDS = ("wal-down", "wal-hangs", "wal-slow", "wal-late", "wal-lossy")
+"""What only a plan of topics that use the WAL tier asks for: it comes to the lane of one broker."""
 # What ends a life of the broker, or a connection under way, finds the most.
 HEAVY = {
     **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
@@ -115,7 +120,8 @@ class WalkerPlan:
 class Plan:
     """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
     times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet.
-    `tier_orders` is how often somebody switches the tier of a topic off or on."""
+    `tier_orders` is how often somebody switches the tier of a topic off or on, `wal_orders` the same of the
+    WAL tier."""
 
     brokers: int
     replicas: int
@@ -130,6 +136,7 @@ class Plan:
     quiet: tuple[tuple[float, float], ...]
     operators: tuple[int, ...]
     tier_orders: int
+    wal_orders: int
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
@@ -143,6 +150,15 @@ class Plan:
     @property
     def is_tiered(self) -> bool:
         return self.topic_configs.get("remote.storage.enable") == "true"
+
+    @property
+    def is_in_wal(self) -> bool:
+        return WAL_ENABLE in self.topic_configs
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing makes a leader send what its followers could read in the WAL tier."""
+        return not (self.faults or self.operators or self.tier_orders or self.wal_orders or self.walkers)
 
     @property
     def fault_names(self) -> str:
@@ -169,13 +185,15 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     if parted:
         replicas = 2
         tier_of_brokers["replica.lag.time.max.ms"] = "3000"
+    of_wal = random.Random(f"{seed}/wal")
+    wal_of_brokers, wal_of_topics = _in_wal(of_wal, brokers)
     of_quiet = random.Random(f"{seed}/quiet")
     of_walks = random.Random(f"{seed}/walks")
     walkers, packing = _walkers(of_walks, last_s)
     return Plan(
         brokers=brokers,
         replicas=replicas,
-        properties={**_properties(rng, brokers), **of_brokers, **tier_of_brokers},
+        properties={**_properties(rng, brokers), **of_brokers, **tier_of_brokers, **wal_of_brokers},
         topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
         topic_configs={
             **_topic_configs(rng, replicas),
@@ -183,6 +201,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
             **packing,
             **tier_of_topics,
             **of_parting,
+            **wal_of_topics,
         },
         producers=_producers(rng, last_s, is_cluster=is_cluster),
         walkers=walkers,
@@ -192,8 +211,11 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
         tier_orders=_tier_orders(random.Random(f"{seed}/tier orders")) if tier_of_topics else 0,
+        wal_orders=_tier_orders(of_wal) if wal_of_topics else 0,
         faults=_in_order(
-            *_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)), *parted
+            *_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
+            *parted,
+            *(_wal_faults(of_wal, last_s) if wal_of_topics else ()),
         ),
         faults_last_s=last_s,
         network=NetworkProfile(
@@ -306,14 +328,41 @@ def _parting(rng: random.Random, brokers: int, last_s: float) -> tuple[dict[str,
     )
 
 
+def _in_wal(rng: random.Random, brokers: int) -> tuple[dict[str, str], dict[str, str]]:
+    """In a third of all clusters topics use the WAL tier: what brokers, and what topics are told."""
+    if brokers < 2 or rng.random() >= WAL_SHARE:
+        return {}, {}
+    of_brokers = {
+        "remote.wal.log.manager.combiner.task.interval.ms": rng.choice(("20", "100", "100", "250", "500")),
+        # the least that is allowed, so that a batch may be larger, and what is not reached
+        "remote.wal.log.manager.combiner.task.upload.bytes": rng.choice(("1024", "4096", str(4 << 20))),
+        WAL_UPLOADS: rng.choice(("1", "4", "4")),
+    }
+    return of_brokers, {WAL_ENABLE: "true"}
+
+
+def _wal_faults(rng: random.Random, last_s: float) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            at_s=rng.random() * last_s,
+            kind=rng.choice(WAL_KINDS),
+            amount=1,
+            seconds=rng.choice((0.5, 2.0, 5.0)),
+            target=rng.choice(("any", "leader", "leader")),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )
+
+
 def _tier_orders(rng: random.Random) -> int:
     return rng.choice((0, 0, 0, 4, 10))
 
 
 def tiering_of(topic_configs: Mapping[str, str]) -> dict[str, str]:
-    """What of these settings is about the tier; nothing for topics that are not tiered."""
+    """What of these settings is about a tier; nothing for topics that are in none."""
+    of_wal = {name: value for name, value in topic_configs.items() if name == WAL_ENABLE}
     if "remote.storage.enable" not in topic_configs:
-        return {}
+        return of_wal
     return {
         name: value
         for name, value in topic_configs.items()

@@ -40,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes run seeds")
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
     parser.add_argument("--tiered", action="store_true", help="pass over seeds without a tiered topic")
+    parser.add_argument("--wal", action="store_true", help="pass over seeds without a topic in the WAL tier")
     parser.add_argument("--fault", default="", help="pass over seeds whose plan has no fault of this kind")
     given = parser.parse_args(arguments)
     brokers = given.brokers or None
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         return replay(given.seed, brokers)
     seeds = range(given.first, given.first + given.seeds)
     passed_over = {
-        seed for seed in seeds if not is_wanted(plan_for(seed, brokers), given.tiered, given.fault)
+        seed
+        for seed in seeds
+        if not is_wanted(plan_for(seed, brokers), given.tiered, given.fault, is_in_wal=given.wal)
     }
     chosen = [seed for seed in seeds if seed not in passed_over]
     rows = run_in_processes(chosen, brokers, given.jobs)
@@ -59,9 +62,9 @@ def plan_for(seed: int, brokers: int | None) -> Plan:
     return plan_of(seed, brokers=brokers_of(seed) if brokers is None else brokers)
 
 
-def is_wanted(plan: Plan, is_tiered: bool, fault: str) -> bool:
+def is_wanted(plan: Plan, is_tiered: bool, fault: str, *, is_in_wal: bool = False) -> bool:
     has_fault = not fault or any(each.kind == fault for each in plan.faults)
-    return has_fault and (plan.is_tiered or not is_tiered)
+    return has_fault and (plan.is_tiered or not is_tiered) and (plan.is_in_wal or not is_in_wal)
 
 
 # --- running -----------------------------------------------------------------------------------------------

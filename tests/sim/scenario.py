@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from remote.wal.window import IN_FLIGHT_MAX
 from tests.sim.client import RETRY_S, Lost, SimClient
 from tests.sim.history import History, TopicPartition
 from tests.sim.nemesis import Nemesis
-from tests.sim.operators import Operator, TierOperator
-from tests.sim.plan import GROUP, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of, tiering_of
+from tests.sim.operators import Operator, TierOperator, WalOperator
+from tests.sim.plan import GROUP, WAL_UPLOADS, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of, tiering_of
 from tests.sim.stage import Stage
 from tests.sim.verdict import Verdict, Violation, judge
 from tests.sim.walker import Walker
@@ -102,6 +103,9 @@ class Simulation:
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
         self.stage.history.forgets = "retention.ms" in plan.topic_configs or plan.tier_orders > 0
+        self.stage.wal.is_toggled = plan.wal_orders > 0
+        self.stage.history.wal_window = int(plan.properties.get(WAL_UPLOADS, IN_FLIGHT_MAX))
+        self.stage.history.is_calm = plan.is_in_wal and plan.is_calm
         if plan.is_unclean:
             self.stage.history.unclean_topics.update(plan.topics)
         self._workers: list[asyncio.Task[None]] = []
@@ -169,6 +173,10 @@ class Simulation:
             client = stage.client("tier operator")
             switcher = TierOperator(client=client, rounds=plan.tier_orders, topics=tuple(plan.topics))
             self._workers.append(client.start(switcher.run()))
+        if plan.wal_orders:
+            client = stage.client("WAL operator")
+            of_wal = WalOperator(client=client, rounds=plan.wal_orders, topics=tuple(plan.topics))
+            self._workers.append(client.start(of_wal.run()))
         for number, rack in enumerate(plan.consumers):
             client = stage.client(f"consumer-{number}")
             client.rack = rack

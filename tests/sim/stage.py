@@ -43,6 +43,7 @@ from tests.sim.net import Fabric, NetworkProfile
 from tests.sim.node import WALL_CLOCK_AT_ZERO_MS, Node, host_of
 from tests.sim.plan import RACKS
 from tests.sim.store import Bucket, StoreProfile
+from tests.sim.wal_watch import WalWatch
 
 READY_S = 60.0
 LOOK_S = 0.1
@@ -50,6 +51,8 @@ SETTLE_S = 90.0
 WHOLE_S = 60.0
 TIER_RESTS_S = 300.0
 """An orphan is deleted twice, with a wait between for a put that is late; each may meet a new leader."""
+WAL_RESTS_S = 240.0
+"""A round of the collector finds what nothing needs, a later one sweeps what came late."""
 HEARD_S = 90.0
 QUIESCE_S = 5.0
 LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
@@ -114,6 +117,8 @@ class Stage:
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.bucket.said_of = self._said_of
         self.bucket.needed_of = self._needed_of
+        self.wal = WalWatch(self)
+        self.bucket.wal_gone_of = self.wal.note_gone
         self._local: dict[tuple[int, int, TopicPartition], tuple[int, int]] = {}
         """By node, life and partition: the log's generation and where its files began."""
         self.truth = Truth(self.bucket)
@@ -298,8 +303,9 @@ class Stage:
         self.store.heal()
         self.store.let_go()
         for node in self.nodes.values():
-            node.line.heal()
-            node.line.let_go()
+            for line in (node.line, node.wal_line):
+                line.heal()
+                line.let_go()
             node.hold.let_go()
             node.resume()
             node.disk.disarm()
@@ -435,8 +441,10 @@ class Stage:
 
     def watch_local_starts(self) -> None:
         """Look now and then, from now on, at where the files of each tiered log begin: what goes from there
-        is in the tier."""
+        is in the tier. And at what brokers hold for the WAL tier."""
         self._look_at_local_starts()
+        if self.bucket.wal_journal:
+            self.wal.look()
         self.loop.call_later(LOOK_S, self.watch_local_starts, context=contextvars.Context())
 
     def _look_at_local_starts(self) -> None:
@@ -547,6 +555,7 @@ class Stage:
         passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
         await self.settled("every replica has everything", lambda: self.uneven([*partitions, *passing]))
         await self.settled("the tier is at rest", self.restless_copies, seconds=TIER_RESTS_S, every_s=1.0)
+        await self.settled("the WAL tier is at rest", self.wal.restless, seconds=WAL_RESTS_S, every_s=2.0)
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 
@@ -569,6 +578,7 @@ class Stage:
         for tp in partitions:
             self._keep_final(tp, served[tp], found, copies)
         self._keep_slots()
+        self.wal.keep()
         await self._take_census()
 
     async def _let_all_know_the_tier(self) -> None:

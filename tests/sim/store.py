@@ -1,5 +1,7 @@
 """Owns the bucket of a simulation: one store that outlives every process, seen through bad lines.
 
+What lies below `wal/` is kept in the journal without its slices (wallog.py reads them when they are put).
+
 Each process has its own view with latency, outages, hangs, late answers, and the two cases that matter most:
 done, but the reply was lost; and done long after the caller gave up. A request that was under way when its
 process died may still take effect. A view follows several profiles at once: its node's own line, and the
@@ -19,17 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from protocol.checksum import Buffer
-from remote.keys import parse_tier_key
+from remote.keys import META, TIER, WAL, parse_tier_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload, cut
-from tests.sim.history import ObjectChange, StoreChange, TopicPartition, digest
+from tests.sim.history import ObjectChange, StoreChange, TopicPartition, WalChange, WalRead, digest
 from tests.sim.loop import Process, SimLoop
+from tests.sim.wallog import read_put
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
-JOURNAL_OF = "meta/"
-TIER_OF = "tier/"
 
 
 class TierChange(NamedTuple):
@@ -55,6 +56,10 @@ class Bucket(MemoryStore):
         self.tier_objects: list[ObjectChange] = []
         self.tier_under_way: list[str] = []
         """Keys of the tier that a change is on its way to, mostly for a short while."""
+        self.wal_journal: list[WalChange] = []
+        self.wal_reads: list[WalRead] = []
+        self.wal_gone_of: Callable[[str], None] = lambda key: None
+        """Is told of an object of the WAL tier that goes."""
         self.said_of: Callable[[str], str] = lambda key: ""
         """What is said of the copy that has this object."""
         self.needed_of: Callable[[str, bytes], tuple[TopicPartition | None, tuple[tuple[int, int], ...]]] = (
@@ -85,6 +90,10 @@ class StoreProfile:
     hang: bool = False
     holds: bool = False  # changes that arrive now wait for `let_go`
     holds_answers: bool = False  # what was done or read is not heard of before healing
+    holds_of: Callable[[str, str], bool] | None = None  # of which (kind, key) changes wait, as for `holds`
+    delay_of: Callable[[str, str], float] | None = (
+        None  # how much later a (kind, key) takes effect, or is read
+    )
     held: list[Callable[[], None]] = field(default_factory=list)
     released: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -92,10 +101,14 @@ class StoreProfile:
         self.error_before_chance = self.error_after_chance = self.stale_chance = self.late_chance = 0.0
         self.short_chance = 0.0
         self.down = self.hang = self.holds = self.holds_answers = False
+        self.holds_of = self.delay_of = None
         waiting, self.released = self.released, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def has_hold(self, kind: str, key: str) -> bool:
+        return self.holds or (self.holds_of is not None and self.holds_of(kind, key))
 
     def let_go(self) -> int:
         """What was held takes effect now, in the order of its arrival; how much that was."""
@@ -106,7 +119,8 @@ class StoreProfile:
 
 
 class SimStore:
-    """The ObjectStore seam of one process; `profile` is its own line, `common` the store's behaviour."""
+    """The ObjectStore seam of one process; `profile` is its own line, `common` the store's behaviour, `lane`
+    that of one lane on the line."""
 
     def __init__(
         self,
@@ -117,21 +131,24 @@ class SimStore:
         process: Process,
         *,
         common: StoreProfile | None = None,
+        lane: StoreProfile | None = None,
         node: int = 1,
     ) -> None:
         self._loop = loop
         self._bucket = bucket
         self._line = profile
-        self._profiles = (profile,) if common is None else (profile, common)
+        self._profiles = tuple(each for each in (profile, lane, common) if each is not None)
         self._rng = rng
         self._process = process
         self._node = node
 
     async def get(self, key: str) -> bytes:
-        return await self._ask(lambda: self._bucket.get(key))
+        return await self._ask(lambda: self._bucket.get(key), key=key)
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
-        data = await self._ask(lambda: self._bucket.get_range(key, start, end))
+        if start and key.startswith(WAL):
+            self._bucket.wal_reads.append(WalRead(self._loop.now, self._node, self._process.life, key))
+        data = await self._ask(lambda: self._bucket.get_range(key, start, end), key=key)
         for profile in self._profiles:
             if profile.short_chance and self._rng.random() < profile.short_chance:
                 return data[: self._rng.randrange(len(data) + 1)]
@@ -187,10 +204,15 @@ class SimStore:
     async def close(self) -> None:
         return
 
-    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, key: str = "") -> T:
         self._process.check_alive()
         await self._travel()
         self._maybe_fail("error_before_chance", "refused")
+        delay_s = self._delay("get", key)
+        if delay_s > CALL_TIMEOUT_S:
+            await self._give_up()
+        if delay_s:
+            await asyncio.sleep(delay_s)
         result = await call()
         await self._answer_travels()
         return result
@@ -203,27 +225,29 @@ class SimStore:
             await self._travel()
         self._maybe_fail("error_before_chance", "refused")
         done: asyncio.Future[Any] = self._loop.create_future()
-        holder = next((profile for profile in self._profiles if profile.holds), None)
+        holder = next((profile for profile in self._profiles if profile.has_hold(kind, key)), None)
 
         def take_effect() -> None:
-            if key.startswith(TIER_OF):
+            if key.startswith(TIER):
                 self._bucket.tier_under_way.remove(key)
             before = self._bucket.objects.get(key)
             outcome = _run_now(call)
             self._loop.trace("store", kind, key, outcome)
             if outcome is not PutResult.LOST and not isinstance(outcome, Exception):
                 self._note(kind, key, data)
-            if key.startswith(TIER_OF) and self._bucket.objects.get(key) != before:
+            if key.startswith(TIER) and self._bucket.objects.get(key) != before:
                 self._note_object(key, before or b"")
+            if key.startswith(WAL) and kind == "delete" and before is not None:
+                self._bucket.wal_gone_of(key)
             if not done.done():
                 done.set_result(outcome)
 
-        if key.startswith(TIER_OF):
+        if key.startswith(TIER):
             self._bucket.tier_under_way.append(key)
         if holder is not None:
             holder.held.append(take_effect)
             await self._give_up()
-        late_s = max(self._chance("late_chance", "late_max_s"), self._latency())
+        late_s = max(self._chance("late_chance", "late_max_s"), self._latency(), self._delay(kind, key))
         self._loop.call_later(late_s, take_effect, context=contextvars.Context())
         if late_s > CALL_TIMEOUT_S:
             await self._give_up()
@@ -236,13 +260,16 @@ class SimStore:
 
     def _note(self, kind: str, key: str, data: bytes) -> None:
         at, node, life = self._loop.now, self._node, self._process.life
-        if key.startswith(JOURNAL_OF):
+        if key.startswith(META):
             self._bucket.journal.append(
                 StoreChange(at=at, node=node, life=life, kind=kind, key=key, data=data)
             )
-        elif key.startswith(TIER_OF):
+        elif key.startswith(TIER):
             size = len(self._bucket.objects[key]) if kind == "complete" else len(data)
             self._bucket.tier_journal.append(TierChange(at, node, life, kind, key, size))
+        elif key.startswith(WAL) and kind in ("put", "delete"):
+            kept = read_put(key, data) if kind == "put" else (b"", (), ())
+            self._bucket.wal_journal.append(WalChange(at, node, life, kind, key, len(data), *kept))
 
     def _note_object(self, key: str, before: bytes) -> None:
         after = self._bucket.objects.get(key)
@@ -307,6 +334,9 @@ class SimStore:
             if given and self._rng.random() < given:
                 return self._rng.random() * float(getattr(profile, seconds))
         return 0.0
+
+    def _delay(self, kind: str, key: str) -> float:
+        return max((each.delay_of(kind, key) for each in self._profiles if each.delay_of), default=0.0)
 
     def _latency(self) -> float:
         line = self._line

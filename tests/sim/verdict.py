@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.sim import admin_checks, checks, leak_checks, replica_checks, tier_checks
+from tests.sim import admin_checks, checks, leak_checks, replica_checks, tier_checks, wal_checks
 from tests.sim.checks import Case
 from tests.sim.history import History, Send
 
@@ -18,6 +18,7 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     **checks.RULES,
     **replica_checks.RULES,
     **tier_checks.RULES,
+    **wal_checks.RULES,
     **admin_checks.RULES,
     **leak_checks.RULES,
 }

@@ -1,0 +1,151 @@
+"""Owns the looks at the WAL tier while a run goes on: what goes with an object that is deleted, what brokers
+hold in memory, what is left when nothing is under way.
+
+The truth is the bucket's journal, the metadata log and the logs themselves; a broker is asked only for counts
+of what it holds. Does not own the rules (wal_checks.py) nor the fold (wallog.py).
+
+Invariant: looking changes nothing; what is noted is a plain value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from remote.keys import Stream, WalPart, parse_wal_key, wal_key
+from remote.wal.combined_object import Row
+from remote.wal.extents import KEPT_MAX
+from tests.sim.history import TopicPartition, WalGone, WalLook
+from tests.sim.node import Node
+from tests.sim.tier_checks import FINISHED
+from tests.sim.wallog import Fold, Lineage, Slice, lineage, valid_end
+
+if TYPE_CHECKING:
+    from tests.sim.stage import Stage
+
+
+class WalWatch:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._fold = Fold()
+        self._read = 0
+        self._most: dict[tuple[int, int, str], WalLook] = {}
+        self.is_toggled = False
+        """Whether topics are taken out of the tier, and what it had of them then is needed no longer."""
+
+    @property
+    def fold(self) -> Fold:
+        journal = self._stage.bucket.wal_journal
+        while self._read < len(journal):
+            self._fold.note(journal[self._read])
+            self._read += 1
+        return self._fold
+
+    def slices(self, tp: TopicPartition) -> list[Slice]:
+        """Every slice of a partition that counts by now."""
+        topic = self._stage.truth.image.topics.get(tp[0])
+        return [] if topic is None else self.fold.by_partition().get((topic.id, tp[1]), [])
+
+    def ends(self) -> dict[Stream, int | None]:
+        return {stream: seen.end for stream, seen in self.fold.streams.items()}
+
+    # what goes ----------------------------------------------------------------------------------------------
+
+    def note_gone(self, key: str) -> None:
+        """An object is deleted: note what of it is needed still."""
+        named = parse_wal_key(key)
+        seen = None if named is None else self.fold.streams.get(named.stream)
+        if named is None or seen is None or named.part is not WalPart.OBJECT:
+            return
+        if named.seq not in seen.objects or not seen.counts(named.seq, self._stage.loop.now):
+            return
+        for row in seen.objects[named.seq].table.rows:
+            self._stage.history.wal_gone += self._needed(key, row)
+
+    def _needed(self, key: str, row: Row) -> Iterator[WalGone]:
+        stage = self._stage
+        topic = stage.truth.image.topic_by_id(row.topic_id)
+        if topic is None or row.partition >= len(topic.partitions):
+            return
+        tp = topic.name, row.partition
+        start, epochs = self._begin(tp)
+        end = valid_end(row, lineage(self.slices(tp), epochs))
+        if end <= max(start, row.start):
+            return
+        ends = dict(stage.ends(tp))
+        lost = {crash.node for crash in stage.history.crashes if crash.power or crash.replaced}
+        owed = [ends[number] for number in stage.isr(tp) if number in ends and number not in lost]
+        is_copied = self.is_toggled or any(
+            copy.end >= end
+            for copy in stage.tier_copies()
+            if (copy.topic_id, copy.index, copy.state) == (topic.id, row.partition, FINISHED)
+        )
+        if not is_copied or any(each < end for each in owed) or max(ends.values(), default=0) < end:
+            yield WalGone(stage.loop.now, key, tp, max(start, row.start), end, tuple(sorted(ends.items())))
+
+    def _begin(self, tp: TopicPartition) -> tuple[int, Lineage]:
+        """Where a log begins, by the replica that has it furthest, and the epochs that its leader knows."""
+        stage = self._stage
+        logs = [log for node in stage.nodes.values() if (log := node.log(tp)) is not None]
+        leader = stage.leader(tp)
+        led = None if leader is None else leader.log(tp)
+        return (
+            max((log.log_start_offset for log in logs), default=0),
+            [] if led is None else led.epochs.entries(),
+        )
+
+    # what is held -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        for node in self._stage.nodes.values():
+            if node.is_ready:
+                for what, (count, limit) in _held(node).items():
+                    before = self._most.get((node.id, node.life, what))
+                    if before is None or count > before.most:
+                        look = WalLook(node.id, node.life, what, count, limit)
+                        self._most[node.id, node.life, what] = look
+
+    # the end ------------------------------------------------------------------------------------------------
+
+    def restless(self) -> list[str]:
+        """Objects that nothing needs any more and that are there."""
+        objects, image = self._stage.bucket.objects, self._stage.truth.image
+        starts: dict[TopicPartition, int] = {}
+        found = []
+        for stream, seen in self.fold.streams.items():
+            is_dead = True
+            for seq in (*seen.objects, *(seq for _, seq in seen.late)):
+                if wal_key(stream, seq) not in objects or seq in seen.seals:
+                    continue
+                is_void = seq <= seen.boundary or (seen.end is not None and seq > seen.end)
+                for row in () if is_void or not is_dead else seen.objects[seq].table.rows:
+                    topic = image.topic_by_id(row.topic_id)
+                    if topic is not None:
+                        tp = topic.name, row.partition
+                        if tp not in starts:
+                            starts[tp] = self._begin(tp)[0]
+                        is_dead = is_dead and row.end <= starts[tp]
+                if is_void or is_dead:
+                    found.append(wal_key(stream, seq))
+        return found
+
+    def keep(self) -> None:
+        """Into the history."""
+        stage, history = self._stage, self._stage.history
+        history.wal_changes = stage.bucket.wal_journal
+        history.wal_reads = stage.bucket.wal_reads
+        history.wal_looks = [*self._most.values()]
+        history.wal_left = tuple(sorted(key for key in stage.bucket.objects if key.startswith("wal/")))
+        for node in stage.ready():
+            assert node.broker is not None
+            history.wal_direct[node.id] = node.broker.components.wal_stats.direct_bytes_in
+
+
+def _held(node: Node) -> Mapping[str, tuple[int, int]]:
+    """What one broker's part of the tier holds in memory now, and what it may hold."""
+    assert node.broker is not None
+    components = node.broker.components
+    tails = [each.tail for each in components.replicas.partitions() if each.tail is not None]
+    return {
+        "extents of a partition": (max((len(tail.extents) for tail in tails), default=0), KEPT_MAX),
+    }
