@@ -53,6 +53,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from broker.replicas.wal.parts import WalParts
 from protocol.apis import Api
 from remote.cold.chunks import ChunkCache
 from remote.cold.copier import Copier
@@ -71,6 +72,7 @@ from remote.cold.reader import RemoteReader
 from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
+from remote.wal.hydrator import Hydrator
 from remote.wal.object_wal import ObjectWal
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import WalStorageManager
@@ -123,8 +125,10 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     sessions = FetchSessions(
         max_sessions=config.max_incremental_fetch_session_cache_slots, randrange=world.random.randrange
     )
+    wal_parts = WalParts(is_enabled=config.remote_log_wal_storage_system_enable, image=lambda: cluster.image)
     fetchers = ReplicaFetchers(
         replicas=replicas,
+        hydrates=wal_parts.hydrates,
         channels=cluster.channels,
         broker_epoch=lambda: cluster.broker_epoch,
         config=lambda: cluster.broker_config,
@@ -143,6 +147,15 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
+    if config.remote_log_wal_storage_system_enable:
+        wal_manager = _wal_manager(config, world)
+        fetchers.hydrator = Hydrator(
+            wal_manager,
+            at_once=config.remote_wal_log_manager_thread_pool_size,
+            stats=wal_stats,
+            clock=loop.time,
+        )
+        cluster.subscribe(fetchers.image_changed)
     tier_metadata: MetadataManager | None = None
     tiering = restores = tier_reads = None
     if config.remote_log_storage_system_enable:

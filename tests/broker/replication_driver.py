@@ -218,12 +218,16 @@ class Node:
 
 
 class Bucket(MemoryStore):
-    """The object store of all nodes. It may be away, or hang where a key ends so."""
+    """The object store of all nodes. It may be away, hang where a key ends so, or hold back answers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
         self.hangs_at: str | None = None
+        self.held: dict[str, asyncio.Event] = {}
+        """Keys that are not answered for before their event."""
+        self.ranges: list[tuple[str, int, int]] = []
+        """What was read by range."""
 
     async def put(self, key: str, data: bytes) -> None:
         await self._answer(key)
@@ -234,6 +238,7 @@ class Bucket(MemoryStore):
         await super().delete(key)
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
+        self.ranges.append((key, start, end))
         await self._answer(key)
         return await super().get_range(key, start, end)
 
@@ -243,6 +248,8 @@ class Bucket(MemoryStore):
             raise StoreError("503")
         if self.hangs_at is not None and key.endswith(self.hangs_at):
             await asyncio.Event().wait()
+        if key in self.held:
+            await self.held[key].wait()
 
 
 class Controller:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.replicas.fetch_sessions import PartitionRequest
-from broker.replicas.fetcher import plan_truncation
+from broker.replicas.follower_log import plan_truncation
 from broker.replicas.read import divergence
 from protocol.apis import Api
 from protocol.fetch import FetchItem
