@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from broker.components import Components
+from broker.config.values import ResourceType
 from broker.control.image import Image
 from broker.control.internal_topics import INTERNAL_TOPICS, REMOTE_LOG_METADATA
 from broker.control.metadata_records import NO_LEADER
@@ -25,6 +26,7 @@ from tests.sim.history import Census, TopicPartition
 from tests.sim.loop import Process
 from tests.sim.net import Connection
 from tests.sim.node import Node
+from tests.sim.plan import WAL_ENABLE
 from tests.sim.salvage import segments
 
 
@@ -49,6 +51,7 @@ def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: flo
         no_more=tuple(sorted(_kept_of_no_more(node, broker, truth))),
         deleted=_deleted(files, node.disk),
         tier_leaders=_tier_leaders(truth),
+        lanes=2 if any(is_in_wal(truth, name) for name in truth.topics) else 1,
     )
 
 
@@ -71,6 +74,11 @@ def _followed(node_id: int, truth: Image) -> tuple[int, ...]:
 def _tier_leaders(truth: Image) -> tuple[int, ...]:
     topic = truth.topics.get(REMOTE_LOG_METADATA)
     return tuple(sorted({each.leader for each in topic.partitions} - {NO_LEADER})) if topic else ()
+
+
+def is_in_wal(truth: Image, topic: str) -> bool:
+    """Whether a topic uses the WAL tier."""
+    return truth.config(ResourceType.TOPIC, topic).get(WAL_ENABLE) == "true"
 
 
 def _tasks(process: Process) -> Counter[str]:

@@ -573,6 +573,8 @@ class Census:
     deleted: tuple[str, ...] = ()
     tier_leaders: tuple[int, ...] = ()
     """Who leads a partition of the cold tier's metadata."""
+    lanes: int = 1
+    """On which a broker may follow another."""
 
 
 @dataclass(slots=True)

@@ -30,10 +30,13 @@ STANDING = (
     "Tiering._tick_for_ever",
 )
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
+OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalCollecting._run")
+"""Tasks of which it has one where the WAL tier may be used."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")
-# heartbeats, ISR changes, questions, looks, fetches, events of the tier, reading them; what is forwarded
-CHANNELS_FOR_EACH_PEER = 7 + FORWARDED_AT_ONCE
+# heartbeats, ISR changes, questions, looks, events of the tier, reading them; what is forwarded. And fetches,
+# in lanes of their own for what is read in the WAL tier and for the rest.
+CHANNELS_FOR_EACH_PEER = 6 + FORWARDED_AT_ONCE
 IN_FLIGHT = 1
 TIER_PARTITIONS_MAX = 2
 """Of the metadata topic, in the simulation; a broker that leads some is asked for all of them at once."""
@@ -46,9 +49,12 @@ def leaks(census: Census) -> Iterator[str]:
     heartbeats = peers if census.is_controller else 0
     least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
     most = {**least, "Dispatcher._finish": heartbeats, **_tier_tasks(census)}
+    most |= {"Fetcher._run": followed * census.lanes, **dict.fromkeys(OF_THE_WAL_TIER, 1)}
     for uneven in _uneven("tasks of", census.tasks, least, most):
         yield f"{uneven} (those that run as long as the broker are STANDING in leak_checks.py)"
-    waiters = {**dict.fromkeys(WAITERS_FOR_EACH_PEER, peers)}
+    waiters = {**dict.fromkeys(WAITERS_FOR_EACH_PEER, peers * census.lanes)}
+    if census.lanes > 1:
+        waiters["most watchers of a partition"] += 1  # the uploader
     if census.node in census.tier_leaders:
         waiters.update({"FetchWait": peers, "consumers": peers * TIER_PARTITIONS_MAX})
     yield from _uneven("waiters:", census.waiters, {}, waiters)
@@ -91,7 +97,7 @@ def _foreign_connections(census: Census) -> Iterator[str]:
     there = Counter(peer for peer, state in census.connections if state == "open")
     peers = {f"broker-{number}" for number in (census.node, *census.others)}
     for peer, count in sorted(there.items()):
-        most = CHANNELS_FOR_EACH_PEER if peer in peers else 0
+        most = CHANNELS_FOR_EACH_PEER + census.lanes if peer in peers else 0
         if count > most:
             yield f"{count} connections of {peer}, at most {most}"
 
