@@ -404,6 +404,13 @@ class Client:
     ) -> tuple[ErrorCode, int, int]:
         """Return (error, offset, timestamp) for a time or one of Kafka's negative names (-1 latest … -6
         pending upload)."""
+        found = await self.listed_offset(topic, partition, timestamp, read_committed=read_committed)
+        return found.error_code, found.offset, found.timestamp
+
+    async def listed_offset(
+        self, topic: str, partition: int, timestamp: int, *, read_committed: bool = False
+    ) -> Any:
+        """Return all that the leader answers for a time or a negative name."""
         connection = await self.connection_to(await self.leader(topic, partition))
         row = {
             "name": topic,
@@ -421,8 +428,7 @@ class Client:
             },
             deadline_s=self._deadline_s,
         )
-        found = answer.topics[0].partitions[0]
-        return found.error_code, found.offset, found.timestamp
+        return answer.topics[0].partitions[0]
 
     async def _connection(self, address: Address) -> BrokerConnection:
         connection = self._connections.get(address)

@@ -14,6 +14,7 @@ from protocol import messages
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.ids import encode_id
+from protocol.peers import STORED_END
 from tools.client import Client
 from tools.console import Failure, emit, emit_json, emit_table
 
@@ -130,9 +131,16 @@ async def offsets(client: Client, topics: Sequence[str], *, as_json: bool) -> No
         "high_watermark",
         "last_stable",
         "log_end",
+        "stored",
+        "followers",
     )
+    shown = [row | {"followers": _shown(row["followers"])} for row in rows]
     head = ("topic", "partition") if len(topics) > 1 else ("partition",)
-    emit_table((*head, *names), rows)
+    emit_table((*head, *names), shown)
+
+
+def _shown(followers: Mapping[str, str] | None) -> list[str] | None:
+    return None if followers is None else [f"{node}:{mode}" for node, mode in followers.items()]
 
 
 async def _all_topics(client: Client) -> list[str]:
@@ -248,6 +256,24 @@ async def _offset_row(client: Client, topic: str, partition: int) -> dict[str, A
         "high_watermark": await _offset(client, topic, partition, LATEST),
         "last_stable": await _offset(client, topic, partition, LATEST, read_committed=True),
         "log_end": await _log_end(client, topic, partition),
+        **await _stored(client, topic, partition),
+    }
+
+
+async def _stored(client: Client, topic: str, partition: int) -> dict[str, Any]:
+    """Ask how far the WAL tier reaches and what each follower reads from; None for each where the broker has
+    no such tier, where the topic does not use it, or where no follower has asked lately.
+    """
+    row = await client.listed_offset(topic, partition, STORED_END)
+    if row.error_code not in (ErrorCode.none, ErrorCode.unsupported_version):
+        raise KafkaError(row.error_code, f"partition {topic}-{partition}")
+    modes = {
+        **dict.fromkeys(messages.get(row, "pointed_followers", ()), "pointers"),
+        **dict.fromkeys(messages.get(row, "direct_followers", ()), "direct"),
+    }
+    return {
+        "stored": None if row.offset < 0 else row.offset,
+        "followers": {str(node): modes[node] for node in sorted(modes)} or None,
     }
 
 

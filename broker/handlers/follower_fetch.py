@@ -25,6 +25,7 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchRequest
+from protocol.pointers import BYTES
 from remote.wal.stats import WalStats
 from remote.wal.tail import Offer, Tail
 
@@ -41,6 +42,9 @@ other partitions asks for this one next time, and acks=all waits for it."""
 LOOK_AT_ALL_S: Final = 5.0
 """How long a log start that retention moved may wait until followers are told."""
 
+FETCHED_LATELY_S: Final = 10.0
+"""A follower that has not asked for so long is away: nobody knows what it will read."""
+
 
 class FollowerSession:
     """What is kept of one follower from request to request: the partitions that must be looked at.
@@ -50,19 +54,19 @@ class FollowerSession:
     """
 
     __slots__ = (
-        "_replica_id",
         "_watches",
         "all_changed_at",
         "changed",
         "fetch_time",
         "generation",
         "is_over",
+        "replica_id",
         "takes_pointers",
         "wait",
     )
 
     def __init__(self, replica_id: int, *, takes_pointers: bool = False) -> None:
-        self._replica_id = replica_id
+        self.replica_id = replica_id
         self.takes_pointers = takes_pointers
         self.is_over = False
         self.changed: dict[PartitionRequest, None] = {}
@@ -94,7 +98,7 @@ class FollowerSession:
         for wanted in self._watches.keys() - kept:
             watch = self._watches.pop(wanted)
             watch.leave()
-            follower = watch.partition.follower(self._replica_id)
+            follower = watch.partition.follower(self.replica_id)
             if follower is not None and follower.fetch_time is self.fetch_time:
                 follower.fetch_time = None
         # not only those watched: a partition that was not here yet would be read twice once it is
@@ -126,6 +130,23 @@ class PartitionWatch(Waiter):
         self._wanted = wanted
         self.partition = partition
 
+    @property
+    def replica_id(self) -> int:
+        return self._session.replica_id
+
+    @property
+    def fetched_at(self) -> float:
+        return self._session.fetch_time.at
+
+    @property
+    def is_pointed(self) -> bool:
+        """Whether its follower reads what comes next from the store, as things are."""
+        takes_pointers, tail = self._session.takes_pointers, self.partition.tail
+        offer = offer_to(self._wanted, self.partition, takes_pointers=takes_pointers)
+        if offer is not Offer.NOTHING:
+            return offer is Offer.POINTERS
+        return takes_pointers and tail is not None and not tail.is_direct and self._wanted.pointed != BYTES
+
     def poke(self) -> None:
         session = self._session
         session.changed[self._wanted] = None
@@ -144,6 +165,15 @@ class PartitionWatch(Waiter):
     def leave(self) -> None:
         self.done = True
         self.partition.replica_waiters.pop(self, None)
+
+
+def modes_of_followers(partition: Partition, now: float) -> dict[int, bool]:
+    """Say of each follower that has fetched lately whether it is pointed to the store, or sent records."""
+    return {
+        watch.replica_id: watch.is_pointed
+        for watch in partition.replica_waiters
+        if isinstance(watch, PartitionWatch) and now - watch.fetched_at <= FETCHED_LATELY_S
+    }
 
 
 class FollowerFetch:

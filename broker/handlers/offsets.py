@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
+from broker.handlers.follower_fetch import modes_of_followers
 from broker.replicas.offset_lookup import (
     EARLIEST,
     EARLIEST_LOCAL,
@@ -29,6 +30,7 @@ from broker.replicas.tier_reads import TierReads, lies_in_tier
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.peers import STORED_END, STORED_END_FROM
 
 if TYPE_CHECKING:
     from protocol.requests.delete_records import DeleteRecordsRequest
@@ -42,6 +44,7 @@ _SPECIAL_FROM: Final[Mapping[int, int]] = {
     EARLIEST_LOCAL: 8,
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
+    STORED_END: STORED_END_FROM,
 }
 WRITE_WAIT_S: Final = 5.0
 """How long a DeleteRecords without time left waits for this broker's own disk: the time-out of the request is
@@ -118,6 +121,9 @@ class OffsetHandlers:
             if asked.timestamp < 0 and look_up.version < _SPECIAL_FROM.get(asked.timestamp, 1 << 15):
                 raise KafkaError(ErrorCode.unsupported_version)
             partition = self._find(look_up)
+            if asked.timestamp == STORED_END:
+                self._tell_stored(partition, answer)
+                return False
             if asked.timestamp >= 0 and lies_in_tier(partition):
                 if self._tier is None:
                     raise KafkaError(ErrorCode.offset_not_available)
@@ -126,6 +132,19 @@ class OffsetHandlers:
         except KafkaError as failure:
             look_up.failed(answer, failure.code)
         return False
+
+    def _tell_stored(self, partition: Partition, answer: dict[str, Any]) -> None:
+        """Tell up to where the WAL tier has it, -1 where it does not use that."""
+        answer["error_code"] = ErrorCode.none
+        if partition.tail is None:
+            return
+        modes = modes_of_followers(partition, self._replicas.now())
+        answer["offset"] = partition.tail.stored_to
+        answer["leader_epoch"] = partition.leader_epoch
+        answer["pointed_followers"] = tuple(sorted(node for node, is_pointed in modes.items() if is_pointed))
+        answer["direct_followers"] = tuple(
+            sorted(node for node, is_pointed in modes.items() if not is_pointed)
+        )
 
     def _find(self, look_up: LookUp) -> Partition:
         asked = look_up.asked

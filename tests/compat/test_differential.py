@@ -344,7 +344,7 @@ def test_list_offsets_by_special_time(twins: Twins, version: int) -> None:
     for side in twins.sides:
         for number in range(3):
             side.put(name, bytes(build_batch([(None, b"v", (), FIRST_MS + number)])))
-    for timestamp in (*range(-8, 3), FIRST_MS, FIRST_MS + 1, FIRST_MS + 2, FIRST_MS + 3):
+    for timestamp in (-10_001, *range(-8, 3), FIRST_MS, FIRST_MS + 1, FIRST_MS + 2, FIRST_MS + 3):
         twins.same(Api.LIST_OFFSETS, version, **list_offsets_fields(name, timestamp))
     twins.same(Api.LIST_OFFSETS, version, **list_offsets_fields(name, -1, partition_index=9))
     twins.same(Api.LIST_OFFSETS, version, **list_offsets_fields("no-such-topic", -1))

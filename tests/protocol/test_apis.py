@@ -11,6 +11,7 @@ import pytest
 import protocol
 from protocol.apis import SERVED, Api, is_supported, request_header_version, response_header_version
 from protocol.messages import codec
+from protocol.peers import EXTENDED
 from tests.protocol.generate import KINDS
 
 RANGES = Path(protocol.__file__).parent / "data" / "kafka-4.3.1-api-versions.txt"
@@ -47,9 +48,11 @@ def test_flexible_versions_and_headers_are_those_of_the_schemas(key: int) -> Non
         for kind in KINDS:
             cls = codec(key, version, kind).schema.cls
             assert cls.__flexible__ == (version >= row.flexible_from)
+            assert (cls.__api_key__, cls.__version__) == (key, version)
+            if (key, version, kind) in EXTENDED:
+                continue  # without the header, which costs an import at each start
             header_version = request_header_version if kind == "request" else response_header_version
             assert cls.__header_schema__.__version__ == header_version(key, version)
-            assert (cls.__api_key__, cls.__version__) == (key, version)
 
 
 def test_kio_knows_every_name() -> None:

@@ -101,6 +101,7 @@ def test_offsets_after_a_bench(tidewal: Command, tmp_path: Path) -> None:
         assert row["high_watermark"] == row["last_stable"] == row["log_end"]
         assert (row["log_start"], row["local_start"]) == (0, 0)
         assert (row["last_tiered"], row["pending_upload"]) == (None, None)
+        assert (row["stored"], row["followers"]) == (None, None)
     assert tidewal("offsets", "measured").split()[:4] == ["PARTITION", "LOG", "START", "LOCAL"]
     read = json.loads(tidewal("bench", "consume", *small, "--json", "-"))
     assert (read["records"], read["bytes"]) == (500, 50_000)
