@@ -53,6 +53,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from broker.replicas.wal.leading import ClusterWriter, WalLeading
 from broker.replicas.wal.parts import WalParts
 from protocol.apis import Api
 from remote.cold.chunks import ChunkCache
@@ -76,6 +77,7 @@ from remote.wal.hydrator import Hydrator
 from remote.wal.object_wal import ObjectWal
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import WalStorageManager
+from remote.wal.uploader import Uploader, UploadSettings
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -147,8 +149,22 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
+    wal_manager: WalStorageManager | None = None
+    wal_uploader = wal_leading = None
     if config.remote_log_wal_storage_system_enable:
         wal_manager = _wal_manager(config, world)
+        wal_uploader = Uploader(
+            manager=wal_manager,
+            writer=ClusterWriter(cluster),
+            settings=lambda: _upload_settings(cluster.broker_config),
+            stats=wal_stats,
+            offload=world.offload,
+            now_ms=world.now_ms,
+            random=world.random,
+            fail=fail,
+        )
+        wal_leading = WalLeading(parts=wal_parts, replicas=replicas, uploader=wal_uploader, stats=wal_stats)
+        cluster.subscribe(wal_leading.image_changed)
         fetchers.hydrator = Hydrator(
             wal_manager,
             at_once=config.remote_wal_log_manager_thread_pool_size,
@@ -294,6 +310,10 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         restores=restores,
         tier_reads=tier_reads,
         wal_stats=wal_stats,
+        wal_parts=wal_parts,
+        wal_manager=wal_manager,
+        wal_uploader=wal_uploader,
+        wal_leading=wal_leading,
         counters=counters,
         network=network,
     )
@@ -334,6 +354,15 @@ def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
 def _wal_manager(config: BrokerConfig, world: World) -> WalStorageManager:
     """Make what keeps the WAL tier's objects: the broker's own lane to its store."""
     return ObjectWal(world.wal_store or world.store, rng=world.random, stats=world.wal_store_stats)
+
+
+def _upload_settings(config: BrokerConfig) -> UploadSettings:
+    return UploadSettings(
+        interval_s=config.remote_wal_log_manager_combiner_task_interval_ms / 1000,
+        object_bytes=config.remote_wal_log_manager_combiner_task_upload_bytes,
+        in_flight=config.remote_wal_log_manager_combiner_thread_pool_size,
+        slices=config.remote_wal_log_manager_combiner_queue_size,
+    )
 
 
 def _metadata_manager(

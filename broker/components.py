@@ -26,8 +26,12 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from broker.replicas.wal.leading import WalLeading
+from broker.replicas.wal.parts import WalParts
 from remote.cold.metadata_manager import MetadataManager
 from remote.wal.stats import WalStats
+from remote.wal.storage_manager import WalStorageManager
+from remote.wal.uploader import Uploader
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -54,6 +58,11 @@ class Components:
     restores: Restores | None
     tier_reads: TierReads | None
     wal_stats: WalStats
+    wal_parts: WalParts
+    wal_manager: WalStorageManager | None
+    """None where the WAL tier is switched off."""
+    wal_uploader: Uploader | None
+    wal_leading: WalLeading | None
     counters: Counters
     network: NetworkServer
 

@@ -157,6 +157,10 @@ class Broker:
         await components.cluster.join(ports=ports, task_group=self._tasks, has_log=has_log)
         take_configs(components)
         await _in_slices(components.replicas.load(components.cluster.image))
+        if components.wal_uploader is not None:
+            components.wal_uploader.start(self._tasks)
+        if components.wal_leading is not None:
+            components.wal_leading.start()
         components.background.adopt(components.isr.start(self._tasks))
         components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
@@ -180,6 +184,10 @@ class Broker:
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
+        if components.wal_leading is not None:
+            components.wal_leading.stop()
+        if components.wal_uploader is not None:
+            await components.wal_uploader.stop()
         if components.tiering is not None:
             await components.tiering.stop()
         if components.tier_metadata is not None:

@@ -71,6 +71,17 @@ class LogSlice(NamedTuple):
         return self.file.pread(self.size, self.position)
 
 
+class ReadCursor(NamedTuple):
+    """Where one who reads a log from front to back stands."""
+
+    offset: int
+    generation: int
+    """Of the log, when it was found."""
+    base_offset: int
+    """Of the segment that holds `offset`, or will."""
+    position: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedSegment:
     """What may be copied to the tier: a segment that nothing is appended to any more."""
@@ -524,6 +535,13 @@ class AbstractLog(ABC):
         """Whole batches of [offset, bound) from one segment, at most `max_bytes` unless `min_one` and the
         first batch is larger; None when there is nothing. TieredOffset below the local start, KafkaError 1
         outside [log start, log end]."""
+
+    @abstractmethod
+    def read_on(
+        self, offset: int, max_bytes: int, *, bound: int, cursor: ReadCursor | None
+    ) -> tuple[LogSlice | None, ReadCursor | None]:
+        """`read` with `min_one`, for one who goes on where the last call ended: `cursor` is what that one
+        returned, and saves looking for `offset`. One that does not fit any more, or None, costs the look."""
 
     @abstractmethod
     def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:

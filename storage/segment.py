@@ -459,12 +459,19 @@ class Segment:
         return self.size, offset
 
     def read(
-        self, offset: int, max_bytes: int, *, bound: int, end_offset: int, min_one: bool
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        bound: int,
+        end_offset: int,
+        min_one: bool,
+        at: int | None = None,
     ) -> LogSlice | None:
         """Batches from `offset` up to `bound`; `end_offset` is where the next segment begins. None when
         the first batch is larger than `max_bytes`; a slice of size 0 when nothing of [offset, end_offset)
-        is left here."""
-        position, first_offset = self.locate(offset)
+        is left here. `at` is the position, where the caller knows it."""
+        position, first_offset = self.locate(offset) if at is None else (at, offset)
         if bound >= end_offset:
             stop, next_offset = self.size, end_offset
         else:

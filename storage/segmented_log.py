@@ -27,6 +27,7 @@ from storage.log import (
     LogSlice,
     LogStats,
     NoDescriptor,
+    ReadCursor,
     TieredOffset,
 )
 from storage.policy import LogConfig
@@ -95,7 +96,9 @@ class SegmentedLog(AbstractLog):
     def segments(self) -> Sequence[Segment]:
         return self._segments
 
-    def read(self, offset: int, max_bytes: int, *, bound: int, min_one: bool) -> LogSlice | None:
+    def read(
+        self, offset: int, max_bytes: int, *, bound: int, min_one: bool, position: int | None = None
+    ) -> LogSlice | None:
         if self.offline is not None:
             raise LogOffline(self.offline)
         if not self.local_log_start_offset <= offset <= self.log_end_offset:
@@ -108,7 +111,7 @@ class SegmentedLog(AbstractLog):
             end = bases[at + 1] if at + 1 < len(bases) else self.log_end_offset
             try:
                 found = self._segments[at].read(
-                    offset, max_bytes, bound=bound, end_offset=end, min_one=min_one
+                    offset, max_bytes, bound=bound, end_offset=end, min_one=min_one, at=position
                 )
             except (OSError, CorruptBatch) as error:
                 raise self._unreadable(error) from error
@@ -116,7 +119,24 @@ class SegmentedLog(AbstractLog):
                 return found
             at += 1
             offset = max(offset, end)
+            position = None
         return None
+
+    def read_on(
+        self, offset: int, max_bytes: int, *, bound: int, cursor: ReadCursor | None
+    ) -> tuple[LogSlice | None, ReadCursor | None]:
+        position: int | None = None
+        if cursor is not None and cursor.offset == offset and cursor.generation == self.generation:
+            at = bisect_right(self._bases, offset) - 1
+            if at >= 0 and self._bases[at] == cursor.base_offset:
+                position = cursor.position
+        found = self.read(offset, max_bytes, bound=bound, min_one=True, position=position)
+        if found is None:
+            return None, cursor
+        stop = found.next_offset
+        base_offset = self._bases[max(0, bisect_right(self._bases, stop) - 1)]
+        position = 0 if base_offset == stop else found.position + found.size
+        return found, ReadCursor(stop, self.generation, base_offset, position)
 
     def _outside(self, offset: int) -> KafkaError:
         if self.log_start_offset <= offset < self.local_log_start_offset:

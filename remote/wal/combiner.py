@@ -5,7 +5,8 @@ object is full, and the time between two cuts. Does not own: reading slices, the
 (combined_object), sending it (uploader). Pure: time is an argument.
 
 The interval is the least time between two cuts, not a tick: after a pause the first append leaves at once.
-Bytes only bound an object, because what costs is the number of objects. A cut is taken in portions by its
+Bytes only bound an object, because what costs is the number of objects; where one is full the next follows
+it without the interval. A cut is taken in portions by its
 caller, with turns of the loop between them; cuts that hold the loop for long widen the interval, so that they
 take at most a tenth of it.
 
@@ -79,10 +80,15 @@ class Combiner(Generic[K]):
         self._not_before = now + self.spacing_s
         return Cut(self._dirty, self.object_bytes)
 
-    def ended(self, now: float, *, loop_s: float) -> None:
-        """Take note of how long the last cut held the loop in all, which may put off the next one."""
+    def ended(self, now: float, *, loop_s: float, was_full: bool = False) -> None:
+        """Take note of how long the last cut held the loop in all, which may put off the next one, and of
+        whether it left something because of its bytes, which does not wait for the interval."""
         self._cut_s = loop_s
-        self._not_before = max(self._not_before, now + self.spacing_s - self.interval_s)
+        soonest = now + min(loop_s / LOOP_SHARE, INTERVAL_MAX_S)
+        if was_full:
+            self._not_before = soonest
+        else:
+            self._not_before = max(self._not_before, now + self.spacing_s - self.interval_s)
 
 
 class Cut(Generic[K]):
@@ -107,7 +113,7 @@ class Cut(Generic[K]):
             self._to_offer -= 1
             self.current = next(iter(self._dirty))
             return self.current
-        self._finish()
+        self.end()
         return None
 
     @property
@@ -134,7 +140,9 @@ class Cut(Generic[K]):
         else:
             self._held_back[key] = since
 
-    def _finish(self) -> None:
+    def end(self) -> None:
+        """Offer nothing more."""
+        self._to_offer = 0
         while self._held_back:
             key, since = self._held_back.popitem()
             self._dirty[key] = since

@@ -175,6 +175,10 @@ class Node:
                 self.components.tiering.start(tasks)
             if self.components.restores is not None:
                 self.components.restores.start()
+            if self.components.wal_uploader is not None:
+                self.components.wal_uploader.start(tasks)
+            if self.components.wal_leading is not None:
+                self.components.wal_leading.start()
             self.isr.start(tasks)
             self.fetchers.start(tasks)
             await self.server.listen(LISTENER, "0.0.0.0", PORT)
