@@ -24,7 +24,7 @@ import random
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -70,8 +70,6 @@ PIECE_BYTES: Final = SLICE_BYTES
 """A larger body goes out in such pieces, as the socket takes them, and the loop does other things in between,
 as long as the tempo asks for.
 (Given bytes, aiohttp would send them at once; given a BytesIO, it would copy them first.)"""
-LANE_PIECE_BYTES: Final = 16 << 20
-"""The same for a lane, whose objects wait for nothing but the socket."""
 CONFLICT_TRIES: Final = 4
 CONFLICT_PAUSE_S: Final = 0.05
 LIST_PAGE_KEYS: Final = 1000
@@ -133,8 +131,8 @@ class S3Store:
     ) -> None:
         """A lane sends each body in one piece, and leaves what a conflict means to who asked."""
         self.location = location
+        self._is_lane = is_lane
         self._conflict_tries = 1 if is_lane else CONFLICT_TRIES
-        self._piece_bytes = LANE_PIECE_BYTES if is_lane else PIECE_BYTES
         self._origin = f"{location.scheme}://{location.host}"
         self._bucket_path = "/" if location.in_host else f"/{location.bucket}/"
         self._signer = Signer(location.region)
@@ -371,7 +369,20 @@ class S3Store:
         self, operation: Operation, key: str, data: Buffer, headers: Mapping[str, str], *, query: str = ""
     ) -> _Answer:
         headers = {**headers, _CHECKSUM: _checksum_of(data), "content-length": str(len(data))}
-        return await self._send(operation, "PUT", self._path(key), query=query, headers=headers, data=data)
+        path = self._path(key)
+        if self._is_lane and not query:
+            return await self._at_the_right_time(lambda: self._put_once(operation, path, headers, data))
+        return await self._send(operation, "PUT", path, query=query, headers=headers, data=data)
+
+    async def _put_once(
+        self, operation: Operation, path: str, headers: Mapping[str, str], data: Buffer
+    ) -> _Answer:
+        """Put in one piece over the connections for ranges, which costs half of what it costs by aiohttp."""
+        signed = await self._signed("PUT", path, "", headers)
+        ranges = self._ranges or self._connect_ranges()
+        with self._said_by_the_store(operation, path):
+            answer = await ranges.put(encode_request(path, signed, "PUT"), data)
+        return _Answer(answer.status, answer.headers, answer.body)
 
     async def _send(
         self,
@@ -383,11 +394,16 @@ class S3Store:
         headers: Mapping[str, str] | None = None,
         data: Buffer | None = None,
     ) -> _Answer:
+        return await self._at_the_right_time(
+            lambda: self._send_once(operation, method, path, query, headers or {}, data)
+        )
+
+    async def _at_the_right_time(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Send one request; again only after RequestTimeTooSkewed, a refusal that certainly did nothing."""
-        answer = await self._send_once(operation, method, path, query, headers or {}, data)
+        answer = await ask()
         if answer.status == 403 and _problem(answer).code == "RequestTimeTooSkewed":
             self._clock_skew_ms = self._skew_to(answer)
-            answer = await self._send_once(operation, method, path, query, headers or {}, data)
+            answer = await ask()
         return answer
 
     async def _send_once(
@@ -402,8 +418,7 @@ class S3Store:
         signed = await self._signed(method, path, query, headers)
         session = self._session or self._connect()
         url = URL(f"{self._origin}{path}?{query}" if query else f"{self._origin}{path}", encoded=True)
-        is_long = data is not None and len(data) > self._piece_bytes
-        body = _pieces(data, self._tempo) if data is not None and is_long else data
+        body = _pieces(data, self._tempo) if data is not None and len(data) > PIECE_BYTES else data
         with self._said_by_the_store(operation, path):
             async with session.request(
                 method,
@@ -431,11 +446,7 @@ class S3Store:
 
     async def _ask_range(self, path: str, start: int, last: int, piece_bytes: int) -> _Answer:
         """Ask for the bytes [start, last] as `_send` asks for the rest."""
-        answer = await self._ask_range_once(path, start, last, piece_bytes)
-        if answer.status == 403 and _problem(answer).code == "RequestTimeTooSkewed":
-            self._clock_skew_ms = self._skew_to(answer)
-            answer = await self._ask_range_once(path, start, last, piece_bytes)
-        return answer
+        return await self._at_the_right_time(lambda: self._ask_range_once(path, start, last, piece_bytes))
 
     async def _ask_range_once(self, path: str, start: int, last: int, piece_bytes: int) -> _Answer:
         wanted = {"range": f"bytes={start}-{last}"}

@@ -43,6 +43,7 @@ class Signer:
         self.region = region
         self._signed_for = ("", "")
         self._key = b""
+        self._stamped = (-1, "")
 
     def sign(
         self, method: str, path: str, query: str, headers: Mapping[str, str], *, keys: Keys, now_ms: int
@@ -50,7 +51,7 @@ class Signer:
         """Return all headers to send. Path and query are encoded; header names are in lower case and include
         `host`.
         """
-        at = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        at = self._stamp(now_ms // 1000)
         signed = {**headers, "x-amz-content-sha256": UNSIGNED, "x-amz-date": at}
         if keys.token is not None:
             signed["x-amz-security-token"] = keys.token
@@ -66,6 +67,12 @@ class Signer:
             f"SignedHeaders={name_list}, Signature={signature}"
         )
         return signed
+
+    def _stamp(self, now_s: int) -> str:
+        """Return the time as it is signed, kept because formatting takes as long as a hash."""
+        if self._stamped[0] != now_s:
+            self._stamped = (now_s, datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ"))
+        return self._stamped[1]
 
     def _signing_key(self, keys: Keys, day: str) -> bytes:
         """Return the key for a day and secret, kept because deriving it takes as long as all the rest."""

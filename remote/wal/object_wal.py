@@ -109,17 +109,18 @@ class ObjectWal:
         answer: PutResult | StoreError = PutResult.UNKNOWN
         async with asyncio.TaskGroup() as group:
             first = group.create_task(self._attempt(key, data))
-            pending = {first}
-            await asyncio.wait(pending, timeout=policy.delay_s(operation))
-            if not first.done() and policy.may_hedge():
+            done, pending = await asyncio.wait((first,), timeout=policy.delay_s(operation))
+            if pending and policy.may_hedge():
                 self._stats.hedges += 1
                 pending.add(group.create_task(self._attempt(key, data)))
-            while pending and answer is PutResult.UNKNOWN:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            while True:
                 for attempt in done:
                     if answer is not PutResult.WON:
                         answer = attempt.result()
                         self._stats.hedges_won += answer is PutResult.WON and attempt is not first
+                if not pending or answer is not PutResult.UNKNOWN:
+                    break
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for late in pending:
                 late.cancel()
         if isinstance(answer, StoreError):

@@ -55,14 +55,21 @@ async def server() -> AsyncIterator[BreakingServer]:
 
 
 @pytest.fixture
-async def store(server: BreakingServer) -> AsyncIterator[S3Store]:
+async def store(request: pytest.FixtureRequest, server: BreakingServer) -> AsyncIterator[S3Store]:
     location = parse_store_url(f"s3://bucket/prefix?endpoint=http://127.0.0.1:{server.port}", ENVIRON)
     assert isinstance(location, S3Location)
-    opened = S3Store(location, environ=ENVIRON, now_ms=lambda: 1_700_000_000_000, rng=random.Random(1))
+    opened = S3Store(
+        location,
+        environ=ENVIRON,
+        now_ms=lambda: 1_700_000_000_000,
+        rng=random.Random(1),
+        is_lane=getattr(request, "param", False),
+    )
     yield opened
     await opened.close()
 
 
+@pytest.mark.parametrize("store", [False, True], indirect=True, ids=["usual", "lane"])
 async def test_a_conditional_put_on_a_connection_that_breaks_is_sent_once(
     server: BreakingServer, store: S3Store
 ) -> None:

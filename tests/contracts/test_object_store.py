@@ -27,7 +27,7 @@ from remote.store.object_store import (
     check_key,
     check_prefix,
 )
-from remote.store.stores import harden, open_store
+from remote.store.stores import harden, open_lane, open_store
 from remote.store.upload import put_from, remove
 from remote.store.wrapper import StoreWrapper
 from storage.files import DiskFiles
@@ -47,8 +47,8 @@ async def in_a_thread(call: Callable[[], T]) -> T:
 # --- the stores ---------------------------------------------------------------------------------------------
 
 
-def opened(location: StoreLocation, environ: dict[str, str]) -> ObjectStore:
-    return open_store(
+def opened(location: StoreLocation, environ: dict[str, str], way: str = "opened") -> ObjectStore:
+    return (open_lane if way == "lane" else open_store)(
         location,
         files=DiskFiles(),
         offload=in_a_thread,
@@ -70,6 +70,8 @@ KINDS = [
     *(f"{wrapper} {kind}" for kind in ("memory", "local") for wrapper in WRAPPERS),
     *(pytest.param(f"{wrapper} s3", marks=pytest.mark.minio) for wrapper in ("bare", "hardened", "calm")),
     "opened local",
+    "lane local",
+    pytest.param("lane s3", marks=pytest.mark.minio),
     pytest.param("opened s3", marks=pytest.mark.minio),
 ]
 
@@ -82,13 +84,15 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         server: MinioServer = request.getfixturevalue("minio_server")
         url = server.url(request.getfixturevalue("bucket"), unique("contract"))
         made = (
-            opened(parse_store_url(url, {}), server.environ) if wrapper == "opened" else bare_s3(server, url)
+            opened(parse_store_url(url, {}), server.environ, wrapper)
+            if wrapper in ("opened", "lane")
+            else bare_s3(server, url)
         )
     elif kind == "local":
         root = str(tmp_path / "store")
         made = (
-            opened(FileLocation(root), {})
-            if wrapper == "opened"
+            opened(FileLocation(root), {}, wrapper)
+            if wrapper in ("opened", "lane")
             else LocalStore(root, files=DiskFiles(), offload=in_a_thread)
         )
     else:

@@ -16,7 +16,15 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000  # noqa: TID251
 
 
-def bare_s3(server: MinioServer, url: str, environ: Mapping[str, str] | None = None) -> S3Store:
+def bare_s3(
+    server: MinioServer, url: str, environ: Mapping[str, str] | None = None, *, is_lane: bool = False
+) -> S3Store:
     location = parse_store_url(url, {})
     assert isinstance(location, S3Location)
-    return S3Store(location, environ=environ or server.environ, now_ms=wall_ms, rng=random.Random(1))
+    return S3Store(
+        location,
+        environ=environ or server.environ,
+        now_ms=wall_ms,
+        rng=random.Random(1),
+        is_lane=is_lane,
+    )

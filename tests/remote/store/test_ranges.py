@@ -61,13 +61,15 @@ class Wire(asyncio.Transport):
         self.is_paused = False
 
 
-async def fed(portions: list[bytes], *, piece_bytes: int, size_max: int) -> RangeAnswer:
+async def fed(
+    portions: list[bytes], *, piece_bytes: int, size_max: int, body: bytes | None = None
+) -> RangeAnswer:
     """Return what a connection makes of an answer that comes in these portions."""
     loop = asyncio.get_running_loop()
     connection, wire = _Connection(loop, Turn(loop)), Wire()
     connection.connection_made(wire)
     asking = asyncio.ensure_future(
-        connection.ask(REQUEST, piece_bytes=piece_bytes, size_max=size_max, silence_s=60)
+        connection.ask(REQUEST, body, piece_bytes=piece_bytes, size_max=size_max, silence_s=60)
     )
     await asyncio.sleep(0)
     for portion in portions:
@@ -231,6 +233,28 @@ async def test_a_connection_is_kept_and_used_again() -> None:
             await client.ask(REQUEST, piece_bytes=8, size_max=8)
         assert server.connections == 1
         assert "0 idle" in repr(client), "the last answer said that it is the last"
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "is_kept"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, True),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 200, False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK", 200, False),
+        (chunked(b"done", "200 OK"), 200, False),
+        (b"HTTP/1.1 412 Failed\r\nContent-Length: 4\r\n\r\nlate", 412, False),
+        (b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n", 503, False),
+    ],
+)
+async def test_a_put_leaves_a_connection_that_is_surely_clean(
+    answer: bytes, status: int, is_kept: bool
+) -> None:
+    async with serving(Server(answer)) as server:
+        client = client_of(server.port)
+        assert (await client.put(REQUEST, b"body")).status == status
+        assert ("1 idle" in repr(client)) is is_kept
         await client.close()
 
 

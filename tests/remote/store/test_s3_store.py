@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 
 from remote.store.metered import StoreStats
 from remote.store.object_store import Fault, NoSuchObject, NoSuchUpload, ObjectStore, PutResult, StoreError
+from remote.store.ranges import RangeClient
 from remote.store.s3_store import CONFLICT_TRIES, KeySource, S3Store
 from remote.store.sigv4 import Keys
 from remote.store.stores import harden
@@ -35,20 +36,26 @@ pytestmark = pytest.mark.minio
 class Bench:
     """One store behind the proxy, one that asks MinIO directly."""
 
-    def __init__(self, server: MinioServer, bucket: str, proxy: Proxy) -> None:
+    def __init__(self, server: MinioServer, bucket: str, proxy: Proxy, *, is_lane: bool) -> None:
         prefix = unique("s3")
         self.proxy = proxy
-        self.store = bare_s3(server, server.url(bucket, prefix, port=proxy.port))
+        self.store = bare_s3(server, server.url(bucket, prefix, port=proxy.port), is_lane=is_lane)
         self.direct = bare_s3(server, server.url(bucket, prefix))
 
 
 @pytest.fixture
-async def bench(minio_server: MinioServer, bucket: str) -> AsyncIterator[Bench]:
+async def bench(
+    request: pytest.FixtureRequest, minio_server: MinioServer, bucket: str
+) -> AsyncIterator[Bench]:
     async with proxy_to(minio_server.port) as proxy:
-        bench = Bench(minio_server, bucket, proxy)
+        bench = Bench(minio_server, bucket, proxy, is_lane=getattr(request, "param", False))
         yield bench
         await bench.store.close()
         await bench.direct.close()
+
+
+on_each_way = pytest.mark.parametrize("bench", [False, True], indirect=True, ids=["usual", "lane"])
+"""A lane puts over other connections, and must tell the same truth."""
 
 
 async def fault_of(store: S3Store, key: str = "k") -> StoreError:
@@ -60,6 +67,7 @@ async def fault_of(store: S3Store, key: str = "k") -> StoreError:
 # --- the conditional put ---
 
 
+@on_each_way
 async def test_a_put_that_was_done_but_whose_reply_was_lost_is_unknown_and_reading_tells(
     bench: Bench,
 ) -> None:
@@ -69,6 +77,7 @@ async def test_a_put_that_was_done_but_whose_reply_was_lost_is_unknown_and_readi
     assert await bench.store.put_if_absent("k", b"mine") is PutResult.LOST
 
 
+@on_each_way
 async def test_a_put_that_never_arrived_is_unknown_and_may_be_sent_again(bench: Bench) -> None:
     bench.proxy.will(Line.REQUEST_LOST)
     assert await bench.store.put_if_absent("k", b"mine") is PutResult.UNKNOWN
@@ -77,6 +86,7 @@ async def test_a_put_that_never_arrived_is_unknown_and_may_be_sent_again(bench: 
     assert await bench.store.put_if_absent("k", b"mine") is PutResult.WON
 
 
+@on_each_way
 @pytest.mark.parametrize("line", [Line.REPLY_LOST, Line.REQUEST_LOST])
 async def test_nothing_below_sends_a_put_again_on_a_connection_that_breaks(bench: Bench, line: Line) -> None:
     """An HTTP client that does turns a win into a loss: the second request finds the first one's object."""
@@ -86,6 +96,7 @@ async def test_nothing_below_sends_a_put_again_on_a_connection_that_breaks(bench
     assert [seen.method for seen in bench.proxy.seen] == ["PUT", "PUT"]
 
 
+@on_each_way
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 403, 404, 429])
 @pytest.mark.parametrize("after", [False, True])
 async def test_every_other_answer_to_a_put_is_unknown(bench: Bench, status: int, after: bool) -> None:
@@ -95,6 +106,7 @@ async def test_every_other_answer_to_a_put_is_unknown(bench: Bench, status: int,
     assert (await listed(bench.direct, "k") == ["k"]) is after
 
 
+@on_each_way
 async def test_why_a_put_has_no_answer_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """UNKNOWN carries no reason, so whoever reads the log gets it: when it begins and when it changes."""
     said = [Say(503, "SlowDown"), Say(503, "SlowDown"), Line.REPLY_LOST, Line.GOOD, Say(503, "SlowDown")]
@@ -119,6 +131,46 @@ async def test_a_conflict_is_tried_again_because_nothing_was_done(bench: Bench) 
     assert await bench.store.put_if_absent("other", b"mine") is PutResult.UNKNOWN
 
 
+@pytest.mark.parametrize("bench", [True], indirect=True, ids=["lane"])
+async def test_a_lane_leaves_a_conflict_to_who_asked(bench: Bench) -> None:
+    """It may be a put of its own that is still under way: to wait here for its end would cost the time that
+    the second put was to save."""
+    bench.proxy.will(Say(409, "ConditionalRequestConflict"))
+    assert await bench.store.put_if_absent("k", b"mine") is PutResult.UNKNOWN
+    assert len(bench.proxy.seen) == 1
+    assert await bench.store.put_if_absent("k", b"mine") is PutResult.WON
+
+
+@on_each_way
+async def test_large_bodies_arrive_whole(bench: Bench) -> None:
+    for size in (1, 300_000, 5_000_000):
+        body = random.Random(size).randbytes(size)
+        assert await bench.store.put_if_absent(f"k/{size}", body) is PutResult.WON
+        assert await bench.direct.get(f"k/{size}") == body
+
+
+@pytest.mark.parametrize("bench", [True], indirect=True, ids=["lane"])
+async def test_a_lane_keeps_the_connection_of_a_put_that_was_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    connect = RangeClient._connect
+
+    async def counted(client: RangeClient) -> object:
+        opened.append(client)
+        return await connect(client)
+
+    monkeypatch.setattr(RangeClient, "_connect", counted)
+    for number in range(3):
+        assert await bench.store.put_if_absent(f"k/{number}", b"mine") is PutResult.WON
+        assert await bench.store.get_range(f"k/{number}", 1, 3) == b"in"
+    assert len(opened) == 1
+    assert await bench.store.put_if_absent("k/1", b"other") is PutResult.LOST
+    assert await bench.store.put_if_absent("k/3", b"mine") is PutResult.WON
+    assert len(opened) == 2, "what refused may not have read the whole put"
+
+
+@on_each_way
 async def test_a_put_that_is_given_up_may_have_been_done(bench: Bench) -> None:
     bench.proxy.will(Line.REPLY_NEVER)
     putting = asyncio.create_task(bench.store.put_if_absent("k", b"mine"))
@@ -129,6 +181,7 @@ async def test_a_put_that_is_given_up_may_have_been_done(bench: Bench) -> None:
     assert await bench.store.put_if_absent("k", b"other") is PutResult.LOST
 
 
+@on_each_way
 async def test_a_put_that_arrives_after_it_was_given_up_changes_nothing(bench: Bench) -> None:
     bench.proxy.will(Line.LATE)
     assert await bench.store.put_if_absent("k", b"late") is PutResult.UNKNOWN
@@ -232,6 +285,7 @@ async def test_a_fault_has_its_name_and_passes(bench: Bench, line: Line | Say, f
     assert await bench.store.get("k") == b"x"
 
 
+@on_each_way
 async def test_a_store_that_falls_silent_is_not_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +394,7 @@ async def test_keys_that_are_not_right(
         await store.close()
 
 
+@on_each_way
 async def test_what_was_allowed_once_may_be_allowed_again(bench: Bench) -> None:
     """Keys are rotated and clocks are mended while a broker runs: it must not die of that."""
     bench.proxy.will(Say(403, "AccessDenied"))
@@ -350,6 +405,7 @@ async def test_what_was_allowed_once_may_be_allowed_again(bench: Bench) -> None:
     assert not (await fault_of(bench.store)).permanent
 
 
+@on_each_way
 async def test_an_operation_that_was_never_allowed_is_not_asked_for_ever(bench: Bench) -> None:
     assert await listed(bench.store) == []
     bench.proxy.will(Say(403, "AccessDenied"), Say(501, "NotImplemented"))
@@ -375,6 +431,7 @@ async def test_nobody_at_the_endpoint_is_no_reason_to_give_up(minio_server: Mini
         await store.close()
 
 
+@on_each_way
 @pytest.mark.parametrize("hours", [-3, 3])
 async def test_a_clock_that_is_wrong_is_corrected_by_the_stores(
     minio_server: MinioServer, bucket: str, hours: int, bench: Bench
