@@ -68,13 +68,15 @@ from remote.cold.index_repair import IndexRepair
 from remote.cold.metadata_manager import MetadataManager
 from remote.cold.object_tier import ObjectTier
 from remote.cold.pacing import Pacer
-from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
+from remote.cold.plugins import load_manager, load_metadata_manager
 from remote.cold.reader import RemoteReader
 from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
+from remote.plugin import BadPlugin
 from remote.wal.hydrator import Hydrator
 from remote.wal.object_wal import ObjectWal
+from remote.wal.plugins import load_wal_manager
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import WalStorageManager
 from remote.wal.uploader import Uploader, UploadSettings
@@ -352,7 +354,17 @@ def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
 
 
 def _wal_manager(config: BrokerConfig, world: World) -> WalStorageManager:
-    """Make what keeps the WAL tier's objects: the broker's own lane to its store."""
+    """Make what keeps the WAL tier's objects: the manager that is named, or the broker's own lane to its
+    store."""
+    if (name := config.remote_log_wal_storage_manager_class_name) is not None:
+        try:
+            return load_wal_manager(
+                name,
+                config.remote_wal_storage_manager_configs,
+                class_path=config.remote_log_wal_storage_manager_class_path,
+            )
+        except BadPlugin as error:
+            raise StartupError(str(error)) from None
     return ObjectWal(world.wal_store or world.store, rng=world.random, stats=world.wal_store_stats)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.cold.plugins import BadPlugin, load_manager, load_metadata_manager
+from remote.cold.plugins import load_manager, load_metadata_manager
+from remote.plugin import BadPlugin
 
 SAMPLE = '''
 class Manager:

@@ -72,6 +72,22 @@ async def test_new_folders_are_durable_before_what_is_in_them(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize("syncs", [True, False])
+async def test_without_syncs_a_conditional_put_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: bool
+) -> None:
+    """The folder's name is synced once; what is put unconditionally, a boundary or floors, always is."""
+    store = LocalStore(str(tmp_path), files=DiskFiles(), offload=here, syncs=syncs)
+    await store.put_if_absent("wal/1", b"x")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    assert await store.put_if_absent("wal/2", b"x") is PutResult.WON
+    assert bool(synced) is syncs
+    synced.clear()
+    await store.put("wal/3", b"x")
+    assert synced
+
+
 async def test_a_second_put_costs_one_folder_sync(tmp_path: Path) -> None:
     files = Recording()
     store = make(tmp_path, files)
