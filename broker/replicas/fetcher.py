@@ -498,9 +498,9 @@ class Fetcher:
         if position.told_log_start > held.log_start_offset:
             self._adopt(position, min(position.told_log_start, held.high_watermark))
 
-    def append_slice(self, position: Position, slice_: Slice) -> None:
+    def append_slice(self, position: Position, slice_: Slice) -> bool:
         """Append what a slice from the store brings; BadObject when it does not fit. The caller has asked
-        whether the position is still followed."""
+        whether the position is still followed. Return whether the log took it."""
         queue, held = position.slices, position.partition.log
         assert queue is not None, position
         records = queue.records(slice_, held.log_end_offset)
@@ -511,6 +511,7 @@ class Fetcher:
             queue.appended(slice_, self.now())
             position.stored(slice_.pointer.start, slice_.pointer.end)
             self._take_told(position)
+            return True
         except CorruptBatch as error:
             raise BadObject(str(error)) from None
         except NoDescriptor as error:
@@ -519,6 +520,7 @@ class Fetcher:
         except KafkaError as error:
             queue.drop()
             self._fail(position, error)
+        return False
 
     def _adopt(self, position: Position, log_start: int) -> None:
         """Take over the leader's log start. It counts, and is reported, once it is durable."""

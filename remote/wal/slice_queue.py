@@ -94,7 +94,7 @@ class SliceQueue:
         known = self._slices[-1].pointer.end if self._slices else max(end, self._covered_to)
         if pointer.end <= known:
             return None
-        return pointer.start <= known and not self._asks_bytes
+        return pointer.start <= known and pointer.size > 0 and not self._asks_bytes
 
     def add(self, pointer: SlicePointer) -> Slice:
         added = Slice(pointer)

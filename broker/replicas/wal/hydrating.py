@@ -44,8 +44,8 @@ class Appender(Protocol):
 
     def now(self) -> float: ...
     def is_followed(self, position: Position) -> bool: ...
-    def append_slice(self, position: Position, slice_: Slice) -> None:
-        """Append what a slice brings; BadObject when it does not fit."""
+    def append_slice(self, position: Position, slice_: Slice) -> bool:
+        """Append what a slice brings; BadObject when it does not fit. Return whether the log took it."""
 
     def look_again(self, position: Position) -> None: ...
     def look_at_all(self) -> None: ...
@@ -265,10 +265,10 @@ class Hydrating:
             if not self._appender.is_followed(position):
                 queue.drop()
                 return size
-            self._appender.append_slice(position, each)
-            stats.append_s.note(self._appender.now() - each.there_at)
-            stats.hydrated_slices += 1
-            stats.hydrated_bytes += size
+            if self._appender.append_slice(position, each):
+                stats.append_s.note(self._appender.now() - each.there_at)
+                stats.hydrated_slices += 1
+                stats.hydrated_bytes += size
         except BadObject as error:
             logger.error("%s: not appended from the store, asked of the leader: %s", position, error)
             stats.hydration_failures += 1

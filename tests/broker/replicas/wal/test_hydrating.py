@@ -4,6 +4,7 @@ missing."""
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from broker.config.values import ResourceType
 from broker.control.metadata_records import ConfigChanged
+from broker.handlers.follower_fetch import GATHER_S
 from protocol.pointers import BYTES, FROM_OFFSET
 from remote.wal.hydrator import AWAY_MAX_S
 from tests.broker.replicas.wal_driver import followed, stats_of
@@ -35,6 +37,12 @@ def is_even(world: Replicas, *topics: str) -> Callable[[], bool]:
         return True
 
     return check
+
+
+def switch(world: Replicas, value: str) -> None:
+    name = "remote.wal.storage.enable"
+    changed = ConfigChanged(resource_type=ResourceType.TOPIC, resource_name="t", name=name, value=value)
+    world.controller.publish(changed)
 
 
 def fetcher_of(world: Replicas, *, takes_pointers: bool = True) -> Any:
@@ -149,22 +157,25 @@ def test_a_slice_that_begins_below_the_logs_end_is_trimmed() -> None:
 
 @pytest.mark.requirement("1176-29")
 def test_what_was_pointed_to_in_an_earlier_epoch_is_not_appended_in_the_next() -> None:
-    """The log ends where it did, and the same broker leads: only the epoch tells."""
+    """The log ends where it did, and the same broker leads: only the epoch tells. Another partition keeps the
+    reads of that leader going."""
 
     async def main(world: Replicas) -> None:
-        wal = await followed(world)
+        wal = await followed(world, "t", "u")
         held = world.store.held[wal.key(0)] = asyncio.Event()
         await wal.append(b"stale")
-        await wal.copy()
+        await wal.append(b"kept", topic="u")
+        await wal.copy("t", "u")
         await world.until(lambda: world.store.ranges)
         world.fabric.cut("node1", "node2")
         world.change(leader=LEADER)
         held.set()
         await asyncio.sleep(0.3)
-        assert (end(world), stats_of(world.nodes[FOLLOWER]).hydrated_slices) == (0, 0)
+        assert (end(world), end(world, topic="u")) == (0, 1)
+        assert stats_of(world.nodes[FOLLOWER]).hydrated_slices == 1
         assert world.nodes[FOLLOWER].fetchers.hydrator.bytes_held == 0
         world.fabric.heal()
-        await world.until(is_even(world))
+        await world.until(is_even(world, "t", "u"))
 
     Replicas(2).run(main)
 
@@ -267,6 +278,7 @@ def test_a_report_waits_for_a_slow_read_no_longer_than_it_may() -> None:
 
     async def main(world: Replicas) -> None:
         wal = await followed(world, "t", "u")
+        await asyncio.sleep(GATHER_S)  # before that a new leader lets nobody wait
         world.store.held[wal.key(0)] = asyncio.Event()
         await wal.append(b"slow")
         await wal.copy()
@@ -276,6 +288,7 @@ def test_a_report_waits_for_a_slow_read_no_longer_than_it_may() -> None:
         await wal.copy("u")
         await world.until(is_even(world, "u"))
         assert world.loop.now - begun < 0.3
+        await asyncio.sleep(0.3)
         begun = world.loop.now
         world.store.held[wal.key(0)].set()
         await world.until(is_even(world))
@@ -341,20 +354,53 @@ def test_the_setting_may_be_switched_at_any_time() -> None:
         wal = await followed(world)
         node = world.nodes[FOLLOWER]
         for at in range(4):
-            world.controller.publish(
-                ConfigChanged(
-                    resource_type=ResourceType.TOPIC,
-                    resource_name="t",
-                    name="remote.wal.storage.enable",
-                    value="false" if at % 2 == 0 else "true",
-                )
-            )
+            switch(world, "false" if at % 2 == 0 else "true")
             await world.until(lambda at=at: list(node.fetchers._fetchers) == [(LEADER, at % 2 == 1)])
             await wal.append(b"%d" % at)
             await wal.copy()
             await world.until(is_even(world))
         assert stats_of(node).hydrated_slices == 2
         assert node.values() == [b"0", b"1", b"2", b"3"]
+
+    Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_what_is_read_while_the_setting_is_switched_off_is_not_appended(is_alone: bool) -> None:
+    async def main(world: Replicas) -> None:
+        topics = ("t",) if is_alone else ("t", "u")
+        wal = await followed(world, *topics)
+        held = world.store.held[wal.key(0)] = asyncio.Event()
+        for topic in topics:
+            await wal.append(b"a", topic=topic)
+        await wal.copy(*topics)
+        await world.until(lambda: world.store.ranges)
+        switch(world, "false")
+        await world.until(is_even(world))
+        held.set()
+        await world.until(is_even(world, *topics))
+        await wal.append(b"b")
+        await world.until(is_even(world, *topics))
+        assert world.nodes[FOLLOWER].values() == [b"a", b"b"]
+        assert stats_of(world.nodes[FOLLOWER]).hydrated_slices == len(topics) - 1
+        assert world.nodes[FOLLOWER].fetchers.hydrator.bytes_held == 0
+
+    Replicas(2).run(main)
+
+
+def test_a_log_that_cannot_be_written_loses_no_slice() -> None:
+    async def main(world: Replicas) -> None:
+        wal = await followed(world)
+        log_of(world, FOLLOWER).release_files()
+        disk = world.nodes[FOLLOWER].disk
+        disk.fail("open", errno.EMFILE, path_part="t-0", times=2)
+        await wal.append(b"a")
+        await wal.copy()
+        await world.until(is_even(world))
+        assert not disk.armed
+        assert world.nodes[FOLLOWER].values() == [b"a"]
+        stats = stats_of(world.nodes[FOLLOWER])
+        assert (stats.hydrated_slices, stats.direct_bytes_in) == (1, 0)
 
     Replicas(2).run(main)
 
