@@ -33,6 +33,7 @@ from remote.cold.segments import (
 from remote.cold.storage_manager import IndexKind
 from remote.keys import Stream, WalPart, parse_tier_key, parse_wal_key, wal_key
 from remote.wal.combined_object import ObjectKind, check_slice, decode_index, decode_table
+from remote.wal.floors import decode_floors
 from storage.epochs import decode_epochs
 from tests.format_page import PAGE, FormatPage, Refused, crc32c
 from tests.golden.samples import FOLDER, Sample, samples
@@ -89,7 +90,7 @@ def test_by_the_tables_a_cut_is_noticed(sample: Sample) -> None:
             FORMAT.read(layout, data[:size])
 
 
-@pytest.mark.parametrize("name", ["slot", "segment-index", "producer-snapshot"])
+@pytest.mark.parametrize("name", ["slot", "segment-index", "producer-snapshot", "wal-floors"])
 def test_by_the_tables_a_checksum_covers_all_but_what_has_one_value(name: str) -> None:
     sample = SAMPLES[name]
     end = int.from_bytes(sample.data[6:10], "big") if name == "segment-index" else len(sample.data)
@@ -203,6 +204,12 @@ def test_objects_of_the_wal_tier_are_read_alike_by_the_broker() -> None:
     assert (seal.head.kind, seal.rows, seal.head.writer) == (ObjectKind.SEAL, (), (3, 52))
     _, tables = decode_index(golden("wal-index")[0])
     assert tables[1] == table
+    data, reading = golden("wal-floors")
+    floors = decode_floors(data)
+    assert floors.writer == (reading["node"], reading["broker_epoch"])
+    assert [[str(row.topic_id), *row[1:]] for row in floors.rows] == [
+        list(told.values()) for told in reading["floors"]
+    ]
 
 
 @given(st.sampled_from(WalPart), STREAMS, SEQ)

@@ -29,6 +29,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, TypeVar
 
 from protocol.checksum import Buffer
@@ -155,12 +156,13 @@ class LocalStore:
 
         return await self._ask(Operation.PUT_IF_ABSENT, key, write)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
         directory, _, start = check_prefix(prefix).rpartition("/")
 
         def walk() -> list[ObjectInfo]:
             keys = sorted(key for key in self._keys_below(directory, start) if key > after)
-            found = [info for info in map(self._info, keys) if info is not None]
+            infos = (info for info in map(self._info, keys) if info is not None)
+            found = list(infos) if at_most is None else list(islice(infos, at_most))
             self._check_present()
             return found
 

@@ -68,11 +68,13 @@ class MemoryStore:
         self._set(key, bytes(data))
         return PutResult.WON
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
         start = max(bisect_left(self._keys, check_prefix(prefix)), bisect_right(self._keys, after))
         end = start
         while end < len(self._keys) and self._keys[end].startswith(prefix):
             end += 1
+        if at_most is not None:
+            end = min(end, start + at_most)
         return [
             ObjectInfo(key, len(self.objects[key]), self._modified_ms[key]) for key in self._keys[start:end]
         ]

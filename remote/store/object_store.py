@@ -116,8 +116,9 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
-        """Return the objects whose keys start with `prefix` and sort after `after`, in that order."""
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
+        """Return the objects whose keys start with `prefix` and sort after `after`, in that order;
+        the first `at_most` of them."""
         ...
 
     async def delete(self, key: str) -> None:

@@ -210,7 +210,7 @@ class S3Store:
             await asyncio.sleep(self._random.uniform(0, CONFLICT_PAUSE_S * 2**attempt))
         return self._unknown(refusal)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
         check_prefix(prefix)
         if after > prefix and not after.startswith(prefix):
             return []
@@ -219,7 +219,7 @@ class S3Store:
             "list-type": "2",
             "prefix": root + prefix,
             "encoding-type": "url",
-            "max-keys": str(LIST_PAGE_KEYS),
+            "max-keys": str(LIST_PAGE_KEYS if at_most is None else min(at_most, LIST_PAGE_KEYS)),
         }
         # With a start before the prefix, older releases of MinIO answer with nothing.
         if after.startswith(prefix):
@@ -232,8 +232,9 @@ class S3Store:
                     key = self._own_key(row["Key"])
                     if key is not None and key > after:
                         found.append(ObjectInfo(key, int(row["Size"]), _date_ms(row["LastModified"])))
-                if page.findtext("{*}IsTruncated") != "true":
-                    return sorted(found)
+                is_enough = at_most is not None and len(found) >= at_most
+                if is_enough or page.findtext("{*}IsTruncated") != "true":
+                    return sorted(found)[:at_most]
                 query["continuation-token"] = _text(page, "NextContinuationToken")
             except ValueError as error:
                 raise self._error(f"unreadable listing: {error}", Fault.CORRUPT) from error

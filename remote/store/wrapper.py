@@ -61,8 +61,10 @@ class StoreWrapper:
                 raise
             return PutResult.UNKNOWN
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
-        return await self._ask(Call(Operation.LIST, prefix), lambda: self.inner.list(prefix, after=after))
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
+        return await self._ask(
+            Call(Operation.LIST, prefix), lambda: self.inner.list(prefix, after=after, at_most=at_most)
+        )
 
     async def delete(self, key: str) -> None:
         await self._ask(Call(Operation.DELETE, key), lambda: self.inner.delete(key))

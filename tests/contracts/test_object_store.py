@@ -205,6 +205,13 @@ async def test_lists_are_whole_and_start_anywhere(store: ObjectStore) -> None:
     assert await listed(store, "", after="p/028") == keys[28:]
 
 
+async def test_lists_end_after_so_many_keys(store: ObjectStore) -> None:
+    keys = [f"p/{n:03d}" for n in range(30)]
+    await asyncio.gather(*(store.put(key, b"") for key in keys))
+    for after, at_most, found in (("", 1, keys[:1]), ("p/003", 4, keys[4:8]), ("p/028", 4, keys[29:])):
+        assert [info.key for info in await store.list("p/", after=after, at_most=at_most)] == found
+
+
 async def test_a_large_object_is_whole(store: ObjectStore) -> None:
     data = random.Random(1).randbytes(8 << 20)
     assert await store.put_if_absent("large", data) is PutResult.WON

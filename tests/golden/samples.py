@@ -54,6 +54,7 @@ from remote.keys import (
     Stream,
     WalPart,
     boundary_key,
+    floors_key,
     slot_key,
     snapshot_key,
     tier_key,
@@ -62,6 +63,7 @@ from remote.keys import (
 from remote.wal.combined_object import Head as WalHead
 from remote.wal.combined_object import ObjectKind, Place, encode_index, encode_table, place_slices
 from remote.wal.combined_object import Row as WalRow
+from remote.wal.floors import Floor, Floors, encode_floors
 from storage.epochs import EpochCache
 from storage.index import AbortedTxn, OffsetIndex, TimeIndex
 from storage.producers import ProducerEntry, ProducerTable
@@ -302,10 +304,18 @@ def wal() -> list[Sample]:
     first = encode_table(_wal_head(stream, 2), place_slices(CLUSTER, rows[1:2]))
     seal = encode_table(_wal_head(stream, 4, ObjectKind.SEAL, writer=(3, 52), metadata_seq=61), ())
     index = encode_index(_wal_head(stream, 2, ObjectKind.INDEX), [first, table])
+    floors = Floors(
+        cluster_id=CLUSTER,
+        writer=(1, 40),
+        metadata_seq=57,
+        written_ms=NOW_MS,
+        rows=(Floor(TOPIC_ID, 0, 3, 90, 100, 102), Floor(TOPIC_ID, 7, 3, 5, 7, -1)),
+    )
     return [
         Sample("wal-object", "wal object", table + b"".join(slices), wal_key(stream, 3)),
         Sample("wal-seal", "wal object", seal, wal_key(stream, 4)),
         Sample("wal-index", "wal index", index, wal_key(stream, 2, WalPart.INDEX)),
+        Sample("wal-floors", "wal floors", encode_floors(floors), floors_key(1)),
         Sample("wal-boundary", "nothing", b"", wal_key(stream, 1, WalPart.BOUNDARY)),
     ]
 

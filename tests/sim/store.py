@@ -157,8 +157,8 @@ class SimStore:
     async def get_pieces(self, key: str, start: int, end: int, *, piece_bytes: int) -> Sequence[Buffer]:
         return cut(await self.get_range(key, start, end), piece_bytes)
 
-    async def list(self, prefix: str, *, after: str = "") -> list[ObjectInfo]:
-        return await self._ask(lambda: self._bucket.list(prefix, after=after))
+    async def list(self, prefix: str, *, after: str = "", at_most: int | None = None) -> list[ObjectInfo]:
+        return await self._ask(lambda: self._bucket.list(prefix, after=after, at_most=at_most))
 
     async def put(self, key: str, data: Buffer) -> None:
         await self._change("put", key, bytes(data), lambda: self._bucket.put(key, bytes(data)))

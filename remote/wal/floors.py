@@ -1,0 +1,149 @@
+"""What leaders still need of the WAL tier: one small object per broker, and what follows for a slice.
+
+Owns: the layout of a floors object, one version of it; which slice is dead by what its partition's leader
+says; how far a predecessor had stored a log. Does not own: computing floors (broker), reading and deleting
+objects (collector). FORMAT.md tells others the same layout. Pure.
+
+Invariants. What a row says stays true for ever, so an object that arrives late or is read late does no harm:
+in this leader epoch nobody needs a slice that ends at or below `floor`, and what older epochs have at and
+above `epoch_start` is void. A slice is dead only by the word of who leads its partition now, in the epoch in
+which he leads, or because its topic is gone from an image that is at least as new as the slice. Who does not
+know enough takes it for living.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+from uuid import UUID
+
+from protocol.checksum import Buffer, crc32c
+from remote.bad_object import BadObject
+from remote.wal.combined_object import Row
+
+MAGIC: Final = b"TWWF"
+VERSION: Final = 1
+
+_HEAD = Struct(">4sHiqqqH")
+_COUNT = Struct(">I")
+_ROW = Struct(">16siiqqq")
+_CRC = Struct(">I")
+
+
+class Floor(NamedTuple):
+    """What the leader of one partition says of it."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    epoch_start: int
+    """Where this epoch began in the leader's log, or above."""
+    floor: int
+    """Nothing below is needed from the WAL tier any more."""
+    stored_to: int
+    """Everything below, from the log start or the cold tier's end on, is in the WAL tier; -1 where the leader
+    does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    cluster_id: str
+    writer: tuple[int, int]
+    """(node id, broker epoch)."""
+    metadata_seq: int
+    """The newest slot of the metadata log that the writer had applied."""
+    written_ms: int
+    """By the writer's clock: nothing may be decided by it."""
+    rows: tuple[Floor, ...]
+
+
+def encode_floors(floors: Floors) -> bytes:
+    cluster_id = floors.cluster_id.encode()
+    out = bytearray(
+        _HEAD.pack(MAGIC, VERSION, *floors.writer, floors.metadata_seq, floors.written_ms, len(cluster_id))
+    )
+    out += cluster_id
+    out += _COUNT.pack(len(floors.rows))
+    for row in floors.rows:
+        out += _ROW.pack(row.topic_id.bytes, *row[1:])
+    out += _CRC.pack(crc32c(out))
+    return bytes(out)
+
+
+def decode_floors(data: Buffer) -> Floors:
+    """Read a floors object; BadObject when it is none, damaged, or of a version that is not known."""
+    if len(data) < _HEAD.size + _COUNT.size + _CRC.size:
+        raise BadObject(f"a floors object of {len(data)} bytes")
+    magic, version, node_id, broker_epoch, metadata_seq, written_ms, text_bytes = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise BadObject(f"no floors object: it starts with {bytes(magic)!r}")
+    if version != VERSION:
+        raise BadObject(f"a floors object of version {version}, this release reads {VERSION}")
+    view = memoryview(data)
+    if _CRC.unpack_from(view, len(view) - _CRC.size) != (crc32c(view[: -_CRC.size]),):
+        raise BadObject("a floors object fails its CRC")
+    at = _HEAD.size + text_bytes
+    if len(view) < at + _COUNT.size + _CRC.size:
+        raise BadObject("a floors object is cut inside its cluster id")
+    (count,) = _COUNT.unpack_from(view, at)
+    rows = view[at + _COUNT.size : -_CRC.size]
+    if len(rows) != count * _ROW.size:
+        raise BadObject(f"a floors object with {len(rows)} bytes for {count} partitions")
+    try:
+        cluster_id = str(view[_HEAD.size : at], "utf-8")
+    except UnicodeDecodeError:
+        raise BadObject("the cluster id in a floors object is not UTF-8") from None
+    return Floors(
+        cluster_id=cluster_id,
+        writer=(node_id, broker_epoch),
+        metadata_seq=metadata_seq,
+        written_ms=written_ms,
+        rows=tuple(Floor._make((UUID(bytes=row[0]), *row[1:])) for row in _ROW.iter_unpack(rows)),
+    )
+
+
+class View(Protocol):
+    """What an image and the floors of the current leaders say."""
+
+    @property
+    def metadata_seq(self) -> int:
+        """How new the image is."""
+
+    def has_topic(self, topic_id: UUID) -> bool: ...
+
+    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
+        """Return what the partition's current leader said in its current epoch, None without a leader or
+        before it said anything."""
+
+
+def is_dead(row: Row, metadata_seq: int, view: View) -> bool:
+    """Whether nobody needs a slice any more, of an object whose writer had applied `metadata_seq`."""
+    if not view.has_topic(row.topic_id):
+        return view.metadata_seq >= metadata_seq
+    floor = view.floor(row.topic_id, row.partition)
+    if floor is None or floor.leader_epoch < row.leader_epoch:
+        return False
+    if floor.leader_epoch == row.leader_epoch:
+        return row.end <= floor.floor
+    # of an older epoch: void from the start of this one on
+    return row.start >= floor.epoch_start or min(row.end, floor.epoch_start) <= floor.floor
+
+
+def stored_before(
+    floors: Iterable[Floor], topic_id: UUID, partition: int, epochs: Iterable[tuple[int, int]]
+) -> int | None:
+    """Return up to where predecessors had stored a log whose epochs begin as `epochs` tell, oldest first;
+    None if none of them said anything that holds for this log."""
+    starts = dict(epochs)
+    known: int | None = None
+    for floor in floors:
+        if (floor.topic_id, floor.partition) != (topic_id, partition) or floor.stored_to < 0:
+            continue
+        if floor.leader_epoch not in starts:
+            continue  # nothing of that epoch is in this log, which may be another one below it too
+        ends = (start for epoch, start in starts.items() if epoch > floor.leader_epoch)
+        stored = min(floor.stored_to, next(ends, floor.stored_to))
+        known = stored if known is None else max(known, stored)
+    return known
