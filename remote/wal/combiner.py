@@ -117,6 +117,11 @@ class Cut(Generic[K]):
         return None
 
     @property
+    def since(self) -> float | None:
+        """Since when the partition that is read has had something to store; None once it was given up."""
+        return None if self.current is None else self._dirty.get(self.current)
+
+    @property
     def room(self) -> int:
         """How many bytes the partition that is read may add."""
         return min(self._limit - self.bytes, self._share)

@@ -388,14 +388,14 @@ class Uploader:
             if piece is not None:
                 pieces.append(piece)
                 tail.cut_to = piece.row.end
+            now, since = self._loop.time(), cut.since
             has_more = found is not None and tail.cut_to < log.log_end_offset
             is_left = is_left or (has_more and not is_backlog)
-            now = self._loop.time()
             cut.took(0 if piece is None else piece.row.size, has_more=has_more, now=now)
             if is_backlog and piece is not None:
                 self._backlog_due = max(self._backlog_due, now) + piece.row.size / BACKLOG_BYTES_PER_S
-            if piece is not None:
-                self._note_wait(tail, piece.row.start, now)
+            if piece is not None and since is not None:
+                self._stats.wait_s.note(now - since)
             await turns.step()
         return is_left or len(pieces) == slices_max or cut.bytes >= self._combiner.object_bytes
 
@@ -421,11 +421,6 @@ class Uploader:
         if source not in self._sources or source.tail is not tail or source.log.generation != generation:
             return None
         return _piece(source, found, data)
-
-    def _note_wait(self, tail: Tail, start: int, now: float) -> None:
-        since = tail.end_times.appended_at(start)
-        if since is not None:
-            self._stats.wait_s.note(now - since)
 
     def _unpark(self) -> None:
         if self._parked and self._backlog_due <= self._loop.time() + BACKLOG_AHEAD_S:

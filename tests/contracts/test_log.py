@@ -12,9 +12,10 @@ import pytest
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import end_txn_marker, iter_batches, parse_header, stamp
-from storage.log import AbstractLog, LogOffline, TieredOffset
+from storage.log import AbstractLog, LogOffline, ReadCursor, TieredOffset
 from storage.policy import LogConfig
 from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+from storage.segment import Segment
 from tests.storage.support import NOW, TOPIC_ID, batch_of, kill, manager_on
 
 MakeLog = Callable[..., AbstractLog]
@@ -76,6 +77,57 @@ def ended(log: AbstractLog, *, commit: bool) -> None:
 
 
 # --- appending and reading ---
+
+
+def read_on(log: AbstractLog, at: int, cursor: ReadCursor | None) -> tuple[int, ReadCursor | None]:
+    """Read on to the log's end, and compare with what a look-up finds. Return where the next read begins."""
+    while True:
+        expected = log.read(at, 150, bound=log.log_end_offset, min_one=True)
+        found, cursor = log.read_on(at, 150, bound=log.log_end_offset, cursor=cursor)
+        assert (found is None) is (expected is None)
+        if found is None or expected is None:
+            assert at == log.log_end_offset
+            return at, cursor
+        assert (found.read(), found.next_offset) == (expected.read(), expected.next_offset)
+        at = found.next_offset
+
+
+def test_who_reads_on_gets_what_a_look_up_finds_whatever_happened_to_the_log(log: AbstractLog) -> None:
+    at, cursor = 0, None
+    for count in (1, 3, 2):
+        put(log, count)
+        at, cursor = read_on(log, at, cursor)
+    for _ in range(20):  # over the ends of segments
+        put(log, 2)
+        if log.log_end_offset % 3:
+            at, cursor = read_on(log, at, cursor)
+    log.advance_log_start(30)
+    put(log, 1)
+    read_on(log, at, cursor)
+    read_on(log, 30, cursor)
+
+
+def test_who_reads_on_in_a_log_that_was_cut_and_grew_again_looks_anew(make_log: MakeLog) -> None:
+    log = make_log(LogConfig())
+    for _ in range(4):
+        put(log, 1)
+    at, cursor = read_on(log, 0, None)
+    log.truncate_to(2)
+    put(log, 2, epoch=1)  # to where it ended before, in fewer bytes
+    put(log, 3, epoch=1)
+    assert read_on(log, at, cursor)[0] == 7
+
+
+def test_who_reads_on_does_not_look_for_where_it_stands(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(LogConfig())
+    put(log, 2)
+    _, cursor = log.read_on(0, 1000, bound=2, cursor=None)
+    put(log, 2)
+    monkeypatch.setattr(Segment, "locate", lambda *_: pytest.fail("it looked"))
+    found, _ = log.read_on(2, 1000, bound=4, cursor=cursor)
+    assert found is not None and (found.first_offset, found.next_offset) == (2, 4)
 
 
 def test_a_new_log_is_empty(log: AbstractLog) -> None:
