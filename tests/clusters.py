@@ -39,13 +39,18 @@ class ClusterProcesses:
         env: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
         settings_of: Mapping[int, Mapping[str, str]] | None = None,
+        store_of: Mapping[int, str] | None = None,
+        arguments_of: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
+        """What ends in `_of` is by node id: the store as one broker reaches it, further options of one."""
         self.folder = folder
         self.node_ids = tuple(range(1, brokers + 1))
         self.store = store or f"file://{folder}/store"
         self._env = env
         self._settings = {**QUICK, **(settings or {})}
         self._settings_of = settings_of or {}
+        self._store_of = store_of or {}
+        self._arguments_of = arguments_of or {}
         self._addresses = {node_id: f"127.0.0.1:{stable_port()}" for node_id in self.node_ids}
         self._lives: dict[int, BrokerProcess] = {}
         self._ended: list[BrokerProcess] = []
@@ -93,7 +98,10 @@ class ClusterProcesses:
         return BrokerProcess(
             self.data(node_id),
             listen=self._addresses[node_id],
-            arguments=("--node-id", str(node_id), "--store", self.store),
+            arguments=(
+                *("--node-id", str(node_id), "--store", self._store_of.get(node_id, self.store)),
+                *self._arguments_of.get(node_id, ()),
+            ),
             settings={**self._settings, **self._settings_of.get(node_id, {})},
             env=self._env,
         )

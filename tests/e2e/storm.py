@@ -32,6 +32,10 @@ def is_slow(method: str, path: str) -> Line | Say:
     return Line.SLOW
 
 
+def trickles(method: str, path: str) -> Line | Say:
+    return Line.TRICKLE
+
+
 def loses_replies(method: str, path: str) -> Line | Say:
     return Line.REPLY_LOST
 

@@ -7,7 +7,7 @@ alike, byte for byte. How long acknowledgements stood still is printed, not judg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,8 +129,9 @@ class Work:
 
 
 @contextmanager
-def work(cluster: ClusterProcesses) -> Iterator[Work]:
-    topic, raw_topic = cluster.make_topic(PARTITIONS), cluster.make_topic()
+def work(cluster: ClusterProcesses, *, config: Mapping[str, str] | None = None) -> Iterator[Work]:
+    """All of it on topics with that configuration."""
+    topic, raw_topic = cluster.make_topic(PARTITIONS, config=config), cluster.make_topic(config=config)
 
     def raw_leader() -> str:
         row = next(iter(cluster.partitions(raw_topic)), None)

@@ -39,7 +39,7 @@ SECONDS, PAIRS = 60.0, 2
 WARM_S = 3.0
 """Connections, the first objects and the first pointers are not what a window is about."""
 FEW, MANY = 12, 1000
-ACKS_ALL_PER_S = 20
+PER_S = 50
 CPU_ROUNDS_PER_S = 0.2
 SMALL_OBJECTS = {"remote.wal.log.manager.combiner.task.upload.bytes": "300000"}
 
@@ -148,7 +148,7 @@ def _rate(system: System, sizes: Sizes) -> Figures:
 
 
 def _far(system: System) -> WalSpec:
-    return _spec(system, "far", record_bytes=1600, per_s=50, rack=rack(FOLLOWER), from_node=FOLLOWER)
+    return _spec(system, "far", record_bytes=1600, per_s=PER_S, rack=rack(FOLLOWER), from_node=FOLLOWER)
 
 
 def _end_to_end(system: System, sizes: Sizes) -> Figures:
@@ -170,16 +170,18 @@ def _to_a_follower(system: System, sizes: Sizes, seconds: float, *beside: WalSpe
 
 
 def _acks_all(system: System, sizes: Sizes) -> Figures:
+    return _one_at_a_time(system, sizes, PER_S)
+
+
+def _acks_all_at_once(system: System, sizes: Sizes) -> Figures:
+    return _one_at_a_time(system, sizes, 0)
+
+
+def _one_at_a_time(system: System, sizes: Sizes, per_s: float) -> Figures:
     system.create(TOPIC, 1)
-    load = Load(
-        kind="client-latency",
-        record_bytes=1600,
-        records=max(50, int(ACKS_ALL_PER_S * sizes.seconds)),
-        acks="all",
-    )
-    first, *peers = system.cluster.up
-    found = run(load, first, TOPIC, None, peers=peers).latency_us
-    return {"p50_ms": found["p50"] / 1000, "p99_ms": found["p99"] / 1000}
+    spec = _spec(system, "single", record_bytes=1600, acks="all", per_s=per_s)
+    seen, samples = _watched(system, sizes, sizes.seconds, spec)
+    return {**figures(seen, TOPIC, is_on=system.is_on), **_acks(samples, seen)}
 
 
 Work = Callable[[System, Sizes], Figures]
@@ -190,7 +192,8 @@ WORK: dict[str, Work] = {
     "acks1-rate": _rate,
     "e2e-alone": _end_to_end,
     "e2e-load": _end_to_end_under_load,
-    "acks-all": _acks_all,
+    "acks-all-50": _acks_all,
+    "acks-all-next": _acks_all_at_once,
     "cpu-30": _cpu_30,
     "cpu-100": _cpu_100,
     "cpu-300k": _cpu_30,

@@ -1,8 +1,8 @@
 """Clients of the WAL tier's benchmark, each a process of its own: `python -m tools.versus.wal_clients SPEC`.
 
-Owns a raw producer at a fixed rate, the C client at a fixed rate or as fast as it goes, and a record every
-so often that is read from a follower. Does not own how such a process is started and ended (tier_clients),
-nor what the samples mean.
+Owns a raw producer at a fixed rate, the C client at a fixed rate or as fast as it goes, one record at a time,
+and a record every so often that is read from a follower. Does not own how such a process is started and ended
+(tier_clients), nor what the samples mean.
 Invariant: a paced request's time runs from the moment it was due, so that a broker that stands still is seen
 by all that waited; a record read from a follower was read there: the C client says so, or the run fails.
 """
@@ -62,9 +62,10 @@ SPACING = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalSpec(Spec):
-    """`kind`: paced, stock or far. A paced request holds a batch of `batch_records` for each of
+    """`kind`: paced, stock, single or far. A paced request holds a batch of `batch_records` for each of
     `at_once` partitions, and partitions take turns. A far client sends `per_s` records a second and reads
-    them in the rack `rack`, from the broker `from_node`. `mb_per_s` 0 is as fast as it goes (stock)."""
+    them in the rack `rack`, from the broker `from_node`; a single one waits for each. 0 of `mb_per_s` or
+    `per_s` is as fast as it goes (stock, single)."""
 
     partitions: int = 1
     batch_records: int = 1
@@ -223,6 +224,42 @@ def _stock(spec: WalSpec, stop: Stop) -> Samples:
     return found
 
 
+def _single(spec: WalSpec, stop: Stop) -> Samples:
+    """Send one record at a time, so many a second or the next at once; what it takes to have each
+    acknowledged."""
+    found, clock, chosen = Samples(), time.perf_counter, random.Random(1)
+    filling = b"\0" * spec.record_bytes
+    acknowledged: list[Any] = []
+
+    def done(error: Any, message: Any) -> None:
+        acknowledged.append(error)
+
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": f"127.0.0.1:{spec.port}",
+            "log_level": 0,
+            "acks": spec.acks,
+            "linger.ms": 0,
+            "on_delivery": done,
+        }
+    )
+    due_s = clock()
+    while not stop.wait(max(0.0, due_s - clock())):
+        at_s = clock()
+        producer.produce(spec.topic, filling, partition=0)
+        while not acknowledged:
+            producer.poll(DEADLINE_S)
+            if clock() - at_s > DEADLINE_S:
+                raise Failure(f"no answer for {DEADLINE_S:.0f} s")
+        if (error := acknowledged.pop()) is not None:
+            raise Failure(f"a record was not delivered: {error.str()}")
+        found.at_s.append(at_s)
+        found.took_ms.append((clock() - at_s) * 1000)
+        began(found)
+        due_s = max(at_s + chosen.uniform(*SPACING) / spec.per_s, clock()) if spec.per_s else clock()
+    return found
+
+
 class _FollowerReader:
     """Reads partition 0 at its end, from the replica in a rack."""
 
@@ -317,7 +354,12 @@ def _far(spec: WalSpec, stop: Stop) -> Samples:
     return found
 
 
-KINDS: dict[str, Callable[[WalSpec, Stop], Samples]] = {"paced": _paced, "stock": _stock, "far": _far}
+KINDS: dict[str, Callable[[WalSpec, Stop], Samples]] = {
+    "paced": _paced,
+    "stock": _stock,
+    "single": _single,
+    "far": _far,
+}
 
 
 if __name__ == "__main__":

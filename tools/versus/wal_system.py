@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,8 +80,8 @@ def running(
     store: str, which: str, folder: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator[System]:
     """Start three brokers on an empty store."""
-    folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_emptied(folder))
         url, environ = stack.enter_context(_store(store, folder / "store"))
         admin_ports = [brokers.free_port() for _ in range(NODES)]
         cores = os.sched_getaffinity(0)
@@ -109,6 +110,15 @@ def running(
 
 
 @contextlib.contextmanager
+def _emptied(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def _store(store: str, folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     folder.mkdir(parents=True)
     if store == FILE:
@@ -124,12 +134,11 @@ def refused(which: str, folder: Path) -> Iterator[brokers.Broker]:
     """Start one broker on a core of its own, with a local store that refuses every object of the tier: where
     their folder should be there is a file."""
     store = folder / "store"
-    store.mkdir(parents=True)
-    (store / "wal").write_bytes(b"")
     core, _ = brokers.two_cores()
-    with brokers.Tidewal(
-        folder / "broker", {core}, store=f"file://{store}", settings=settings_of(which)
-    ) as broker:
+    broker = brokers.Tidewal(folder / "broker", {core}, store=f"file://{store}", settings=settings_of(which))
+    with _emptied(folder), broker:
+        store.mkdir()
+        (store / "wal").write_bytes(b"")
         yield broker.start()
 
 

@@ -32,6 +32,8 @@ class Line(Enum):
     RANGE_WRONG = auto()
     RANGE_SHORT = auto()
     SLOW = auto()
+    TRICKLE = auto()
+    """Few bytes a second, there and back."""
     CLOSED = auto()
     """After the answer, as a server does with a connection that was idle for too long."""
 
@@ -68,6 +70,8 @@ class Proxy:
         """What happens to the others, by method and path."""
         self.delay_s = 5.0
         """How much later a slow line forwards."""
+        self.bytes_per_s = 10_000.0
+        """What trickles."""
         self.hit = 0
         """How many requests something bad happened to."""
         self.holding = asyncio.Event()
@@ -105,6 +109,8 @@ class Proxy:
         self.hit += line is not Line.GOOD
         if line is Line.SLOW:
             await asyncio.sleep(self.delay_s)
+        if line is Line.TRICKLE:
+            await asyncio.sleep(len(body) / self.bytes_per_s)
         forwarded = line not in (Line.REQUEST_LOST, Line.LATE) and not (
             isinstance(line, Say) and not line.after
         )
@@ -123,6 +129,8 @@ class Proxy:
             return False
         if isinstance(line, Say):
             writer.write(line.encode())
+        elif line is Line.TRICKLE:
+            await self._trickle(answer, writer)
         else:
             writer.write(SPOIL.get(line, bytes)(answer))
         await writer.drain()
@@ -132,6 +140,15 @@ class Proxy:
         if self.plan:
             return self.plan.popleft()
         return Line.GOOD if self.weather is None else self.weather(method, path)
+
+    async def _trickle(self, answer: bytes, writer: asyncio.StreamWriter) -> None:
+        """A tenth of a second's worth at a time, as long as the line is like that."""
+        piece = max(1, int(self.bytes_per_s / 10))
+        for at in range(0, len(answer), piece):
+            writer.write(answer[at : at + piece])
+            await writer.drain()
+            if self.weather is not None:
+                await asyncio.sleep(0.1)
 
     def clear_up(self) -> None:
         """End the weather, and every connection that was left without a reply."""

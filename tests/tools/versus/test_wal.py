@@ -232,7 +232,23 @@ def test_requests_of_one_size_reach_every_partition_once() -> None:
 
 # --- a small run ---
 
-TINY = wal.Sizes(seconds=1.5, warm_s=1.0, many=20, gb_max=0.05)
+TINY = wal.Sizes(seconds=1.0, warm_s=0.5, many=20, gb_max=0.05)
+
+
+def test_both_kinds_go_through_rows_in_turn(tmp_path: Path) -> None:
+    chosen = wal_rows.select(["e2e-alone"])
+    found = wal.measure(chosen, FILE, 1, TINY, tmp_path)
+    for row in chosen:
+        runs = found[row.name]
+        assert not runs.failure
+        assert (len(runs.off), len(runs.on)) == (1, 1)
+        assert {measure.name for measure in row.measures} <= runs.on[0].keys()
+    crossed = found["e2e-alone"]
+    assert crossed.off[0]["record_share"] > 1, "two followers are sent every record"
+    assert crossed.on[0]["record_share"] == 0
+    assert crossed.on[0]["socket_share"] < crossed.off[0]["socket_share"]
+    assert wal_rows.stages_markdown(chosen, found)
+    assert not list(tmp_path.iterdir()), "what was started or written is gone"
 
 
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +258,9 @@ def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         wal, "_measured", lambda row, *_: fail() if row.name == "bytes-12" else {"p50_ms": 1.0}
     )
-    found = wal.measure(wal_rows.select(["bytes-12", "acks-all"]), FILE, 2, TINY, tmp_path)
+    found = wal.measure(wal_rows.select(["bytes-12", "acks-all-50"]), FILE, 2, TINY, tmp_path)
     assert found["bytes-12"].failure == "no such luck"
-    assert found["acks-all"].values(ON, "p50_ms") == [1.0, 1.0]
+    assert found["acks-all-50"].values(ON, "p50_ms") == [1.0, 1.0]
 
 
 def test_what_cannot_be_is_said_at_once(
