@@ -43,11 +43,11 @@ from broker.net.descriptors import DescriptorRoom
 from broker.net.server import Limits, NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
-from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.pressure import Pressure
 from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_fetchers import ReplicaFetchers
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle

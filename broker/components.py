@@ -19,9 +19,9 @@ from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
-from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.purgatory import Purgatory
+from broker.replicas.replica_fetchers import ReplicaFetchers
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads

@@ -1,7 +1,7 @@
 """One partition as it is fetched in one leader epoch, and what its leader was told of it.
 
 Owns: from where a partition is fetched and whether it may be now, the slices on their way to it, what was
-said in a fetch session. Does not own: requests and answers (fetcher), reading slices (wal.hydrating). Pure.
+said in a fetch session. Does not own: requests and answers (fetcher), reading slices (wal.hydrating).
 Invariant: a position belongs to one leader in one epoch; what was begun for it counts for no other.
 """
 

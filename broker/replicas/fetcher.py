@@ -1,33 +1,29 @@
-"""Following: fetch from other brokers what they lead, and append it here.
+"""Following: fetch from one broker what it leads, and append it here.
 
-Owns: one task for each leader and what it asks for, its fetch session, cutting a log where it parts from the
+Owns: the task for one leader and what it asks for, its fetch session, cutting a log where it parts from the
 leader's (KIP-101, KIP-595), starting anew where the leader has nothing older, and waiting after an error.
-Does not own: connections (channel), the bytes of a Fetch (protocol.fetch), files (log), which broker
-leads (the image), reading what an answer points to in the store (wal.hydrating). Invariants: a partition is
-fetched from the leader and in the epoch that the image names, from where its own log ends; an answer counts
-only if both are still so; every batch's CRC is checked before it is appended, and the high watermark here is
-never above what the leader said or the log holds. An error of one partition makes that one wait and no other.
-
-Partitions that use the WAL tier have a task, a connection and a fetch session of their own, beside those of
-the same leader that do not: a read of the store that takes long holds up no other report.
+Does not own: connections (channel), the bytes of a Fetch (protocol.fetch), files (log), which partitions are
+fetched from whom (replica_fetchers), reading what an answer points to in the store (wal.hydrating).
+Invariants: a partition is fetched from the leader and in the epoch that the image names, from where its own
+log ends; an answer counts only if both are still so; every batch's CRC is checked before it is appended, and
+the high watermark here is never above what the leader said or the log holds. An error of one partition makes
+that one wait and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Final, Protocol
 
 from broker.config.broker import BrokerConfig
-from broker.control.image import Delta
-from broker.control.metadata_records import NO_LEADER
 from broker.net.channel import PeerLost
 from broker.replicas.fetch_position import Key, OwnSession, Position
 from broker.replicas.follower_log import append_fetched, plan_truncation
-from broker.replicas.leader_questions import EARLIEST, LATEST, AskedLeader, LeaderQuestions, PeerChannels
+from broker.replicas.leader_questions import EARLIEST, LATEST, LeaderQuestions, PeerChannels
 from broker.replicas.partition import UNKNOWN, Partition
 from broker.replicas.restore import Restores, may_begin_at_tier
 from broker.replicas.throttle import Throttle
@@ -46,11 +42,8 @@ PURPOSE: Final = "fetch"
 POINTED_PURPOSE: Final = "fetch-wal"
 """Partitions that are read from the store have a connection of their own."""
 LOOK_AT_ALL_S: Final = 5.0
-LOOKED_AT_ONCE: Final = 256
 ADOPT_WAIT_S: Final = 0.05
 """How long a request waits for log starts on their way to the disk, where nothing else is fetched."""
-RESTORE_PURPOSE: Final = "restore"
-"""Questions about what is in the tier have a connection of their own: an answer to a Fetch may take long."""
 _CORRELATION_MASK: Final = 0x7FFFFFFF
 _SLICE_BYTES: Final = 1 << 20
 """How much is appended before the loop gets another turn."""
@@ -76,143 +69,31 @@ class ReplicaView(Protocol):
     def partition_failed(self, partition: Partition, error: KafkaError) -> None: ...
 
 
-class ReplicaFetchers:
-    """All partitions this broker follows, by leader."""
+class FetchOwner(Protocol):
+    """What all fetchers of one broker share."""
 
-    def __init__(
-        self,
-        *,
-        replicas: ReplicaView,
-        channels: PeerChannels,
-        broker_epoch: Callable[[], int],
-        config: Callable[[], BrokerConfig],
-        throttle: Throttle,
-        hydrates: Callable[[Partition], bool] = lambda _: False,
-    ) -> None:
-        """`hydrates` tells whether a partition is read from the WAL tier."""
-        self.replicas = replicas
-        self.channels = channels
-        self.broker_epoch = broker_epoch
-        self.config = config
-        self.throttle = throttle
-        self.restores: Restores | None = None
-        """None where nothing is tiered."""
-        self.hydrator: Hydrator | None = None
-        """None where the WAL tier is switched off."""
-        self.questions = LeaderQuestions(node_id=replicas.node_id, channels=channels, config=config)
-        self._hydrates = hydrates
-        self._fetchers: dict[tuple[int, bool], Fetcher] = {}
-        """By leader, and whether it is asked for pointers."""
-        self._positions: dict[Partition, Position] = {}
-        self._tasks: asyncio.TaskGroup | None = None
-        replicas.on_role.append(self.follow)
-
-    def __repr__(self) -> str:
-        return f"<ReplicaFetchers {list(self._fetchers.values())}>"
-
-    def start(self, task_group: asyncio.TaskGroup) -> None:
-        """Start a task for each leader that is followed now or later."""
-        self._tasks = task_group
-        for fetcher in self._fetchers.values():
-            fetcher.start(task_group)
-
-    def stop(self) -> None:
-        """Cancel every task: nothing is appended from here on."""
-        self._tasks = None
-        for fetcher in self._fetchers.values():
-            fetcher.stop()
-        for position in self._positions.values():
-            if position.restore is not None:
-                position.restore.cancel()
-        self._fetchers.clear()
-        self._positions.clear()
-
-    def follow(self, partition: Partition) -> None:
-        """Take over a partition as it is now: led here, led elsewhere, without a leader, offline or gone."""
-        known = self._positions.get(partition)
-        takes_pointers = self.hydrator is not None and self._hydrates(partition)
-        leads = partition.is_leader or partition.offline
-        leader_id = NO_LEADER if leads else partition.leader_id
-        lane = (leader_id, takes_pointers)
-        if known is not None and (known.lane, known.leader_epoch) == (lane, partition.leader_epoch):
-            return
-        if known is not None:
-            del self._positions[partition]
-            self._forget(known)
-        if leader_id in (NO_LEADER, self.replicas.node_id):
-            return
-        try:
-            position = Position(partition, takes_pointers=takes_pointers)
-        except KafkaError as error:
-            self.replicas.partition_failed(partition, error)
-            return
-        self._positions[partition] = position
-        fetcher = self._fetchers.get(lane)
-        if fetcher is None:
-            hydrator = self.hydrator if takes_pointers else None
-            fetcher = self._fetchers[lane] = Fetcher(self, leader_id, hydrator)
-            if self._tasks is not None:
-                fetcher.start(self._tasks)
-        fetcher.add(position)
-
-    def image_changed(self, delta: Delta) -> Iterator[None]:
-        """Look again at every partition, in portions, after a change of configurations: a topic may have
-        begun to use the WAL tier, or not use it any more."""
-        if not delta.configs_changed or self.hydrator is None:
-            return
-        for at, partition in enumerate(list(self._positions), 1):
-            if partition in self._positions:
-                self.follow(partition)
-            if at % LOOKED_AT_ONCE == 0:
-                yield
-
+    @property
+    def replicas(self) -> ReplicaView: ...
+    @property
+    def channels(self) -> PeerChannels: ...
+    @property
+    def broker_epoch(self) -> Callable[[], int]: ...
+    @property
+    def config(self) -> Callable[[], BrokerConfig]: ...
+    @property
+    def throttle(self) -> Throttle: ...
+    @property
+    def restores(self) -> Restores | None: ...
+    @property
+    def questions(self) -> LeaderQuestions: ...
     def restore(self, position: Position) -> None:
         """Begin to bring a log up from the tier; it is fetched again once that is done."""
-        if self.restores is None or self._tasks is None or position.restore is not None:
-            return
-        position.cuts(UNKNOWN)
-        name = f"restore {position.partition.topic}-{position.partition.index}"
-        position.restore = self._tasks.create_task(self._restore(self.restores, position), name=name)
-
-    async def _restore(self, restores: Restores, position: Position) -> None:
-        leader = AskedLeader(self.questions, position, purpose=RESTORE_PURPOSE)
-        try:
-            await restores.follow(
-                position.partition, leader, lambda: self._positions.get(position.partition) is position
-            )
-        except KafkaError as error:
-            if self._positions.get(position.partition) is position:
-                self._not_restored(position, error)
-            return
-        finally:
-            position.restore = None
-        position.needs_reset = False
-        position.is_verified = True
-        fetcher = self._fetchers.get(position.lane)
-        if fetcher is not None:
-            fetcher.look_again(position)
-
-    def _not_restored(self, position: Position, error: KafkaError) -> None:
-        if error.code is ErrorCode.fenced_leader_epoch:
-            position.is_stuck = True
-        else:
-            self._fetchers[position.lane].remove(position)
-            self.replicas.partition_failed(position.partition, error)
-
-    def _forget(self, position: Position) -> None:
-        fetcher = self._fetchers[position.lane]
-        fetcher.remove(position)
-        if position.restore is not None:
-            position.restore.cancel()
-        if not fetcher.positions:
-            fetcher.stop()
-            del self._fetchers[position.lane]
 
 
 class Fetcher:
     """Everything fetched from one leader over one connection."""
 
-    def __init__(self, owner: ReplicaFetchers, leader_id: int, hydrator: Hydrator | None = None) -> None:
+    def __init__(self, owner: FetchOwner, leader_id: int, hydrator: Hydrator | None = None) -> None:
         self.leader_id = leader_id
         self.hydrating = None if hydrator is None else Hydrating(hydrator, self)
         """None where the leader sends all records itself."""

@@ -36,9 +36,9 @@ from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.endpoint import Endpoint
 from broker.net.channel import Channel, Channels, PeerLost
 from broker.ports import World
-from broker.replicas.fetcher import ReplicaFetchers
 from broker.replicas.isr import IsrChanges
 from broker.replicas.partition import Partition
+from broker.replicas.replica_fetchers import ReplicaFetchers
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
 from protocol.codec import Fields

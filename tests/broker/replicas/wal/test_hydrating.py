@@ -15,7 +15,7 @@ from broker.control.metadata_records import ConfigChanged
 from broker.handlers.follower_fetch import GATHER_S
 from protocol.pointers import BYTES, FROM_OFFSET
 from remote.wal.hydrator import AWAY_MAX_S
-from tests.broker.replicas.wal_driver import followed, stats_of
+from tests.broker.replicas.wal_driver import ENABLED, followed, stats_of
 from tests.broker.replication_driver import Replicas, log_of
 
 LEADER, FOLLOWER = 1, 2
@@ -441,3 +441,34 @@ def test_requests_name_where_pointers_are_wanted_from() -> None:
         assert all(said[key].pointed != BYTES for _, said in seen if key in said)
 
     Replicas(2).run(main)
+
+
+@pytest.mark.requirement("1176-17", "1176-42")
+def test_acks_all_goes_by_the_store_and_without_it() -> None:
+    """The whole road, with the leader's own uploads: through a store that is there, away, and there again."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, **ENABLED)
+        await world.until(lambda: world.nodes[LEADER].partition().tail)
+        for at in range(10):
+            await world.append(LEADER, b"%d" % at)
+        await world.agree(1, 2, 3)
+        followers = [stats_of(world.nodes[node_id]) for node_id in (2, 3)]
+        assert all(each.hydrated_slices and not each.direct_bytes_in for each in followers)
+        world.store.is_away = True
+        for at in range(10, 20):
+            await world.append(LEADER, b"%d" % at)
+        assert all(each.direct_bytes_in for each in followers)
+        world.store.is_away = False
+        begun = world.loop.now
+        before = [each.hydrated_slices for each in followers]
+        at = 20
+        while any(each.hydrated_slices <= count for each, count in zip(followers, before, strict=True)):
+            await world.append(LEADER, b"%d" % at)
+            at += 1
+        assert world.loop.now - begun < 10
+        await world.agree(1, 2, 3)
+        assert world.isr() == (1, 2, 3)
+        assert world.nodes[3].values() == [b"%d" % value for value in range(at)]
+
+    Replicas().run(main)
