@@ -25,6 +25,7 @@ from broker.control.image import Delta
 from broker.control.internal_topics import REMOTE_LOG_METADATA
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
+from broker.coordinators.wal.telling import WalTelling
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
@@ -35,7 +36,7 @@ from broker.handlers.log_dirs import LogDirHandlers
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.peers import PeerHandlers
-from broker.handlers.produce import Produce
+from broker.handlers.produce import Commands, Produce
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
@@ -243,6 +244,20 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         spawn=spawn,
         max_bytes=config.fetch_max_bytes,
     )
+    commands: list[Commands] = [tier_metadata] if isinstance(tier_metadata, TierMetadata) else []
+    wal_telling: WalTelling | None = None
+    if wal_manager is not None and wal_uploader is not None:
+        wal_telling = WalTelling(
+            config=config,
+            now_ms=world.now_ms,
+            cluster=cluster,
+            replicas=replicas,
+            store=wal_manager.store,
+            stats=wal_stats,
+        )
+        wal_uploader.on_counted.append(wal_telling.counted)
+        wal_uploader.on_stream.append(wal_telling.stream_changed)
+        commands.append(wal_telling)
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -250,7 +265,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         offload=world.offload,
         spawn=spawn,
-        commands=tier_metadata if isinstance(tier_metadata, TierMetadata) else None,
+        commands=commands,
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)
     counters = Counters()
@@ -311,6 +326,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         tiering=tiering,
         restores=restores,
         tier_reads=tier_reads,
+        wal_telling=wal_telling,
         wal_stats=wal_stats,
         wal_parts=wal_parts,
         wal_manager=wal_manager,

@@ -15,6 +15,7 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.coordinators.wal.telling import WalTelling
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
@@ -63,6 +64,7 @@ class Components:
     """None where the WAL tier is switched off."""
     wal_uploader: Uploader | None
     wal_leading: WalLeading | None
+    wal_telling: WalTelling | None
     counters: Counters
     network: NetworkServer
 

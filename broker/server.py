@@ -166,6 +166,8 @@ class Broker:
         await components.groups.start(self._tasks)
         if components.tier_metadata is not None:
             components.tier_metadata.start(self._tasks)
+        if components.wal_telling is not None:
+            components.wal_telling.start(self._tasks)
         if components.tier_reads is not None:
             components.background.spawn(components.tier_reads.start())
         if components.tiering is not None:
@@ -192,6 +194,8 @@ class Broker:
             await components.tiering.stop()
         if components.tier_metadata is not None:
             await components.tier_metadata.stop()
+        if components.wal_telling is not None:
+            components.wal_telling.stop()
         components.fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()

@@ -15,6 +15,7 @@ from broker.config.broker import BrokerConfig
 METADATA_TOPIC = "__cluster_metadata"
 """Kafka's name for the metadata log. There is no such topic, and none may be created."""
 REMOTE_LOG_METADATA = "__remote_log_metadata"
+REMOTE_WAL_LOG_METADATA = "__remote_wal_log_metadata"
 REMOTE_PREFIX = "__remote_"
 """What topics of the tiers begin with. Clients see and read them like any other, as with Kafka. Unlike there
 they may not write or delete them, give them partitions, or have them cleaned up otherwise: any of it would
@@ -84,6 +85,27 @@ def _remote_log_metadata(config: BrokerConfig) -> TopicDefaults:
     )
 
 
+def _remote_wal_log_metadata(config: BrokerConfig) -> TopicDefaults:
+    """It is only an index of what the bucket says, so its replicas are as many as the other tier's have, and
+    it has parts for the brokers that write, not for partitions. A record stays as long as its object, which
+    no retention could know; the KIP's rule, longer than any local retention, holds by itself."""
+    topic = config.remote_metadata_topic
+    return TopicDefaults(
+        partitions=min(topic.partitions, _WAL_METADATA_PARTITIONS),
+        replication_factor=topic.replication_factor,
+        configs=(
+            ("cleanup.policy", "compact"),
+            ("compression.type", "producer"),
+            ("delete.retention.ms", str(_TOMBSTONES_KEPT_MS)),
+            ("min.insync.replicas", str(topic.min_isr)),
+            ("segment.bytes", str(_METADATA_SEGMENT_BYTES)),
+            ("unclean.leader.election.enable", "false"),
+        ),
+    )
+
+
+_WAL_METADATA_PARTITIONS = 12
+"""Each broker writes to one."""
 _TOMBSTONES_KEPT_MS = 86_400_000
 """Whatever the brokers' own setting is: who was away for longer than half of it reads everything anew."""
 _METADATA_SEGMENT_BYTES = 16 << 20
@@ -95,6 +117,7 @@ BROKER_TOPICS: Mapping[str, InternalTopic] = {
         InternalTopic(name="__transaction_state", defaults=_transaction_state),
         InternalTopic(name="__share_group_state"),
         InternalTopic(name=REMOTE_LOG_METADATA, defaults=_remote_log_metadata, is_listed=False),
+        InternalTopic(name=REMOTE_WAL_LOG_METADATA, defaults=_remote_wal_log_metadata, is_listed=False),
     )
 }
 INTERNAL_TOPICS: Mapping[str, InternalTopic] = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -79,9 +79,9 @@ class Produce:
         now_ms: Callable[[], int],
         offload: Offload,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        commands: Commands | None = None,
+        commands: Sequence[Commands] = (),
     ) -> None:
-        """`commands` takes what brokers send each other as records of topics that clients may not write."""
+        """`commands` take what brokers send each other as records of topics that clients may not write."""
         self._commands = commands
         self._offload = offload
         self._spawn = spawn
@@ -315,11 +315,11 @@ class Produce:
     ) -> ProduceResult:
         """Take what another broker tells; refuse what a client sends."""
         try:
-            command = None
-            if self._commands is not None:
-                command = self._commands.accept(
-                    job.listener, refused.topic, index, records, version=job.version
-                )
+            asked = (
+                each.accept(job.listener, refused.topic, index, records, version=job.version)
+                for each in self._commands
+            )
+            command = next((each for each in asked if each is not None), None)
             if command is None:
                 raise refused
             if job.acks >= 0:

@@ -6,6 +6,9 @@ this one is as that of `remote_log`, a frame (unsigned varints: frame version 1,
 batches around them (records.py), what they mean (remote.wal). Invariant: what is written reads back, what is
 not in the format raises BadRecord, unknown tagged fields are skipped.
 
+A record may speak of a whole stream: its object has the number STREAM_SEQ, which no object ever gets, and no
+entries.
+
 A key is one byte 0 (its version), one byte for the type of its records (0 the object, 1 its update, 2 and 3
 the same of one slice), then the object's place (node int32, broker epoch int64, generation int32, number
 int64), and for types 2 and 3 the topic's id, the partition (int32) and the slice's id. Null values end them.
@@ -14,8 +17,9 @@ int64), and for types 2 and 3 the topic's id, the partition (int32) and the slic
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from protocol.errors import MalformedRequest
@@ -34,6 +38,9 @@ from protocol.primitives import (
 )
 from protocol.stored.remote_log import pack_custom, read_custom
 from protocol.stored.schema import BadRecord
+
+STREAM_SEQ: Final = -1
+"""In the place of an object's number: the record is about its stream."""
 
 
 class SliceEntry(NamedTuple):
@@ -93,6 +100,8 @@ class RowKey(NamedTuple):
 _OBJECT, _SLICE = 0, 2
 _PLACE = Struct(">iqIq")
 _ENTRY = Struct(">16si16sqqiqq")
+_TAGGED_ENTRY = Struct(">16si16sqqiqqB")
+"""With its empty section of tagged fields, as `PackedEntry` gives it."""
 _EVENT = Struct(">iqb")
 _COMBINED = Struct(">16si")
 _KEY = Struct(">bb")
@@ -112,6 +121,43 @@ def encode_row(row: Row) -> bytes:
             topic = pack_text(row.topic, flexible=True)
             combined = _COMBINED.pack(row.combined_id.bytes, row.combined_partition)
             return frame + topic + _pack_entry(row.entry) + combined + _PLACE.pack(*row.place) + tail
+
+
+PackedEntry: TypeAlias = tuple[bytes, int, bytes, int, int, int, int, int]
+"""The fields of a SliceEntry, its two ids as bytes."""
+
+
+def encode_entries(entries: Iterable[PackedEntry]) -> bytes:
+    """Encode what may be thousands of entries, ten times as fast as by way of SliceEntry."""
+    return b"".join([_TAGGED_ENTRY.pack(*entry, 0) for entry in entries])
+
+
+def encode_object(
+    *,
+    is_update: bool,
+    combined_id: bytes,
+    place: ObjectPlace,
+    entries: bytes = b"",
+    broker_id: int,
+    event_timestamp_ms: int,
+    custom: bytes | None = None,
+    state: int,
+) -> bytes:
+    """Encode an ObjectRow whose entries are encoded."""
+    return b"".join(
+        (
+            pack_uvarint(1),
+            pack_uvarint(_OBJECT + is_update),
+            pack_uvarint(0),
+            combined_id,
+            _PLACE.pack(*place),
+            pack_count(len(entries) // _TAGGED_ENTRY.size, flexible=True),
+            entries,
+            _EVENT.pack(broker_id, event_timestamp_ms, state),
+            pack_custom(custom),
+            NO_TAGS,
+        )
+    )
 
 
 def decode_row(value: Buffer) -> Row:

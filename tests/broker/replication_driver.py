@@ -171,6 +171,8 @@ class Node:
             await self.groups.start(tasks)
             if self.components.tier_metadata is not None:
                 self.components.tier_metadata.start(tasks)
+            if self.components.wal_telling is not None:
+                self.components.wal_telling.start(tasks)
             if self.components.tiering is not None:
                 self.components.tiering.start(tasks)
             if self.components.restores is not None:

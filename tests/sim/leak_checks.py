@@ -30,13 +30,13 @@ STANDING = (
     "Tiering._tick_for_ever",
 )
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
-OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalCollecting._run")
+OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalTopicLeader._repair", "WalCollecting._run")
 """Tasks of which it has one where the WAL tier may be used."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")
-# heartbeats, ISR changes, questions, looks, events of the tier, reading them; what is forwarded. And fetches,
-# in lanes of their own for what is read in the WAL tier and for the rest.
-CHANNELS_FOR_EACH_PEER = 6 + FORWARDED_AT_ONCE
+# heartbeats, ISR changes, questions, looks, events of either tier, reading them; what is
+# forwarded. And fetches, in lanes of their own for what is read in the WAL tier and for the rest.
+CHANNELS_FOR_EACH_PEER = 7 + FORWARDED_AT_ONCE
 IN_FLIGHT = 1
 TIER_PARTITIONS_MAX = 2
 """Of the metadata topic, in the simulation; a broker that leads some is asked for all of them at once."""

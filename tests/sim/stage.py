@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from broker.config.values import ResourceType
 from broker.control.image import Image
+from broker.control.internal_topics import is_of_the_brokers
 from protocol.errors import ErrorCode
 from protocol.records import BatchHeader
 from remote.cold.segments import SegmentState
@@ -674,7 +675,7 @@ class Stage:
         for tp in passing:
             topic = self.truth.image.topics[tp[0]]
             for each in found:
-                is_made = not topic.internal and tp[0] != tier.METADATA_TOPIC
+                is_made = not is_of_the_brokers(tp[0])
                 if tp[1] == 0 and is_made and each.node in topic.partitions[0].replicas:
                     batches = self._whole(each, tp, copies)
                     values = tuple(value for batch in batches for value in batch.values)

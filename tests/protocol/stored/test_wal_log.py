@@ -17,7 +17,9 @@ from protocol.stored.wal_log import (
     SliceRow,
     decode_key,
     decode_row,
+    encode_entries,
     encode_key,
+    encode_object,
     encode_row,
     key_of,
 )
@@ -44,10 +46,28 @@ SLICE_ROWS = st.builds(
 ROWS = OBJECT_ROWS | SLICE_ROWS
 
 
+@pytest.mark.requirement("1176-23", "1176-24", "1176-25")
 @given(ROWS)
 def test_records_there_and_back(row: Row) -> None:
     assert decode_row(encode_row(row)) == row
     assert decode_key(encode_key(key_of(row))) == key_of(row)
+
+
+@pytest.mark.requirement("1176-23")
+@given(OBJECT_ROWS)
+def test_many_entries_are_encoded_alike_the_fast_way(row: ObjectRow) -> None:
+    entries = encode_entries((each[0].bytes, each[1], each[2].bytes, *each[3:]) for each in row.entries)
+    value = encode_object(
+        is_update=row.is_update,
+        combined_id=row.combined_id.bytes,
+        place=row.place,
+        entries=entries,
+        broker_id=row.broker_id,
+        event_timestamp_ms=row.event_timestamp_ms,
+        custom=row.custom,
+        state=row.state,
+    )
+    assert value == encode_row(row)
 
 
 @given(ROWS, st.data())
