@@ -117,6 +117,8 @@ class WalLeading:
         """Those of which something waits for the store, or is sent directly."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = False
+        self._is_used = False
+        """Whether any topic uses the tier: then those of the brokers are stored too."""
         self._trouble = Trouble("to be read for the WAL tier", self._loop.time)
         replicas.on_role.append(self._role_changed)
 
@@ -145,10 +147,13 @@ class WalLeading:
     # --- roles and configurations ---
 
     def image_changed(self, delta: Delta) -> Iterator[None]:
-        """Look again at every partition, in slices, after a change of configurations: a topic may use the
+        """Look again at every partition, in slices, where configurations changed: a topic may use the
         tier now, or not any more."""
         self._uploader.look_again()
-        if not (delta.configs_changed or delta.topics_deleted):
+        if not (delta.configs_changed or delta.topics_created or delta.topics_deleted):
+            return
+        was_used, self._is_used = self._is_used, self._parts.is_used
+        if not delta.configs_changed and self._is_used is was_used:
             return
         for at, partition in enumerate(list(self._replicas.partitions()), 1):
             self._role_changed(partition)

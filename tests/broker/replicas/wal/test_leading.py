@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from broker.config.values import ResourceType
-from broker.control.metadata_records import ConfigChanged
+from broker.control.metadata_records import BrokerFenced, ConfigChanged
+from broker.replicas.wal.leading import JUDGED_EVERY_S, ClusterWriter
 from protocol.records import iter_batches, iter_records
-from remote.keys import WAL, WalPart, parse_wal_key
+from remote.keys import WAL, WalPart, parse_wal_key, wal_key
+from remote.store.object_store import PutResult, StoreError
 from remote.wal.combined_object import (
+    Head,
+    ObjectKind,
+    Place,
     Row,
     check_slice,
     decode_table,
+    encode_table,
 )
-from tests.broker.replication_driver import Replicas
+from remote.wal.tail import DIRECT_AFTER_S
+from tests.broker.replication_driver import Node, Replicas
 
 ENABLE = {"remote_wal_storage_enable": "true"}
 
@@ -63,6 +72,19 @@ async def until_stored(world: Replicas, node_id: int, topic: str = "t") -> None:
     )
 
 
+def refuse_puts(world: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the store take no object, until the patch is undone."""
+
+    async def refused(key: str, data: bytes) -> PutResult:
+        raise StoreError("503")
+
+    monkeypatch.setattr(world.store, "put_if_absent", refused)
+
+
+def has_tail(world: Replicas, node_id: int, topic: str = "t") -> bool:
+    return world.nodes[node_id].partition(topic=topic).tail is not None
+
+
 @pytest.mark.requirement("1176-16", "1176-19", "1176-43")
 def test_what_is_appended_is_stored_within_the_interval_and_followers_are_pointed_to_it() -> None:
     async def main(world: Replicas) -> None:
@@ -78,3 +100,188 @@ def test_what_is_appended_is_stored_within_the_interval_and_followers_are_pointe
         assert world.nodes[1].partition().stored_to == 3
 
     run(main, 2)
+
+
+@pytest.mark.requirement("1176-18")
+def test_a_new_leader_goes_on_where_its_own_hydration_ended_and_the_old_one_stops() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await world.append(1, b"a", b"b")
+        await world.append(1, b"c")
+        await world.agree(1, 2)
+        await world.until(lambda: world.nodes[2].partition().stored_to == 3)
+        world.change(leader=2)
+        await world.append(2, b"d")
+        await until_stored(world, 2)
+        assert not has_tail(world, 1)
+        assert (stored(world, 1), stored(world, 2)) == ([b"a", b"b", b"c"], [b"d"])
+        (row, _body), *_ = slices(world, 2)
+        assert (row.start, row.leader_epoch, row.epoch_start, row.batch_epoch) == (3, 1, 3, 1)
+
+    run(main, 2)
+
+
+@pytest.mark.requirement("1176-18")
+def test_a_new_leader_stores_what_the_old_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await world.append(1, b"a")
+        await world.until(lambda: world.nodes[2].partition().stored_to == 1)
+        with monkeypatch.context() as away:
+            refuse_puts(world, away)
+            await world.append(1, b"b")  # the follower is sent it in the end
+            await world.append(1, b"c")
+            world.change(leader=2)
+            await world.append(2, b"d", acks=1)
+        await until_stored(world, 2)
+        assert stored(world, 2) == [b"b", b"c", b"d"]
+        assert [(row.batch_epoch, row.epoch_start) for row, _ in slices(world, 2)] == [(0, 3), (1, 3)]
+
+    run(main, 2)
+
+
+@pytest.mark.requirement("1176-30", "1176-31")
+def test_acks_1_waits_for_no_store_and_followers_are_sent_what_waits_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        stats = world.nodes[1].components.wal_stats
+        with monkeypatch.context() as away:
+            refuse_puts(world, away)
+            at = world.loop.now
+            await world.append(1, b"a", acks=1)
+            assert world.loop.now - at < 0.001
+            tail = world.nodes[1].partition().tail
+            assert tail is not None
+            await asyncio.sleep(DIRECT_AFTER_S - 0.1)
+            assert not tail.is_direct
+            assert world.nodes[2].partition().log.log_end_offset == 0
+            await world.agree(1, 2)
+            assert world.loop.now - at < DIRECT_AFTER_S + 2 * JUDGED_EVERY_S + 0.5
+            assert (tail.is_direct, stats.mode_changes) == (True, 1)
+        await until_stored(world, 1)
+        await world.until(lambda: not tail.is_direct)
+        assert stats.mode_changes == 2
+        assert stored(world, 1) == [b"a"]
+
+    run(main, 2)
+
+
+def test_a_topic_may_begin_end_and_begin_again_to_use_the_tier_while_it_is_written() -> None:
+    async def main(world: Replicas) -> None:
+        name = "remote.wal.storage.enable"
+        world.create(1, 2)
+        await world.append(1, b"a", acks=1)
+        assert not has_tail(world, 1)
+        for value, begin in (("true", 0), ("false", 1), ("true", 2), (None, 3), ("true", 4)):
+            await world.agree(1, 2)
+            configure(world, name, value)
+            await world.append(1, b"%d" % begin, acks=1)
+            assert has_tail(world, 1) is (value == "true")
+            if value == "true":
+                await until_stored(world, 1)
+        assert stored(world, 1) == [b"a", b"0", b"1", b"2", b"3", b"4"]
+        await world.agree(1, 2)
+
+    run(main, 2)
+
+
+def test_offsets_of_groups_are_stored_while_a_topic_uses_the_tier_and_its_own_metadata_never() -> None:
+    async def main(world: Replicas) -> None:
+        offsets, metadata = "__consumer_offsets", "__remote_wal_log_metadata"
+        world.create(1, topic=offsets)
+        world.create(1, topic=metadata, **ENABLE)
+        assert not has_tail(world, 1, offsets)
+        world.create(1, 2, **ENABLE)
+        assert has_tail(world, 1, offsets)
+        assert not has_tail(world, 1, metadata)
+        parts = world.nodes[1].components.wal_parts
+        held = [world.nodes[1].partition(topic=each) for each in ("t", offsets, metadata)]
+        assert [parts.hydrates(each) for each in held] == [True, False, False]
+        world.delete()
+        assert not has_tail(world, 1, offsets)
+
+    run(main, 2)
+
+
+def test_a_deleted_topic_leaves_nothing_to_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        partition = world.nodes[1].partition()
+        with monkeypatch.context() as away:
+            refuse_puts(world, away)
+            await world.append(1, b"a", acks=1)
+            world.delete()
+        leading = world.nodes[1].components.wal_leading
+        assert leading is not None
+        assert partition.tail is None and not list(leading.tails()) and not partition.replica_waiters
+        await asyncio.sleep(1.0)
+
+    run(main, 1)
+
+
+def test_who_starts_anew_goes_on_where_the_store_is_known_to_have_everything() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        await world.append(1, b"a")
+        await world.append(1, b"b")
+        await until_stored(world, 1)
+
+        def know(node: Node) -> None:
+            assert node.components.wal_leading is not None
+            node.components.wal_leading.known_stored = lambda topic_id, index, epochs: 1
+
+        world.on_build.append(know)
+        world.kill(1)
+        await world.start(1)
+        world.change(leader=1)
+        await world.append(1, b"c")
+        await until_stored(world, 1)
+        begun = [row.start for row, _ in slices(world, 1) if row.leader_epoch > 0]
+        assert begun[0] == 1
+
+    run(main, 1)
+
+
+def test_a_sealed_broker_goes_on_when_its_image_has_come_to_who_asked_for_the_seal() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        await world.append(1, b"a")
+        await until_stored(world, 1)
+        uploader = world.nodes[1].components.wal_uploader
+        assert uploader is not None and uploader.stream is not None
+        place = Place(uploader.stream, 1)
+        head = Head(
+            kind=ObjectKind.SEAL,
+            cluster_id="",
+            place=place,
+            put_id=bytes(16),
+            metadata_seq=len(world.controller.log) + 1,
+            writer=(2, 1),
+            written_ms=0,
+        )
+        world.store.objects[wal_key(*place)] = encode_table(head, ())
+        await world.append(1, b"b")
+        await asyncio.sleep(5.0)
+        assert stored(world, 1) == [b"a"]
+        configure(world, "retention.ms", "1000000", topic="other")
+        await until_stored(world, 1)
+        assert stored(world, 1) == [b"a", b"b"]
+        assert [row.previous for row, _ in slices(world, 1)] == [None, Place(place.stream, 0)]
+
+    run(main, 1)
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_fenced_broker_opens_no_stream(fenced: bool) -> None:
+    async def main(world: Replicas) -> None:
+        image = world.nodes[1].member.image
+        epoch = image.brokers[1].epoch
+        world.controller.publish(BrokerFenced(broker_id=1, broker_epoch=epoch, fenced=fenced))
+        cluster: Any = world.nodes[1].member
+        writer = ClusterWriter(cluster)
+        assert writer.may_reopen(image.seq) is not fenced
+        assert not writer.may_reopen(image.seq + 1)
+
+    run(main, 1)
