@@ -37,6 +37,8 @@ GAP_BYTES: Final = 64 << 10
 """What is read between two slices rather than asking twice, unless they are larger themselves."""
 TURN_BYTES: Final = 1 << 20
 """How much is appended before the loop gets another turn."""
+SLICE_COST_BYTES: Final = 32 << 10
+"""What the append of a slice costs beside its bytes: a thousand small ones would hold the loop for 50 ms."""
 
 
 class Appender(Protocol):
@@ -246,7 +248,7 @@ class Hydrating:
         taken = 0
         for position in dict.fromkeys(position for position, _ in read.slices):
             while (size := self._append_next(position)) is not None:
-                taken += size
+                taken += size + SLICE_COST_BYTES
                 if taken >= TURN_BYTES:
                     taken = 0
                     await asyncio.sleep(0)

@@ -443,6 +443,32 @@ def test_requests_name_where_pointers_are_wanted_from() -> None:
     Replicas(2).run(main)
 
 
+def test_many_small_slices_leave_the_loop_its_turns() -> None:
+    async def main(world: Replicas) -> None:
+        topics = [f"t{at}" for at in range(100)]
+        wal = await followed(world, *topics)
+        for topic in topics:
+            await wal.append(b"x", topic=topic)
+        turns: list[int] = []
+        hydrating = fetcher_of(world).hydrating
+        append_next = hydrating._append_next
+
+        def counted(position: Any) -> Any:
+            turns.append(turn)
+            return append_next(position)
+
+        hydrating._append_next = counted
+        await wal.copy(*topics)
+        turn = 0
+        while not is_even(world, *topics)():  # counts the turns of the loop
+            turn += 1
+            await asyncio.sleep(0)
+        assert stats_of(world.nodes[FOLLOWER]).hydrated_slices == len(topics)
+        assert max(turns.count(each) for each in set(turns)) <= 80, "two calls for each slice, and 32 slices"
+
+    Replicas(2).run(main)
+
+
 @pytest.mark.requirement("1176-17", "1176-42")
 def test_acks_all_goes_by_the_store_and_without_it() -> None:
     """The whole road, with the leader's own uploads: through a store that is there, away, and there again."""
