@@ -309,6 +309,10 @@ def begin_at_the_epoch_start(history: History) -> None:
     )
 
 
+def begin_an_epoch_elsewhere(history: History) -> None:
+    history.wal_changes[6] = put_object(2.3, OTHER, 1, row(B2, B3, epoch=1, epoch_start=5), slot=5)
+
+
 def read_before_all_below_are_there(history: History) -> None:
     history.wal_reads.append(WalRead(1.25, 2, 1, wal_key(FIRST, 2)))
 
@@ -400,6 +404,7 @@ MUTATIONS: dict[Mutation, str] = {
     lose_what_a_slice_has: "10 WAL slices",
     leave_a_slice_out: "17 WAL is whole",
     begin_at_the_epoch_start: "17 WAL is whole",
+    begin_an_epoch_elsewhere: "12 WAL epochs",
     read_before_all_below_are_there: "11 WAL pointers",
     read_above_the_seal: "11 WAL pointers",
     send_directly: "17 WAL calm",

@@ -138,6 +138,9 @@ def slices_are_in_the_log(case: Case) -> Iterator[str]:
         topic_id = _topic_id(case, tp)
         slices = by_partition.get((topic_id, tp[1]), []) if topic_id is not None else []
         starts = lineage(slices, log.epochs)
+        state = case.custody.at(tp, float("inf"))
+        if state is not None:  # of an epoch in which nothing was written neither row nor log tells
+            starts.setdefault(state.leader_epoch, log.log_end_offset)
         there = {(batch.base_offset, batch.leader_epoch) for batch in log.batches}
         for each in slices:
             end = valid_end(each.row, starts)
@@ -176,6 +179,25 @@ def nothing_is_left_out(case: Case) -> Iterator[str]:
                     f" those before it end at {end}, the log begins at {each.row.log_start}"
                 )
             end = max(end, each.row.end)
+
+
+def epochs_begin_where_the_log_says(case: Case) -> Iterator[str]:
+    """12 (WAL) A slice names the epoch in which it was stored, and where that began, as the log has it; its
+    own records are of that epoch or an earlier one."""
+    by_partition = fold_of(case).by_partition()
+    for tp, log in case.history.logs.items():
+        topic_id = _topic_id(case, tp)
+        known = dict(log.epochs)
+        for each in by_partition.get((topic_id, tp[1]), []) if topic_id is not None else []:
+            row = each.row
+            start = known.get(row.leader_epoch, row.epoch_start)
+            if row.batch_epoch > row.leader_epoch:
+                yield f"{tp}: {_place(each)} of epoch {row.leader_epoch} has records of {row.batch_epoch}"
+            elif row.epoch_start > start or (row.epoch_start < start and log.log_start_offset < start):
+                yield (
+                    f"{tp}: {_place(each)} says that epoch {row.leader_epoch} began at {row.epoch_start},"
+                    f" the log says {start}"
+                )
 
 
 # readers ----------------------------------------------------------------------------------------------------
@@ -288,6 +310,7 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "20 WAL bounds": few_are_under_way,
     "3 WAL batches": one_batch_per_offset,
     "10 WAL slices": slices_are_in_the_log,
+    "12 WAL epochs": epochs_begin_where_the_log_says,
     "17 WAL is whole": nothing_is_left_out,
     "11 WAL pointers": objects_come_before_pointers,
     "17 WAL calm": the_calm_send_nothing,

@@ -88,15 +88,17 @@ class WalWatch:
             yield WalGone(stage.loop.now, key, tp, max(start, row.start), end, tuple(sorted(ends.items())))
 
     def _begin(self, tp: TopicPartition) -> tuple[int, Lineage]:
-        """Where a log begins, by the replica that has it furthest, and the epochs that its leader knows."""
+        """Where a log begins, by the replica that has it furthest, and the epochs that its leader knows: its
+        own as well, if nothing was written in it."""
         stage = self._stage
         logs = [log for node in stage.nodes.values() if (log := node.log(tp)) is not None]
         leader = stage.leader(tp)
         led = None if leader is None else leader.log(tp)
-        return (
-            max((log.log_start_offset for log in logs), default=0),
-            [] if led is None else led.epochs.entries(),
-        )
+        partition = stage.truth.image.partition(*tp)
+        epochs = [] if led is None else [*led.epochs.entries()]
+        if led is not None and partition is not None and partition.leader_epoch not in dict(epochs):
+            epochs.append((partition.leader_epoch, led.log_end_offset))
+        return max((log.log_start_offset for log in logs), default=0), epochs
 
     # what is held -------------------------------------------------------------------------------------------
 
