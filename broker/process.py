@@ -27,6 +27,7 @@ from broker.net.descriptors import raise_descriptor_limit
 from broker.net.tcp import TcpNetwork
 from broker.ports import World
 from broker.server import SYNCS_AT_ONCE, Broker
+from remote.store.lane_threads import LaneThreads
 from remote.store.location import BadStoreUrl, FileLocation, StoreLocation, parse_store_url
 from remote.store.metered import StoreStats
 from remote.store.object_store import ObjectStore
@@ -41,8 +42,6 @@ T = TypeVar("T")
 
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """A full collection takes 200 ms with two million objects; frozen and rarely run it costs under 2 %."""
-LANE_THREADS: Final = 12
-"""Puts and reads of the WAL tier that a local store has under way at once."""
 
 
 def run(
@@ -147,16 +146,11 @@ def store_at(location: StoreLocation, stats: StoreStats, tempo: Tempo | None = N
 def _lane(config: BrokerConfig, location: StoreLocation, stats: StoreStats) -> ObjectStore | None:
     if not config.remote_log_wal_storage_system_enable:
         return None
-    # threads of its own: a disk that hangs must not hold up the syncs of the logs
-    threads = ThreadPoolExecutor(LANE_THREADS, thread_name_prefix="lane")
-
-    async def in_lane(call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
-
     return open_lane(
         location,
         files=DiskFiles(),
-        offload=in_lane,
+        # threads of its own: a store that hangs must not hold up the syncs of the logs
+        offload=LaneThreads(),
         now_ms=wall_clock_ms,
         rng=random.Random(),
         environ=os.environ,

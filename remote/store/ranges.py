@@ -396,10 +396,11 @@ class RangeClient:
 
 def encode_request(target: str, headers: Mapping[str, str], method: str = "GET") -> bytes:
     """Return the head of a request; ValueError if a header would be several lines."""
-    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    if any("\r" in line or "\n" in line for line in lines):
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    head = "\r\n".join((f"{method} {target} HTTP/1.1", *lines, "", ""))
+    if head.count("\n") != len(lines) + 2 or head.count("\r") != len(lines) + 2:
         raise ValueError("a header with a line break")
-    return "\r\n".join([*lines, "", ""]).encode()
+    return head.encode()
 
 
 def _decode_head(data: bytes) -> tuple[int, dict[str, str]]:

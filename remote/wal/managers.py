@@ -9,21 +9,17 @@ They are made by name, with settings alone; so clock, threads and environment ar
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from collections.abc import Mapping
 
+from remote.store.lane_threads import LaneThreads
 from remote.store.location import FileLocation, StoreLocation, parse_store_url
 from remote.store.metered import StoreStats
 from remote.store.stores import open_lane
 from remote.wal.object_wal import ObjectWal
 from storage.files import DiskFiles
-
-THREADS: Final = 12
 
 
 class _WalManager(ObjectWal):
@@ -31,12 +27,12 @@ class _WalManager(ObjectWal):
 
     def __init__(self, location: StoreLocation, *, syncs: bool) -> None:
         self.stats = StoreStats()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="wal")
+        self._threads = LaneThreads()
         rng = random.Random()
         store = open_lane(
             location,
             files=DiskFiles(),
-            offload=self._offload,
+            offload=self._threads,
             now_ms=_now_ms,
             rng=rng,
             environ=os.environ,
@@ -47,10 +43,7 @@ class _WalManager(ObjectWal):
 
     async def close(self) -> None:
         await self.store.close()
-        self._threads.shutdown(wait=False)
-
-    async def _offload(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        self._threads.close()
 
 
 class RemoteWalStorageManager(_WalManager):
