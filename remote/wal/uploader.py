@@ -54,8 +54,8 @@ TURN_S: Final = 0.001
 """So long a cut holds the loop at a time."""
 TURN_SLICES: Final = 64
 """At most so many slices in one turn, where no clock tells."""
-SLICES_MAX: Final = 1024
-"""In one object: its table is made in one turn."""
+SLICES_MAX: Final = 256
+"""In one object, whose table is made, and whose slices are told, in one turn: each takes 1 to 2 ms."""
 BACKLOG_BYTES_PER_S: Final = 128 << 20
 """What has waited so long that followers were sent it is stored no faster, behind what comes in."""
 BACKLOG_AHEAD_S: Final = 0.02
@@ -405,9 +405,8 @@ class Uploader:
         at, end = tail.cut_to, log.log_end_offset
         while at < end:
             span = log.epochs.span(at)
-            known_from = log.epochs.known_from
-            bound = span[2] if span is not None else end if known_from is None else known_from
-            bound = min(bound, end)
+            bound = log.epochs.known_from if span is None else span[2]
+            bound = end if bound is None else min(bound, end)
             found, tail.cursor = log.read_on(at, room, bound=bound, cursor=tail.cursor)
             if found is not None:
                 return found
