@@ -394,6 +394,27 @@ def tier_check(
     )
 
 
+@tier_app.command("wal")
+def tier_wal(
+    store: Annotated[
+        str,
+        typer.Option(metavar="URL", help="The brokers' object store, as for tidewal broker --store."),
+    ],
+    bootstrap: Bootstrap = LISTEN,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+) -> None:
+    """List the objects of the WAL tier: as the brokers tell them, and as the store has them.
+
+    Problems are: missing: told to count and not in the store · untold: in the store and not told · other:
+    another object than was told. What was stored within the last second may be untold yet. The exit code is 1
+    when topic and store differ, 2 when that could not be found out.
+    """
+    from tools.tier import wal
+
+    _ask(bootstrap, timeout, lambda client: wal.run(client, store, as_json=as_json), exit_code=2)
+
+
 def _ask(
     bootstrap: str,
     timeout_s: float,

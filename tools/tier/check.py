@@ -135,15 +135,9 @@ class Report:
 
 async def run(client: Client, topics: Sequence[str], url: str, *, is_deep: bool, as_json: bool) -> None:
     """Compare, and show what is wrong; all topics, and those that are gone, when none is named."""
+    store = open_store(url)
     try:
-        location = parse_store_url(url, os.environ)
-    except BadStoreUrl as error:
-        raise Failure(str(error), exit_code=2) from None
-    if isinstance(location, FileLocation) and not DiskFiles().exists(location.path):
-        raise Failure(f"{url}: there is no such directory", exit_code=2)
-    store = store_at(location, StoreStats())
-    try:
-        await _check_cluster(client, store, url)
+        await check_cluster(client, store, url)
         report = await report_on(client, topics, store, is_deep=is_deep)
     except (StoreError, BrokenLog) as error:
         raise Failure(str(error), exit_code=2) from None
@@ -152,7 +146,18 @@ async def run(client: Client, topics: Sequence[str], url: str, *, is_deep: bool,
     show(report, as_json=as_json)
 
 
-async def _check_cluster(client: Client, store: ObjectStore, url: str) -> None:
+def open_store(url: str) -> ObjectStore:
+    """Failure for a URL that is none, or of no directory."""
+    try:
+        location = parse_store_url(url, os.environ)
+    except BadStoreUrl as error:
+        raise Failure(str(error), exit_code=2) from None
+    if isinstance(location, FileLocation) and not DiskFiles().exists(location.path):
+        raise Failure(f"{url}: there is no such directory", exit_code=2)
+    return store_at(location, StoreStats())
+
+
+async def check_cluster(client: Client, store: ObjectStore, url: str) -> None:
     """Failure when this is another cluster's store: everything would be missing."""
     await client.refresh([])
     snapshots = await store.list(SNAPSHOTS)
