@@ -112,6 +112,7 @@ def wal_families(replicas: ReplicaManager, stats: WalStats) -> Iterator[Metric]:
     yield from _stages(stats)
     yield from _counted(stats)
     yield from _risks(replicas)
+    yield from _offsets(replicas)
 
 
 def _stages(stats: WalStats) -> Iterator[Metric]:
@@ -155,3 +156,22 @@ def _risks(replicas: ReplicaManager) -> Iterator[Metric]:
             for topic, risk in topics:
                 family.add_metric([topic], value(risk))
             yield family
+
+
+def _offsets(replicas: ReplicaManager) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    tails = [
+        ([partition.topic, str(partition.index)], partition.tail.stored_to)
+        for partition in replicas.partitions()
+        if partition.tail is not None
+    ]
+    for rows in pieces(tails):
+        family = GaugeMetricFamily(
+            "tidewal_wal_stored_offset",
+            "Up to where a log that is led here is stored.",
+            labels=["topic", "partition"],
+        )
+        for labels, stored_to in rows:
+            family.add_metric(labels, stored_to)
+        yield family

@@ -8,6 +8,7 @@ from tests.broker.handlers.test_pointed_fetch import append, begin, store
 from tests.broker.replication_driver import Replicas
 
 TOPIC = {"topic": "t"}
+PARTITION = {"topic": "t", "partition": "0"}
 
 
 def told(world: Replicas, node_id: int) -> dict[str, float]:
@@ -16,7 +17,7 @@ def told(world: Replicas, node_id: int) -> dict[str, float]:
         sample.name.removeprefix("tidewal_wal_"): sample.value
         for family in world.nodes[node_id].components.metrics()
         for sample in family.samples
-        if sample.name.startswith("tidewal_wal_") and sample.labels in ({}, TOPIC)
+        if sample.name.startswith("tidewal_wal_") and sample.labels in ({}, TOPIC, PARTITION)
     }
 
 
@@ -63,9 +64,10 @@ def test_what_is_not_stored_is_told_by_topic() -> None:
         assert tail is not None
         assert tail.judge(log.log_end_offset, world.loop.now + 10)
         assert told(world, 1)["direct_partitions"] == 1
+        assert told(world, 1)["stored_offset"] == 1
         store(world, 2)
         found = told(world, 1)
-        assert (found["unstored_bytes"], found["unstored_seconds"]) == (0, 0)
+        assert (found["unstored_bytes"], found["unstored_seconds"], found["stored_offset"]) == (0, 0, 2)
         assert "partitions" not in told(world, 2), "each partition is counted by its leader"
 
     Replicas(2).run(main)
