@@ -27,8 +27,8 @@ K = TypeVar("K", bound=Hashable)
 
 LOOP_SHARE: Final = 0.1
 """Of the loop's time, what cuts may take."""
-INTERVAL_MAX_S: Final = 2.0
-"""However long a cut took: after so long followers would be sent the bytes directly."""
+INTERVAL_MAX_S: Final = 0.5
+"""However long a cut took: after four times as long followers are sent the bytes directly."""
 SHARES: Final = 4
 """A partition gets at most this part of an object while others wait."""
 

@@ -59,6 +59,9 @@ SLICES_MAX: Final = 256
 BACKLOG_BYTES_PER_S: Final = 128 << 20
 """What has waited so long that followers were sent it is stored no faster, behind what comes in."""
 BACKLOG_AHEAD_S: Final = 0.02
+READ_HERE_BYTES: Final = 64 << 10
+"""A slice of a backlog up to this size is read on the loop: a thousand in a cut, each by way of another
+thread, would take seconds."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 """The pauses between attempts at one object, each of which lasts for seconds itself."""
@@ -375,7 +378,7 @@ class Uploader:
                 found = self._find(tail, log, cut.room)
                 if found is None or (found.size > cut.room and not cut.is_empty):
                     pass
-                elif is_backlog:
+                elif is_backlog and found.size > READ_HERE_BYTES:
                     turns.end()
                     piece = await self._read_away(source, found)
                     turns.begin()

@@ -154,6 +154,7 @@ def test_a_store_that_is_away_costs_no_memory_and_everything_is_stored_once_it_i
 
 def test_a_backlog_is_read_away_from_the_loop_behind_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remote.wal.uploader.BACKLOG_BYTES_PER_S", 20_000)
+    monkeypatch.setattr("remote.wal.uploader.READ_HERE_BYTES", 0)
 
     async def main(rig: Rig) -> None:
         backlog = rig.lead(0)
@@ -313,7 +314,9 @@ def test_a_stop_at_any_moment_leaves_nothing_twice_and_no_task(moment: int) -> N
             assert rig.log_bytes(index).startswith(data)
         assert len(asyncio.all_tasks()) == 1
 
-    Rig().run(main)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remote.wal.uploader.READ_HERE_BYTES", 0)
+        Rig().run(main)
 
 
 def test_more_slices_than_may_wait_for_the_store_are_not_cut() -> None:
