@@ -26,6 +26,7 @@ from broker.control.directories import StartupError
 from broker.ports import Listening, World
 from protocol.apis import SERVED
 from protocol.messages import load
+from remote.store.object_store import StoreError
 
 if TYPE_CHECKING:
     from broker.admin.http import AdminHttp
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAINTAIN_EVERY_S: Final = 1.0
 SYNCS_AT_ONCE: Final = 32
 WARM_PAUSE_S: Final = 0.02
+CLOSE_S_MAX: Final = 1.0
 
 
 class Broker:
@@ -202,6 +204,11 @@ class Broker:
         await components.background.cancel()
         await components.network.close()
         await components.cluster.stop()
+        if components.wal_manager is not None:
+            # one of others may fail at it or take long, which is no reason to leave the logs as they are
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await components.wal_manager.close()
         await self._sync_logs()
 
     async def _sync_logs(self) -> None:

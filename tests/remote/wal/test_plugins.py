@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,9 +16,11 @@ from broker.process import real_world
 from remote.plugin import BadPlugin
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchObject, StoreError
+from remote.wal.managers import LocalWalStorageManager
 from remote.wal.object_wal import ObjectWal
 from remote.wal.plugins import load_wal_manager
 from remote.wal.storage_manager import SlotTaken
+from tests.conftest import MakeBroker
 from tests.remote.wal.wal_samples import SOME_PLACE, some_object
 
 SAMPLE = '''
@@ -56,6 +58,26 @@ class Failing:
         raise self.error
 
     fetch = close = copy
+
+
+class Closing(LocalWalStorageManager):
+    """Says when it is closed, then fails at it."""
+
+    closed: ClassVar[list[str]] = []
+
+    async def close(self) -> None:
+        await super().close()
+        self.closed.append("closed")
+        raise KeyError("missing")
+
+
+@pytest.mark.requirement("1176-11")
+async def test_a_broker_closes_its_manager_when_it_stops(make_broker: MakeBroker, tmp_path: Path) -> None:
+    config = {"rwsm.config.dir": str(tmp_path / "objects")}
+    broker = await make_broker(**{NAME: "tests.remote.wal.test_plugins:Closing"}, **config)
+    assert not Closing.closed
+    await broker.stop()
+    assert Closing.closed == ["closed"]
 
 
 @pytest.fixture
