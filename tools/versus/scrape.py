@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tools.console import Failure
 
-LOOK_S_MAX = 20.0
+LOOK_S_MAX = 60.0
 LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 Key = tuple[str, tuple[tuple[str, str], ...]]

@@ -3,7 +3,7 @@ MinIO.
 
 Owns the order of the measurement, its sizes, and what is done in each row. Does not own the brokers and the
 windows in which they are watched (wal_system), the clients (wal_clients, load), rows and goals (wal_rows).
-Invariant: runs without the tier and with it alternate, each on brokers and a store of its own that have just
+Invariant: runs without the tier and with it alternate, on brokers and a store of their own that have just
 started; rates are fixed, so that the store's CPU does not decide; what was started or written is gone at the
 end.
 """
@@ -11,6 +11,7 @@ end.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import signal
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,22 +215,33 @@ PRODUCED: dict[str, tuple[Load, str]] = {
 }
 
 
-def cpu_of_requests(which: str, sizes: Sizes, folder: Path) -> Figures:
-    """Measure what a produce request costs while the store refuses; the least of several rounds, because a
-    busy machine can only add to it."""
+def cpu_of_requests(sizes: Sizes, folder: Path) -> dict[str, Figures]:
+    """Measure what a produce request costs while the store refuses: both brokers in turn, round by round, and
+    the least of them, because a busy machine can only add to it."""
     _, core = brokers.two_cores()
-    configs = {OF_TOPIC: "true"} if which == ON else {}
-    found: dict[str, float] = {}
-    with wal_system.refused(which, folder) as broker:
+    found: dict[str, dict[str, float]] = {OFF: {}, ON: {}}
+    with contextlib.ExitStack() as stack:
+        running = {
+            which: stack.enter_context(wal_system.refused(which, _of(folder, which))) for which in found
+        }
         for number in range(max(2, int(sizes.seconds * CPU_ROUNDS_PER_S))):
             for name, (load, figure) in PRODUCED.items():
-                topic = f"{name}-{number}"
-                with Caller(broker.port) as caller:
-                    caller.create(topic, configs=configs)
-                    cost = rows.figures(run(load, broker, topic, core))[figure]
-                    caller.delete(topic)
-                found[name] = min(cost, found.get(name, cost))
-    return found
+                for which in (OFF, ON) if number % 2 else (ON, OFF):
+                    cost = _cost_of(load, figure, running[which], f"{name}-{number}", core, which)
+                    found[which][name] = min(cost, found[which].get(name, cost))
+    return dict(found)
+
+
+def _of(folder: Path, which: str) -> Path:
+    return folder.with_name(f"{folder.name}-{which}")
+
+
+def _cost_of(load: Load, figure: str, broker: brokers.Broker, topic: str, core: int, which: str) -> float:
+    with Caller(broker.port) as caller:
+        caller.create(topic, configs={OF_TOPIC: "true"} if which == ON else {})
+        cost = rows.figures(run(load, broker, topic, core))[figure]
+        caller.delete(topic)
+    return cost
 
 
 # --- all of it ---
@@ -242,9 +254,7 @@ def measure(chosen: Sequence[Row], store: str, pairs: int, sizes: Sizes, folder:
         runs = found.setdefault(row.name, Runs())
         try:
             for number in range(pairs):
-                for which in (OFF, ON):
-                    place = folder / f"{row.name}-{number}-{which}"
-                    one = _measured(row, store, which, sizes, place)
+                for which, one in _pair(row, store, sizes, folder / f"{row.name}-{number}"):
                     runs.add(which, one)
                     told = ", ".join(f"{name} {rows.number(value)}" for name, value in one.items())
                     complain(f"{row.name}: {which}: {told}")
@@ -254,11 +264,14 @@ def measure(chosen: Sequence[Row], store: str, pairs: int, sizes: Sizes, folder:
     return found
 
 
-def _measured(row: Row, store: str, which: str, sizes: Sizes, place: Path) -> Figures:
+def _pair(row: Row, store: str, sizes: Sizes, folder: Path) -> Iterator[tuple[str, Figures]]:
     if row.name == REFUSED:
-        return cpu_of_requests(which, sizes, place)
-    with wal_system.running(store, which, place, SETTINGS.get(row.name)) as system:
-        return WORK[row.name](system, sizes)
+        yield from cpu_of_requests(sizes, folder).items()
+        return
+    for which in (OFF, ON):
+        with wal_system.running(store, which, _of(folder, which), SETTINGS.get(row.name)) as system:
+            found = WORK[row.name](system, sizes)
+        yield which, found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -275,6 +275,7 @@ class _FollowerReader:
                 "client.rack": spec.rack,
                 "statistics.interval.ms": STATISTICS_MS,
                 "stats_cb": self._told,
+                "fetch.queue.backoff.ms": 10,  # a second by default: what is behind would stay so
             }
         )
         where = confluent_kafka.TopicPartition(spec.topic, 0, confluent_kafka.OFFSET_END)

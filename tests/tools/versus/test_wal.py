@@ -252,12 +252,13 @@ def test_both_kinds_go_through_rows_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> dict[str, float]:
+    def fail() -> list[tuple[str, dict[str, float]]]:
         raise Failure("no such luck")
 
-    monkeypatch.setattr(
-        wal, "_measured", lambda row, *_: fail() if row.name == "bytes-12" else {"p50_ms": 1.0}
-    )
+    def pair(row: wal_rows.Row, *_: object) -> list[tuple[str, dict[str, float]]]:
+        return fail() if row.name == "bytes-12" else [(OFF, {"p50_ms": 2.0}), (ON, {"p50_ms": 1.0})]
+
+    monkeypatch.setattr(wal, "_pair", pair)
     found = wal.measure(wal_rows.select(["bytes-12", "acks-all-50"]), FILE, 2, TINY, tmp_path)
     assert found["bytes-12"].failure == "no such luck"
     assert found["acks-all-50"].values(ON, "p50_ms") == [1.0, 1.0]
