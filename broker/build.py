@@ -54,6 +54,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from broker.replicas.wal.collecting import WalCollecting
 from broker.replicas.wal.leading import ClusterWriter, WalLeading
 from broker.replicas.wal.parts import WalParts
 from protocol.apis import Api
@@ -153,7 +154,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
     wal_manager: WalStorageManager | None = None
-    wal_uploader = wal_leading = None
+    wal_uploader = wal_leading = wal_collecting = None
     if config.remote_log_wal_storage_system_enable:
         wal_manager = _wal_manager(config, world)
         wal_uploader = Uploader(
@@ -168,6 +169,19 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         )
         wal_leading = WalLeading(parts=wal_parts, replicas=replicas, uploader=wal_uploader, stats=wal_stats)
         cluster.subscribe(wal_leading.image_changed)
+        wal_collecting = WalCollecting(
+            node_id=config.node_id,
+            control=cluster,
+            replicas=replicas,
+            parts=wal_parts,
+            store=wal_manager.store,
+            stats=wal_stats,
+            rng=world.random,
+            now_ms=world.now_ms,
+        )
+        wal_uploader.on_counted.append(wal_collecting.counted)
+        wal_uploader.on_stream.append(wal_collecting.stream_changed)
+        wal_leading.known_stored = wal_collecting.known_stored
         fetchers.hydrator = Hydrator(
             wal_manager,
             at_once=config.remote_wal_log_manager_thread_pool_size,
@@ -246,7 +260,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     commands: list[Commands] = [tier_metadata] if isinstance(tier_metadata, TierMetadata) else []
     wal_telling: WalTelling | None = None
-    if wal_manager is not None and wal_uploader is not None:
+    if wal_manager is not None and wal_uploader is not None and wal_collecting is not None:
         wal_telling = WalTelling(
             config=config,
             now_ms=world.now_ms,
@@ -257,6 +271,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         )
         wal_uploader.on_counted.append(wal_telling.counted)
         wal_uploader.on_stream.append(wal_telling.stream_changed)
+        wal_collecting.on_deleted.append(wal_telling.deleted)
+        wal_collecting.on_gone.append(wal_telling.stream_changed)
         commands.append(wal_telling)
     produce = Produce(
         replicas=replicas,
@@ -332,6 +348,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         wal_manager=wal_manager,
         wal_uploader=wal_uploader,
         wal_leading=wal_leading,
+        wal_collecting=wal_collecting,
         counters=counters,
         network=network,
     )

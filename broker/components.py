@@ -27,6 +27,7 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
+from broker.replicas.wal.collecting import WalCollecting
 from broker.replicas.wal.leading import WalLeading
 from broker.replicas.wal.parts import WalParts
 from remote.cold.metadata_manager import MetadataManager
@@ -65,6 +66,7 @@ class Components:
     wal_uploader: Uploader | None
     wal_leading: WalLeading | None
     wal_telling: WalTelling | None
+    wal_collecting: WalCollecting | None
     counters: Counters
     network: NetworkServer
 

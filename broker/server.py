@@ -163,6 +163,8 @@ class Broker:
             components.wal_uploader.start(self._tasks)
         if components.wal_leading is not None:
             components.wal_leading.start()
+        if components.wal_collecting is not None:
+            components.background.spawn(components.wal_collecting.run())
         components.background.adopt(components.isr.start(self._tasks))
         components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)

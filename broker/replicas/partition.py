@@ -134,10 +134,14 @@ class Follower:
         seen_at = self._seen_at() if self.end_offset >= self.leader_end else self.caught_up_at
         return now - seen_at <= lag_s
 
+    @property
+    def heard_at(self) -> float:
+        """The time of its last Fetch in this epoch, or since it left the ISR."""
+        return max(self.fetched_at, -inf if self.fetch_time is None else self.fetch_time.at)
+
     def _seen_at(self) -> float:
         """The time of the last Fetch at which it had all there was."""
-        session_at = -inf if self.fetch_time is None else self.fetch_time.at
-        return max(self.caught_up_at, self.fetched_at, session_at)
+        return max(self.caught_up_at, self.heard_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

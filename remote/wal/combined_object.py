@@ -222,30 +222,39 @@ def decode_table(data: Buffer) -> Table:
 
 def decode_index(data: Buffer) -> tuple[Head, tuple[Table, ...]]:
     """Read an index object; BadObject unless its tables are those of consecutive objects of its stream."""
+    head, raw = split_index(data)
+    stream, first = head.place
+    tables: list[Table] = []
+    for seq, each in enumerate(raw, first):
+        table = decode_table(each)
+        if table.head.place != (stream, seq) or table.body_at != len(each):
+            raise BadObject(f"an index object repeats {table.head.place} in the place of {stream}, {seq}")
+        tables.append(table)
+    return head, tuple(tables)
+
+
+def split_index(data: Buffer) -> tuple[Head, list[memoryview]]:
+    """Return the tables of an index object as bytes, for who reads one after another."""
     start = _decode_start(data)
     if start.head.kind is not ObjectKind.INDEX:
         raise BadObject(f"an object of kind {start.head.kind.name}, not an index object")
     if len(data) != start.end:
         raise BadObject(f"an index object of {len(data)} bytes, its table ends at {start.end}")
     count, entries = _checked_entries(data, start)
-    stream, first = start.head.place
-    tables: list[Table] = []
+    tables: list[memoryview] = []
     at = 0
-    for seq in range(first, first + count):
+    for _ in range(count):
         if len(entries) - at < _COUNT.size:
             raise BadObject("an index object is cut inside a table")
         (size,) = _COUNT.unpack_from(entries, at)
         at += _COUNT.size
         if len(entries) - at < size:
             raise BadObject("an index object is cut inside a table")
-        table = decode_table(entries[at : at + size])
-        if table.head.place != (stream, seq) or table.body_at != size:
-            raise BadObject(f"an index object repeats {table.head.place} in the place of {stream}, {seq}")
-        tables.append(table)
+        tables.append(entries[at : at + size])
         at += size
     if at != len(entries):
         raise BadObject(f"{len(entries) - at} bytes after the last table of an index object")
-    return start.head, tuple(tables)
+    return start.head, tables
 
 
 def check_slice(row: Row, data: Buffer) -> None:

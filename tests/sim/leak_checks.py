@@ -30,7 +30,7 @@ STANDING = (
     "Tiering._tick_for_ever",
 )
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
-OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalTopicLeader._repair", "WalCollecting._run")
+OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalTopicLeader._repair", "WalCollecting.run")
 """Tasks of which it has one where the WAL tier may be used."""
 # A broker that stopped following is watched for until it fetches again: its last session tells of no end.
 WAITERS_FOR_EACH_PEER = ("FollowerFetchWait", "most watchers of a partition")

@@ -1,0 +1,342 @@
+"""What this broker does so that objects of the WAL tier go again: it says what it needs, and takes its turns.
+
+Owns: the floors of the partitions led here, put every half a minute; those of others, as they were read last;
+the turns of this broker's own streams, and, as the controller, of streams whose writers are gone. Does not
+own: what a slice's death follows from (remote.wal.floors), ending a stream (seal), deleting (collector).
+
+Theory of operation. A broker collects what it wrote in this life, up to what counts. The controller looks
+through the bucket from time to time for streams of broker epochs that its image has no more, ends them, and
+collects them. Both judge by the same floors: those of who leads a partition now, in the epoch in which he
+leads. Two brokers that take themselves for the controller do the same work twice, and no harm.
+
+Invariant: nobody waits for any of this. A store that is away costs turns, and what a turn has read is thrown
+away with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+from broker.control.image import Image
+from broker.control.internal_topics import is_of_the_brokers
+from broker.replicas.partition import UNKNOWN, Partition
+from broker.replicas.trouble import Trouble
+from broker.replicas.wal.parts import ALSO_STORED, WalParts
+from remote.bad_object import BadObject
+from remote.keys import WAL, Stream, floors_key
+from remote.store.object_store import NoSuchObject, ObjectStore, StoreError
+from remote.wal.collector import Collector, MissingObject, OnDeleted
+from remote.wal.counted import Counted, OnStream
+from remote.wal.floors import Floor, Floors, decode_floors, encode_floors, stored_before
+from remote.wal.seal import End, Sealer
+from remote.wal.stats import WalStats
+from storage.epochs import EpochCache
+
+FIRST_S: Final = 2.0
+ROUND_S: Final = 30.0
+LOOK_EVERY_ROUNDS: Final = 10
+HEARD_FROM_S: Final = 600.0
+"""A replica that was silent for longer is sent records directly when it comes back."""
+STREAMS_A_ROUND: Final = 32
+LOOKED_AT_ONCE: Final = 256
+
+logger = logging.getLogger(__name__)
+
+
+class Control(Protocol):
+    """The cluster, as far as this needs it."""
+
+    @property
+    def image(self) -> Image: ...
+    @property
+    def broker_epoch(self) -> int: ...
+
+
+class Replicas(Protocol):
+    def partitions(self) -> Iterator[Partition]: ...
+
+
+class CurrentFloors:
+    """What the current leaders said, by the newest image (remote.wal.floors.View)."""
+
+    def __init__(self, image: Callable[[], Image]) -> None:
+        self.said: dict[int, dict[tuple[UUID, int], Floor]] = {}
+        """By broker: what it said last."""
+        self._image = image
+
+    def __repr__(self) -> str:
+        return f"<CurrentFloors of {len(self.said)} brokers>"
+
+    @property
+    def metadata_seq(self) -> int:
+        return self._image().seq
+
+    def has_topic(self, topic_id: UUID) -> bool:
+        return topic_id in self._image().topic_names
+
+    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
+        topic = self._image().topic_by_id(topic_id)
+        if topic is None or partition >= len(topic.partitions):
+            return None
+        leads = topic.partitions[partition]
+        said = self.said.get(leads.leader, {}).get((topic_id, partition))
+        return said if said is not None and said.leader_epoch == leads.leader_epoch else None
+
+
+@dataclass(slots=True)
+class _Gone:
+    """A stream whose writer is gone."""
+
+    end: End | None = None
+    is_done: bool = False
+
+
+class WalCollecting:
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        control: Control,
+        replicas: Replicas,
+        parts: WalParts,
+        store: ObjectStore,
+        stats: WalStats,
+        rng: random.Random,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.floors = CurrentFloors(lambda: control.image)
+        self.on_gone: list[OnStream] = []
+        """Told of each stream whose writer is gone, once it has ended."""
+        self.sealer = Sealer(
+            store,
+            cluster_id=lambda: control.image.cluster_id,
+            writer=lambda: (node_id, control.broker_epoch),
+            rng=rng,
+            now_ms=now_ms,
+        )
+        self.collector = Collector(
+            store, self.sealer, cluster_id=lambda: control.image.cluster_id, view=self.floors
+        )
+        self._node_id = node_id
+        self._control = control
+        self._replicas = replicas
+        self._parts = parts
+        self._store = store
+        self._stats = stats
+        self._random = rng
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._counted: dict[Stream, int] = {}
+        """Streams of this life: up to where their objects count."""
+        self._closed: dict[Stream, End | None] = {}
+        """Those to which nothing is added any more, and where they end."""
+        self._gone: dict[Stream, _Gone] = {}
+        self._looked_with: dict[int, int] = {}
+        """The brokers and their epochs when the bucket was looked through last."""
+        self._rounds = 0
+        self._is_bucket_used = False
+        self._put: tuple[Floor, ...] = ()
+        self._trouble = Trouble("to be collected in the WAL tier", self._loop.time)
+
+    def __repr__(self) -> str:
+        return f"<WalCollecting {len(self._counted)} own streams, {len(self._gone)} of others>"
+
+    @property
+    def on_deleted(self) -> list[OnDeleted]:
+        return self.collector.on_deleted
+
+    def counted(self, counted: Counted) -> None:
+        """Take note of an object of this broker that counts."""
+        self._counted[counted.place.stream] = counted.place.seq + 1
+
+    def stream_changed(self, stream: Stream, is_open: bool) -> None:
+        """Take note that a stream of this broker began or ended."""
+        if is_open:
+            self._counted[stream] = 0
+        else:
+            self._closed[stream] = None
+
+    def known_stored(self, topic_id: UUID, partition: int, epochs: EpochCache) -> int | None:
+        """Return up to where earlier leaders had stored a log with these epochs, as far as they said so."""
+        key = (topic_id, partition)
+        floors = [said[key] for said in self.floors.said.values() if key in said]
+        return stored_before(floors, topic_id, partition, epochs.entries())
+
+    async def run(self) -> None:
+        """Take a round soon, and then every half a minute."""
+        await asyncio.sleep(FIRST_S * self._random.random())
+        while True:
+            await self.take_round()
+            await asyncio.sleep(ROUND_S * self._random.uniform(0.9, 1.1))
+
+    async def take_round(self) -> None:
+        looks = self._rounds % LOOK_EVERY_ROUNDS == 0
+        self._rounds += 1
+        try:
+            if self._rounds % LOOK_EVERY_ROUNDS == 0 and not self._parts.is_used:
+                # what was stored before the last topic left the tier goes too
+                self._is_bucket_used = bool(await self._store.list(WAL, at_most=1))
+            if not self._parts.is_used and not self._is_bucket_used:
+                return
+            await self._read_floors()
+            await self._put_floors()
+            await self._collect_own()
+            await self._collect_gone(looks=looks)
+            self._trouble.ended("")
+        except (StoreError, MissingObject) as error:
+            self._trouble.failed("", "the store", error)
+        finally:
+            self._stats.unreferenced_bytes = self.collector.unreferenced_bytes
+
+    # --- floors ---
+
+    async def _read_floors(self) -> None:
+        brokers = self._control.image.brokers
+        for node_id in [*self.floors.said]:
+            if node_id not in brokers:
+                del self.floors.said[node_id]
+        for node_id in list(brokers):
+            if node_id == self._node_id and node_id in self.floors.said:
+                continue  # what it said in an earlier life is read once
+            try:
+                floors = decode_floors(await self._store.get(floors_key(node_id)))
+            except NoSuchObject:
+                continue
+            except BadObject as error:
+                logger.warning("the floors of broker %d cannot be read: %s", node_id, error)
+                continue
+            if floors.cluster_id == self._control.image.cluster_id and floors.writer[0] == node_id:
+                self.floors.said[node_id] = {(row.topic_id, row.partition): row for row in floors.rows}
+
+    async def _put_floors(self) -> None:
+        rows = []
+        for at, partition in enumerate(list(self._replicas.partitions())):
+            if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            row = self._floor(partition)
+            if row is not None:
+                rows.append(row)
+        self.floors.said[self._node_id] = {(row.topic_id, row.partition): row for row in rows}
+        if (put := tuple(rows)) == self._put:
+            return
+        floors = Floors(
+            cluster_id=self._control.image.cluster_id,
+            writer=(self._node_id, self._control.broker_epoch),
+            metadata_seq=self._control.image.seq,
+            written_ms=self._now_ms(),
+            rows=put,
+        )
+        await self._store.put(floors_key(self._node_id), encode_floors(floors))
+        self._put = put
+
+    def _floor(self, partition: Partition) -> Floor | None:
+        if not partition.is_leader or partition.offline:
+            return None
+        if is_of_the_brokers(partition.topic) and partition.topic not in ALSO_STORED:
+            return None
+        log = partition.log
+        stored_to = UNKNOWN if partition.tail is None else partition.tail.stored_to
+        at = log.log_end_offset
+        if self._parts.uploads(partition):
+            at = max(log.log_start_offset, min((log.tiered_end, *self._replica_ends(partition))))
+        return Floor(
+            topic_id=partition.topic_id,
+            partition=partition.index,
+            leader_epoch=partition.leader_epoch,
+            epoch_start=partition.epoch_start,
+            floor=at,
+            stored_to=stored_to,
+        )
+
+    def _replica_ends(self, partition: Partition) -> Iterator[int]:
+        """The ends of the followers that were heard from lately."""
+        since_s = self._loop.time() - HEARD_FROM_S
+        for follower in partition.followers():
+            if follower.heard_at >= since_s:
+                yield follower.end_offset
+
+    # --- turns ---
+
+    async def _collect_own(self) -> None:
+        for stream in list(self._counted):
+            if stream in self._closed:
+                end = self._closed[stream]
+                if end is None:
+                    asked_by = self._control.image.seq
+                    end = self._closed[stream] = await self.sealer.end(stream, asked_by=asked_by)
+                if await self._collect(stream, end.seq, is_sealed=True):
+                    del self._counted[stream], self._closed[stream]
+            else:
+                await self._collect(stream, self._counted[stream], is_sealed=False)
+
+    async def _collect(self, stream: Stream, end: int, *, is_sealed: bool) -> bool:
+        try:
+            is_done = await self.collector.collect(stream, end, is_sealed=is_sealed)
+        except MissingObject:
+            # its end may be another one by now
+            if stream in self._closed:
+                self._closed[stream] = None
+            if stream in self._gone:
+                self._gone[stream].end = None
+            raise
+        if is_done:
+            self.collector.forget(stream)
+        return is_done
+
+    async def _collect_gone(self, *, looks: bool) -> None:
+        image = self._control.image
+        if image.controller_id != self._node_id:
+            for stream in self._gone:
+                self.collector.forget(stream)
+            self._gone.clear()
+            return
+        epochs = {broker.id: broker.epoch for broker in image.brokers.values()}
+        if looks or not self._gone or epochs != self._looked_with:
+            await self._look_for_gone()
+            self._looked_with = epochs
+        left = STREAMS_A_ROUND
+        for stream, gone in list(self._gone.items()):
+            if gone.is_done or left == 0:
+                continue
+            left -= 1
+            if gone.end is None:
+                gone.end = await self._end_gone(stream)
+                for listener in self.on_gone:
+                    listener(stream, False)
+            gone.is_done = await self._collect(stream, gone.end.seq, is_sealed=True)
+            if not gone.is_done:
+                # others have their turn before it comes again
+                self._gone[stream] = self._gone.pop(stream, gone)
+
+    async def _look_for_gone(self) -> None:
+        async for stream, first in self.sealer.streams(WAL):
+            if self._gone_since(stream) is None:
+                continue
+            gone = self._gone.setdefault(stream, _Gone())
+            if gone.is_done and not all(map(self.sealer.is_seal_size, first)):
+                gone.is_done = False  # something arrived late
+
+    def _gone_since(self, stream: Stream) -> int | None:
+        """Return the slot by which the writer of a stream is gone, None while it may be there."""
+        image = self._control.image
+        if stream.broker_epoch > image.seq:
+            return None  # it is newer than what is known here
+        broker = image.brokers.get(stream.node_id)
+        if broker is None:
+            return image.seq
+        return broker.epoch if broker.epoch > stream.broker_epoch else None
+
+    async def _end_gone(self, stream: Stream) -> End:
+        """End all that this writer writes, and return the end of this stream."""
+        since = self._gone_since(stream)
+        assert since is not None, stream
+        newest = await self.sealer.end_epoch(stream.node_id, stream.broker_epoch, asked_by=since)
+        if newest.stream == stream:
+            return newest
+        return await self.sealer.end(stream, asked_by=since)

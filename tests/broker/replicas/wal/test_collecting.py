@@ -1,0 +1,260 @@
+"""Floors and turns: objects of the WAL tier go again, whoever wrote them and whoever leads now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from broker.config.values import ResourceType
+from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
+from broker.control.metadata_records import ConfigChanged, ControllerElected
+from broker.replicas.wal.collecting import CurrentFloors, WalCollecting
+from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key
+from remote.wal.combined_object import ObjectKind, decode_table
+from remote.wal.floors import Floor, decode_floors
+from storage.epochs import EpochCache
+from tests.broker.replication_driver import Replicas
+
+ENABLE = {"remote_wal_storage_enable": "true"}
+
+
+def run(main: Callable[[Replicas], Awaitable[None]], count: int = 2) -> None:
+    async def whole(world: Replicas) -> None:
+        world.create(1, topic=REMOTE_WAL_LOG_METADATA)
+        await main(world)
+
+    Replicas(count).run(whole)
+
+
+def collecting(world: Replicas, node_id: int) -> WalCollecting:
+    found = world.nodes[node_id].components.wal_collecting
+    assert found is not None
+    return found
+
+
+async def rounds(world: Replicas, *node_ids: int, count: int = 1) -> None:
+    for _ in range(count):
+        for node_id in node_ids:
+            await world.nodes[node_id].run(collecting(world, node_id).take_round())
+        await asyncio.sleep(30)
+
+
+async def store_some(world: Replicas, node_id: int, count: int, topic: str = "t") -> None:
+    """Append so that each append has an object of its own."""
+    for number in range(count):
+        await world.append(node_id, b"%d" % number, acks=1, topic=topic)
+        partition = world.nodes[node_id].partition(topic=topic)
+        await world.until(
+            lambda partition=partition: (
+                partition.tail is not None and partition.tail.stored_to == partition.log.log_end_offset
+            )
+        )
+
+
+def streams(world: Replicas) -> dict[Stream, list[int]]:
+    """The numbers of the objects with slices, by stream."""
+    found: dict[Stream, list[int]] = {}
+    for key, data in sorted(world.store.objects.items()):
+        named = parse_wal_key(key) if key.startswith(WAL) else None
+        if named and named.part is WalPart.OBJECT and decode_table(data).head.kind is ObjectKind.SLICES:
+            found.setdefault(named.stream, []).append(named.seq)
+    return found
+
+
+def objects(world: Replicas) -> int:
+    return sum(map(len, streams(world).values()))
+
+
+def floors(world: Replicas, node_id: int) -> list[tuple[int, int, int]]:
+    said = decode_floors(world.store.objects[floors_key(node_id)])
+    return [(row.leader_epoch, row.floor, row.stored_to) for row in said.rows]
+
+
+async def start_over(world: Replicas, node_id: int, at: int) -> None:
+    """As DeleteRecords does on the leader."""
+    log = world.nodes[node_id].partition().log
+    await world.until(lambda: log.high_watermark >= at)
+    log.advance_log_start(at)
+
+
+@pytest.mark.requirement("X-6", "1176-44", "1176-45")
+def test_what_is_below_the_log_start_goes() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 5)
+        await rounds(world, 1, 2, count=5)
+        assert objects(world) == 5, "without a cold tier what the log has is kept"
+        assert floors(world, 1) == [(0, 0, 5)]
+        await start_over(world, 1, 3)
+        await rounds(world, 1, count=8)
+        assert floors(world, 1) == [(0, 3, 5)]
+        assert list(streams(world).values()) == [[3, 4]]
+        assert world.nodes[1].components.wal_stats.unreferenced_bytes == 0
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-44", "1176-47", "X-2")
+def test_with_a_cold_tier_what_it_has_goes_once_the_replicas_have_it_too() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 5)
+        partition = world.nodes[1].partition()
+        await world.until(lambda: all(each.end_offset == 5 for each in partition.followers()))
+        partition.log.tiered_end = 4
+        await rounds(world, 1)
+        assert floors(world, 1) == [(0, 4, 5)]
+        world.kill(2, is_noticed=False)
+        await store_some(world, 1, 5)
+        partition.log.tiered_end = 9
+        await rounds(world, 1)
+        assert floors(world, 1) == [(0, 5, 10)], "the other has no more than that"
+        await rounds(world, 1, count=21)
+        assert floors(world, 1) == [(0, 9, 10)], "it was not heard from for ten minutes"
+
+    run(main)
+
+
+@pytest.mark.requirement("X-6")
+def test_objects_of_a_deleted_topic_go() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        world.create(1, 2, topic="other", **ENABLE)
+        await store_some(world, 1, 3)
+        world.delete()
+        await rounds(world, 1, count=6)
+        assert objects(world) == 0
+
+    run(main)
+
+
+def test_objects_of_a_topic_that_left_the_tier_go() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 3)
+        world.controller.publish(
+            ConfigChanged(
+                resource_type=ResourceType.TOPIC,
+                resource_name="t",
+                name="remote.wal.storage.enable",
+                value="false",
+            )
+        )
+        # nobody uses the tier any more: it takes a while until somebody looks whether something is there
+        await rounds(world, 1, count=20)
+        assert objects(world) == 0
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-48")
+def test_the_controller_ends_and_collects_what_a_gone_writer_left() -> None:
+    async def main(world: Replicas) -> None:
+        world.controller.publish(ControllerElected(controller_id=2, controller_epoch=1))
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 4)
+        (stream,) = streams(world)
+        told: list[tuple[Stream, bool]] = []
+        collecting(world, 2).on_gone.append(lambda *each: told.append(each))
+        await rounds(world, 2)
+        assert told == [], "it is there"
+        world.kill(1)
+        world.change(leader=2, isr=(2,))
+        await rounds(world, 2, count=6)
+        assert told == [], "fenced is not gone: it may come back in the same epoch"
+        await world.start(1)
+        await rounds(world, 2, count=2)
+        assert told == [(stream, False)]
+        seals = [
+            parse_wal_key(key)
+            for key, data in world.store.objects.items()
+            if (named := parse_wal_key(key))
+            and named.part is WalPart.OBJECT
+            and decode_table(data).head.kind is ObjectKind.SEAL
+        ]
+        assert seals == [(stream, WalPart.OBJECT, 4)]
+        assert streams(world).get(stream) == [0, 1, 2, 3], "the new leader needs them"
+        await start_over(world, 2, 4)
+        await rounds(world, 2, count=8)
+        assert stream not in streams(world)
+
+    run(main)
+
+
+def test_what_a_deposed_leader_said_does_not_count() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        said = Floor(world.id_of("t"), 0, 0, 0, 100, 100)
+        view = CurrentFloors(lambda: world.controller.image)
+        view.said = {1: {(said.topic_id, 0): said}}
+        assert view.floor(said.topic_id, 0) == said
+        world.change(leader=2)
+        assert view.floor(said.topic_id, 0) is None, "another leads"
+        world.change(leader=1)
+        assert view.floor(said.topic_id, 0) is None, "it leads in another epoch"
+        assert view.floor(said.topic_id, 1) is None
+        assert view.has_topic(said.topic_id) and view.metadata_seq == world.controller.image.seq
+        world.delete()
+        assert not view.has_topic(said.topic_id)
+
+    run(main)
+
+
+def test_a_collector_with_an_old_image_takes_nothing_of_what_is_new() -> None:
+    """Its leader may store for topics, and in epochs, that it does not know of."""
+
+    async def main(world: Replicas) -> None:
+        world.hold(2)
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 3)
+        (stream,) = streams(world)
+        collector = collecting(world, 2).collector
+        for _ in range(5):
+            await world.nodes[2].run(collector.collect(stream, 3, is_sealed=False))
+            await asyncio.sleep(30)
+        assert objects(world) == 3
+        assert collector.unreferenced_bytes == 0
+        world.let_go(2)
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-18")
+def test_a_new_leader_learns_how_far_its_predecessor_had_stored() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 4)
+        await rounds(world, 1, 2)
+        epochs = EpochCache([(0, 0), (1, 3)])
+        known = collecting(world, 2).known_stored
+        assert known(world.id_of("t"), 0, epochs) == 3
+        assert known(world.id_of("t"), 0, EpochCache([(0, 0)])) == 4
+        assert known(world.id_of("t"), 1, epochs) is None
+
+    run(main)
+
+
+def test_a_store_that_is_away_costs_turns_alone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 3)
+        await start_over(world, 1, 3)
+        world.store.is_away = True
+        await rounds(world, 1, 2, count=5)
+        assert objects(world) == 3
+        world.store.is_away = False
+        await rounds(world, 1, 2, count=6)
+        assert objects(world) == 0
+
+    run(main)
+
+
+def test_a_bucket_without_the_tier_is_left_alone() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await rounds(world, 1, 2, count=15)
+        assert not world.store.objects
+
+    run(main)
