@@ -171,8 +171,28 @@ def test_a_put_without_an_answer_takes_effect_a_minute_later() -> None:
     clean(in_wal("late put").perform(script))
 
 
-def test_a_pointer_is_overtaken_by_an_election() -> None:
+async def move(play: Play, node: Node) -> None:
+    """Another of its replicas is made to lead t, while the one that leads lives on and leads others."""
+    operator = play.stage.client("operator")
+    order = [node.id, *(other.id for other in play.others(node))]
+
+    async def ask() -> None:
+        await operator.reassign(TP, order)
+        while play.leader is not node:
+            await operator.elect_preferred(TP)
+
+    await play.stage.finish([operator.start(ask())])
+
+
+@pytest.mark.parametrize("by", ["stop", "move"])
+def test_a_pointer_is_overtaken_by_an_election(by: str) -> None:
     async def script(play: Play) -> None:
+        admin = play.stage.client("admin of others")
+        names = [f"other-{number}" for number in range(20)]
+        for name in names:  # until it leads another, of which its followers go on reading
+            await play.stage.finish([admin.start(admin.create_topic_surely(name, 1, INTO_WAL, replicas=3))])
+            if play.stage.leader((name, 0)) is play.leader:
+                break
         play.load("fast", acks=1)
         await until_hydrated(play)
         first = play.leader
@@ -180,7 +200,11 @@ def test_a_pointer_is_overtaken_by_an_election() -> None:
             node.wal_line.delay_of = slow(lambda kind, seq: kind == "get", 0.9)
         end = log_of(first).log_end_offset
         await play.until("much is pointed to", lambda: stored_end(play) > end + 3)
-        stopping = play.stage.loop.create_task(first.stop())  # which has another elected at once
+        stopping = None
+        if by == "stop":
+            stopping = play.stage.loop.create_task(first.stop())  # which has another elected at once
+        else:
+            await move(play, followers(play)[0])
         await until_leads_another(play, first)
         (slow_one,) = play.others(first, play.leader)
         led = log_of(play.leader)
@@ -200,10 +224,11 @@ def test_a_pointer_is_overtaken_by_an_election() -> None:
                 newest = log.epochs.entries()[-1][0]
                 assert newest >= epoch, "it went on with what the last leader pointed to"
         assert is_cut
-        await stopping
-        await first.start()
+        if stopping is not None:
+            await stopping
+            await first.start()
 
-    clean(in_wal("overtaken").perform(script))
+    clean(in_wal(f"overtaken by {by}").perform(script))
 
 
 def test_a_slice_begins_below_where_a_follower_ends() -> None:
@@ -257,6 +282,35 @@ def test_logs_are_cut_below_what_is_stored_over_three_epochs() -> None:
         assert len(epochs) >= 3
 
     clean(in_wal("three epochs").perform(script))
+
+
+def test_what_was_stored_of_a_log_before_it_was_cut_counts_no_more() -> None:
+    async def script(play: Play) -> None:
+        play.load("alone", acks=1)
+        await until_hydrated(play)
+        first, end = play.leader, log_of(play.leader).log_end_offset
+        others = followers(play)
+        cuts = play.cut(first, *others)
+        await play.until("it stores alone", lambda: max(row.end for row in _rows(play, first)) > end + 4)
+        for node in others:
+            node.wal_line.down = True
+        await until_leads_another(play, first)
+        begins = log_of(play.leader).log_end_offset
+        play.mend(cuts)
+        await play.until("it follows", lambda: first.id in play.isr)
+        await play.until("it has other records", lambda: log_of(first).high_watermark > begins + 3)
+        for node in others:
+            node.kill()
+            node.wal_line.heal()
+        await play.until("it leads again", lambda: play.stage.leader(TP) is first)
+        await play.until(
+            "it stores what it was sent", lambda: any(row.leader_epoch > 0 for row in _rows(play, first))
+        )
+        for node in others:
+            await node.start()
+        await until_hydrated(play)
+
+    clean(in_wal("cut after it was stored").perform(script))
 
 
 def _rows(play: Play, node: Node) -> list[Row]:
@@ -435,16 +489,20 @@ def test_records_are_deleted_up_to_the_middle_of_a_slice() -> None:
         for _ in range(3):
             leader.wal_line.down = True
             end = stored_end(play)
-            await play.until("more waits", lambda end=end: log_of(leader).high_watermark > end + 5)
-            await play.delete_before(end + 3)  # of which nothing is stored, or half of a slice
+            await play.until("more waits", lambda end=end: log_of(leader).high_watermark > end + 9)
+            await play.delete_before(end + 7)  # of which nothing is cut yet
             await play.wait(2)
             leader.wal_line.heal()
-            await play.until("it is stored", lambda end=end: stored_end(play) > end + 5)
+            await play.until("it is stored", lambda end=end: stored_end(play) > end + 9)
             await until_hydrated(play, count=1)
         start = log_of(leader).log_start_offset
         first = next(each.row for each in play.stage.wal.slices(TP) if each.row.end > start)
         await play.delete_before(max(first.end - 1, start))
         await until_hydrated(play)
 
-    often = {"log.retention.check.interval.ms": "300", "log.segment.delete.delay.ms": "300"}
+    often = {
+        "log.retention.check.interval.ms": "300",
+        "log.segment.delete.delay.ms": "300",
+        "remote.wal.log.manager.combiner.thread.pool.size": "1",
+    }
     clean(in_wal("deleted into a slice", configs={"segment.ms": "300"}, properties=often).perform(script))

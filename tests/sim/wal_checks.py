@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
-from remote.keys import Stream, WalPart, parse_floors_key, parse_wal_key, wal_key
+from remote.keys import Stream, WalPart, parse_floors_key, parse_tier_key, parse_wal_key, wal_key
 from remote.wal.combined_object import INDEXED_OBJECTS
 from tests.sim.checks import Case
 from tests.sim.history import FinalLog, TopicPartition
@@ -160,25 +160,32 @@ def _place(each: Slice) -> str:
 
 
 def nothing_is_left_out(case: Case) -> Iterator[str]:
-    """17 (WAL) The slices of a partition that count follow each other, over all epochs: none begins above
-    where those before it end, but where the log began, or what the cold tier has."""
+    """17 (WAL) The slices of a partition that count follow each other, over all epochs: none that is valid
+    begins above where those before it end, but where the log began. What the cold tier has may be left
+    out."""
     names = _names(case)
-    cold: dict[tuple[str, int], int] = {}
-    for tiers in case.history.tiers:
-        for copy in tiers.copies:
-            cold[copy.partition] = max(cold.get(copy.partition, 0), copy.end)
+    cold = {
+        (named.topic_id, named.partition)
+        for change in case.history.tier_changes
+        if (named := parse_tier_key(change.key)) is not None
+    }
     for (topic_id, index), slices in fold_of(case).by_partition().items():
         name = names.get(str(topic_id))
-        if name is None or name.startswith(OURS):
+        if name is None or name.startswith(OURS) or (topic_id, index) in cold:
             continue
-        end = cold.get((str(topic_id), index), 0)
+        end = 0
+        log = case.history.logs.get((name, index))
+        starts = lineage(slices, () if log is None else log.epochs)
         for each in sorted(slices, key=lambda each: (each.row.leader_epoch, each.stream, each.seq)):
+            valid = valid_end(each.row, starts)
+            if valid == each.row.start:
+                continue
             if each.row.start > max(end, each.row.log_start):
                 yield (
                     f"{name}-{index}: {_place(each)} begins at {each.row.start},"
                     f" those before it end at {end}, the log begins at {each.row.log_start}"
                 )
-            end = max(end, each.row.end)
+            end = max(end, valid)
 
 
 def epochs_begin_where_the_log_says(case: Case) -> Iterator[str]:
