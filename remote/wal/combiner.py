@@ -6,9 +6,10 @@ object is full, and the time between two cuts. Does not own: reading slices, the
 
 The interval is the least time between two cuts, not a tick: after a pause the first append leaves at once.
 Bytes only bound an object, because what costs is the number of objects; where one is full the next follows
-it without the interval. A cut is taken in portions by its
-caller, with turns of the loop between them; cuts that hold the loop for long widen the interval, so that they
-take at most a tenth of it.
+it without the interval. What a producer waits for (acks=all) leaves after a quarter of the interval, as long
+as nothing else is under way and objects are small: it asks for no more objects than the store takes one after
+the other. A cut is taken in portions by its caller, with turns of the loop between them; cuts that hold the
+loop for long widen the interval, so that they take at most a tenth of it.
 
 Invariants. A partition that was marked is offered by each cut until its reader says that nothing is left;
 what is marked while a cut is being read is offered again. An object holds at most the bytes it may, or one
@@ -29,20 +30,37 @@ LOOP_SHARE: Final = 0.1
 """Of the loop's time, what cuts may take."""
 INTERVAL_MAX_S: Final = 0.5
 """However long a cut took: after four times as long followers are sent the bytes directly."""
+AWAITED_SHARE: Final = 0.25
+"""Of the interval, for what a producer waits for."""
+SMALL_BYTES: Final = 64 << 10
+"""Where objects are larger the records of many producers are under way, and the interval gathers them."""
 SHARES: Final = 4
 """A partition gets at most this part of an object while others wait."""
 
 
 class Combiner(Generic[K]):
-    __slots__ = ("_cut_s", "_dirty", "_not_before", "interval_s", "object_bytes")
+    __slots__ = (
+        "_begun_at",
+        "_cut",
+        "_cut_s",
+        "_dirty",
+        "_not_before",
+        "interval_s",
+        "is_awaited",
+        "object_bytes",
+    )
 
     def __init__(self, *, interval_s: float, object_bytes: int) -> None:
         self.interval_s = interval_s
         self.object_bytes = object_bytes
         self._dirty: OrderedDict[K, float] = OrderedDict()
         """Since when each has something to store."""
-        self._not_before = -inf
+        self._not_before = self._begun_at = -inf
         self._cut_s = 0.0
+        self._cut: Cut[K] | None = None
+        """The last one."""
+        self.is_awaited = False
+        """Whether a producer waits for something that no cut has begun to take."""
 
     def __repr__(self) -> str:
         return f"<Combiner {len(self._dirty)} dirty, every {self.spacing_s * 1000:.0f} ms>"
@@ -58,8 +76,9 @@ class Combiner(Generic[K]):
         """The least time between two cuts now."""
         return max(self.interval_s, min(self._cut_s / LOOP_SHARE, INTERVAL_MAX_S))
 
-    def mark(self, key: K, now: float) -> None:
-        """Take note that a partition has something to store."""
+    def mark(self, key: K, now: float, *, is_awaited: bool = False) -> None:
+        """Take note that a partition has something to store, and of whether a producer waits for it."""
+        self.is_awaited = self.is_awaited or is_awaited
         if key not in self._dirty:
             self._dirty[key] = now
 
@@ -71,14 +90,23 @@ class Combiner(Generic[K]):
         """Return for how many seconds something has waited for a cut, 0 where nothing waits."""
         return now - min(self._dirty.values()) if self._dirty else 0.0
 
-    def wait_s(self, now: float) -> float | None:
-        """Return in how many seconds the next cut is due, 0 for at once and None where nothing waits."""
-        return max(self._not_before - now, 0.0) if self._dirty else None
+    def wait_s(self, now: float, *, is_idle: bool = False) -> float | None:
+        """Return in how many seconds the next cut is due, 0 for at once and None where nothing waits;
+        `is_idle` says that no object is under way."""
+        if not self._dirty:
+            return None
+        due = self._not_before
+        if self.is_awaited and is_idle and (self._cut is None or self._cut.bytes < SMALL_BYTES):
+            due = min(due, self._begun_at + AWAITED_SHARE * self.spacing_s)
+        return max(due - now, 0.0)
 
     def begin(self, now: float) -> Cut[K]:
         """Begin an object. The caller takes its slices, and says when it is done."""
         self._not_before = now + self.spacing_s
-        return Cut(self._dirty, self.object_bytes)
+        self._begun_at = now
+        self.is_awaited = False
+        self._cut = Cut(self._dirty, self.object_bytes)
+        return self._cut
 
     def ended(self, now: float, *, loop_s: float, was_full: bool = False) -> None:
         """Take note of how long the last cut held the loop in all, which may put off the next one, and of

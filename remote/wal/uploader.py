@@ -84,6 +84,10 @@ class Source(Protocol):
     def log(self) -> AbstractLog: ...
     @property
     def replicas(self) -> tuple[int, ...]: ...
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a producer waits until its followers have what was appended."""
+
     def stored(self) -> None:
         """Take note that more of the tail counts."""
 
@@ -216,10 +220,11 @@ class Uploader:
 
     def mark(self, source: Source) -> None:
         """Take note that its log has grown."""
-        was_idle = not len(self._combiner)
-        self._combiner.mark(source, self._loop.time())
-        if was_idle:
+        combiner = self._combiner
+        is_awaited = source.is_awaited
+        if not len(combiner) or (is_awaited and not combiner.is_awaited):
             self._nudge.set()
+        combiner.mark(source, self._loop.time(), is_awaited=is_awaited)
 
     def look_again(self) -> None:
         """Take note that what was waited for may have come: the image has changed."""
@@ -283,7 +288,7 @@ class Uploader:
         """Return in how many seconds there is something to do, None where only others can tell."""
         now = self._loop.time()
         waits = []
-        if self._may_cut() and (wait_s := self._combiner.wait_s(now)) is not None:
+        if self._may_cut() and (wait_s := self._combiner.wait_s(now, is_idle=not self._puts)) is not None:
             waits.append(wait_s)
         if self._parked:
             waits.append(max(self._backlog_due - BACKLOG_AHEAD_S - now, TURN_S))

@@ -22,6 +22,7 @@ from broker.config.topics import log_config
 from broker.config.values import ResourceType
 from broker.control.cluster import DeltaListener
 from broker.control.image import Image
+from broker.control.internal_topics import is_of_the_tiers
 from broker.control.metadata_records import (
     BrokerFenced,
     BrokerRegistered,
@@ -42,7 +43,7 @@ from broker.replicas.replica_fetchers import ReplicaFetchers
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
 from protocol.codec import Fields
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_response, encode_response, entity
 from protocol.records import iter_batches, iter_records
 from remote.store.memory_store import MemoryStore
@@ -95,6 +96,8 @@ class Member:
         return await self._controller.alter_partition(fields, timeout_s)
 
     async def ensure_internal(self, name: str) -> None:
+        if is_of_the_tiers(name):
+            raise KafkaError(ErrorCode.invalid_replication_factor, "the test creates it if it needs it")
         raise AssertionError("the test creates what it needs")
 
 

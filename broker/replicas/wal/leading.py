@@ -79,6 +79,10 @@ class Led(Waiter):
         return self.partition.replicas
 
     @property
+    def is_awaited(self) -> bool:
+        return self.partition.commit_waits > 0
+
+    @property
     def name(self) -> str:
         return f"{self.partition.topic}-{self.partition.index}"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote.wal.combiner import INTERVAL_MAX_S, LOOP_SHARE, Combiner, Cut
+from remote.wal.combiner import INTERVAL_MAX_S, LOOP_SHARE, SMALL_BYTES, Combiner, Cut
 
 OBJECT_BYTES = 100
 
@@ -143,3 +143,26 @@ def test_an_only_partition_may_fill_the_object() -> None:
     cut: Cut[str] = combiner.begin(0.0)
     assert cut.next() == "a"
     assert cut.room == OBJECT_BYTES
+
+
+@pytest.mark.requirement("1176-32")
+def test_what_a_producer_waits_for_leaves_sooner_while_nothing_else_is_under_way() -> None:
+    combiner: Combiner[str] = Combiner(interval_s=0.02, object_bytes=1 << 20)
+    combiner.mark("a", 0.0, is_awaited=True)
+    cut = combiner.begin(0.0)
+    cut.next()
+    cut.took(100, has_more=False, now=0.0)
+    combiner.ended(0.0, loop_s=0.0)
+    combiner.mark("a", 0.001)
+    assert combiner.wait_s(0.001, is_idle=True) == pytest.approx(0.019)
+    combiner.mark("b", 0.001, is_awaited=True)
+    assert combiner.wait_s(0.001, is_idle=True) == pytest.approx(0.004)
+    assert combiner.wait_s(0.001, is_idle=False) == pytest.approx(0.019)
+    cut = combiner.begin(0.005)
+    cut.next()
+    cut.took(SMALL_BYTES, has_more=False, now=0.005)
+    cut.next()
+    cut.took(1, has_more=False, now=0.005)
+    combiner.ended(0.005, loop_s=0.0)
+    combiner.mark("a", 0.006, is_awaited=True)
+    assert combiner.wait_s(0.006, is_idle=True) == pytest.approx(0.019)

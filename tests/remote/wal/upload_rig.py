@@ -46,6 +46,7 @@ class Led:
     log: AbstractLog
     rig: Rig
     replicas: tuple[int, ...] = (NODE, 1)
+    is_awaited: bool = False
     stored_to: list[int] = field(default_factory=list)
     errors: list[KafkaError] = field(default_factory=list)
 
