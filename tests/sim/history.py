@@ -617,7 +617,10 @@ class History:
     wal_direct: dict[int, int] = field(default_factory=dict)
     """Bytes of records of partitions that use the WAL tier which each broker fetched from leaders."""
     wal_left: tuple[str, ...] = ()
-    """Objects below `wal/` that were there in the end."""
+    """Objects below `wal/` that were there in the end, of a run that goes on until all that nothing needs is
+    gone."""
+    wal_untold: tuple[str, ...] = ()
+    """Where the topic about the WAL tier said something else than the bucket then."""
     slots: tuple[MetaSlot, ...] = ()
     collected_early: tuple[str, ...] = ()
     images: list[ImageSeen] = field(default_factory=list)

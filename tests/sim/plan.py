@@ -73,6 +73,8 @@ WALKED_MORE = 2
 WALK_HOLD_S = 25.0
 """Long enough for another to be elected meanwhile, and for the one that was replaced to follow it."""
 WAL_SHARE = 1 / 3
+WAL_RESTS_SHARE = 0.1
+"""Of those: minutes in which nothing happens but that."""
 WAL_KINDS = ("wal-down", "wal-hangs", "wal-slow", "wal-late", "wal-lossy")
 """What only a plan of topics that use the WAL tier asks for: it comes to the lane of one broker."""
 # What ends a life of the broker, or a connection under way, finds the most.
@@ -121,7 +123,7 @@ class Plan:
     """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
     times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet.
     `tier_orders` is how often somebody switches the tier of a topic off or on, `wal_orders` the same of the
-    WAL tier."""
+    WAL tier; `wal_rests` that the end is looked at once what nothing needs is gone from it."""
 
     brokers: int
     replicas: int
@@ -137,6 +139,7 @@ class Plan:
     operators: tuple[int, ...]
     tier_orders: int
     wal_orders: int
+    wal_rests: bool
     faults: tuple[Fault, ...]
     faults_last_s: float
     network: NetworkProfile
@@ -212,6 +215,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
         tier_orders=_tier_orders(random.Random(f"{seed}/tier orders")) if tier_of_topics else 0,
         wal_orders=_tier_orders(of_wal) if wal_of_topics else 0,
+        wal_rests=bool(wal_of_topics) and of_wal.random() < WAL_RESTS_SHARE,
         faults=_in_order(
             *_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
             *parted,

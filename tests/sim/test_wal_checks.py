@@ -385,6 +385,10 @@ def leave_what_is_no_object(history: History) -> None:
     history.wal_left = (*history.wal_left, "wal/1/something")
 
 
+def tell_of_what_is_gone(history: History) -> None:
+    history.wal_untold = ("missing",)
+
+
 MUTATIONS: dict[Mutation, str] = {
     flip_a_byte: "11 WAL objects",
     damage_a_slice: "11 WAL objects",
@@ -418,6 +422,7 @@ MUTATIONS: dict[Mutation, str] = {
     leave_what_came_after_the_seal: "17 WAL nothing left over",
     leave_what_a_deleted_topic_had: "17 WAL nothing left over",
     leave_what_the_log_deleted: "17 WAL nothing left over",
+    tell_of_what_is_gone: "17 WAL is told",
     leave_what_is_no_object: "17 WAL nothing left over",
 }
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import posixpath
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from protocol import records
@@ -32,6 +33,8 @@ from tests.sim.node import Node
 METADATA_TOPIC = "__remote_log_metadata"
 GONE = "gone"
 """The state of a copy whose records have ended."""
+Decode = Callable[[Any, Any], object]
+"""Of a record's key and value."""
 ORDER = (*(state.name for state in SegmentState), GONE)
 
 
@@ -56,6 +59,7 @@ class _File:
     """A segment of the metadata log as far as it was read: every batch's place, head and what it says."""
 
     inode: Inode
+    decode: Decode
     end: int = 0
     batches: list[tuple[int, bytes, list[object]]] = field(default_factory=list)
 
@@ -65,7 +69,7 @@ class _File:
             self.end = self.batches.pop()[0]
         rest = bytes(memoryview(data)[self.end :])
         for at, header in _whole_batches(rest):
-            said = [decode_event(row.key, row.value) for row in records.iter_records(rest, at, header)]
+            said = [self.decode(row.key, row.value) for row in records.iter_records(rest, at, header)]
             head = rest[at : at + records.HEADER_SIZE]
             self.batches.append((self.end + at, head, said))
         if self.batches:
@@ -74,22 +78,24 @@ class _File:
 
 
 class MetadataLog:
-    """One partition of the metadata topic on one disk, read on wherever it went on since the last look."""
+    """One partition of a metadata topic on one disk, read on wherever it went on since the last look."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = METADATA_TOPIC, decode: Decode = decode_event) -> None:
+        self._topic = topic
+        self._decode = decode
         self._files: dict[int, _File] = {}
 
     def said(self, disk: Disk, log_dirs: Sequence[str], index: int) -> Iterator[object]:
         """Everything it says, in order."""
         for log_dir in log_dirs:
-            path = posixpath.join(log_dir, f"{METADATA_TOPIC}-{index}")
+            path = posixpath.join(log_dir, f"{self._topic}-{index}")
             directory = disk.lookup(path)
             if not isinstance(directory, Directory):
                 continue
             for name, inode in sorted(directory.entries.items()):
                 if not name.endswith(".log") or isinstance(inode, Directory):
                     continue
-                read = self._files.setdefault(id(inode), _File(inode))
+                read = self._files.setdefault(id(inode), _File(inode, self._decode))
                 read.read()
                 for _, _, said in read.batches:
                     yield from said

@@ -15,10 +15,11 @@ from uuid import UUID
 
 from remote.keys import Stream, WalPart, parse_floors_key, parse_tier_key, parse_wal_key, wal_key
 from remote.wal.combined_object import INDEXED_OBJECTS
-from tests.sim.checks import Case
+from tests.sim.checks import LATEST, Case
 from tests.sim.history import FinalLog, TopicPartition
 from tests.sim.wallog import Fold, SeenStream, Slice, lineage, valid_end
 
+METADATA_TOPIC = "__remote_wal_log_metadata"
 OURS = "__"
 """Topics of the brokers' own: compaction makes other batches of theirs, and nobody hydrates them."""
 
@@ -307,6 +308,14 @@ def nothing_is_left_over(case: Case) -> Iterator[str]:
                 yield f"{wal_key(seen.stream, seq)} is left, of which nothing is needed"
 
 
+def the_topic_tells_what_is_there(case: Case) -> Iterator[str]:
+    """17 (WAL) In the end the topic about the tier tells of every object that counts, and of none that is
+    gone, unless all who were told lost it."""
+    partitions = (tp for tp in case.custody.partitions() if tp[0] == METADATA_TOPIC)
+    if not any(case.is_forgotten(tp, LATEST, 0.0, float("inf")) for tp in partitions):
+        yield from case.history.wal_untold
+
+
 def _is_dead(topic_id: str, end: int, existing: set[str], log: FinalLog | None) -> bool:
     return topic_id not in existing or (log is not None and end <= log.log_start_offset)
 
@@ -324,4 +333,5 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "17 WAL boundaries": boundaries_come_first,
     "17 WAL gone is not needed": what_goes_is_not_needed,
     "17 WAL nothing left over": nothing_is_left_over,
+    "17 WAL is told": the_topic_tells_what_is_there,
 }

@@ -10,22 +10,24 @@ Invariant: looking changes nothing; what is noted is a plain value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from remote.keys import Stream, WalPart, parse_wal_key, wal_key
-from remote.wal.combined_object import Row
+from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
+from protocol.stored.wal_log import Row, RowKey, decode_key, decode_row
+from remote.keys import WAL, Stream, WalPart, parse_wal_key, wal_key
+from remote.wal import combined_object
+from remote.wal.combined_object import Place
 from remote.wal.extents import KEPT_MAX
+from remote.wal.journal import Journal, differences
+from remote.wal.untold import BYTES_MAX
 from tests.sim.history import TopicPartition, WalGone, WalLook
 from tests.sim.node import Node
+from tests.sim.tier import MetadataLog
 from tests.sim.tier_checks import FINISHED
 from tests.sim.wallog import Fold, Lineage, Slice, lineage, valid_end
 
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
-
-
-COLLECTS = False
-"""Whether brokers take away what nothing needs."""
 
 
 class WalWatch:
@@ -36,6 +38,9 @@ class WalWatch:
         self._most: dict[tuple[int, int, str], WalLook] = {}
         self.is_toggled = False
         """Whether topics are taken out of the tier, and what it had of them then is needed no longer."""
+        self.rests = False
+        """Whether a run goes on until what nothing needs is gone, and all is told."""
+        self._metadata_log = MetadataLog(REMOTE_WAL_LOG_METADATA, _decode)
 
     @property
     def fold(self) -> Fold:
@@ -66,7 +71,7 @@ class WalWatch:
         for row in seen.objects[named.seq].table.rows:
             self._stage.history.wal_gone += self._needed(key, row)
 
-    def _needed(self, key: str, row: Row) -> Iterator[WalGone]:
+    def _needed(self, key: str, row: combined_object.Row) -> Iterator[WalGone]:
         stage = self._stage
         topic = stage.truth.image.topic_by_id(row.topic_id)
         if topic is None or row.partition >= len(topic.partitions):
@@ -115,7 +120,7 @@ class WalWatch:
 
     def restless(self) -> list[str]:
         """Objects that nothing needs any more and that are there."""
-        if not COLLECTS:
+        if not self.rests:
             return []
         objects, image = self._stage.bucket.objects, self._stage.truth.image
         starts: dict[TopicPartition, int] = {}
@@ -135,7 +140,26 @@ class WalWatch:
                         is_dead = is_dead and row.end <= starts[tp]
                 if is_void or is_dead:
                     found.append(wal_key(stream, seq))
-        return found
+        return found + self.untold()
+
+    def untold(self) -> list[str]:
+        """Where the topic about the tier says something else than the bucket, by its leaders' disks."""
+        stage, name = self._stage, REMOTE_WAL_LOG_METADATA
+        journal = Journal()
+        for tp in stage.partitions_of([name]) if name in stage.truth.image.topics else []:
+            leader = stage.leader(tp)
+            if leader is None or not leader.is_ready:
+                return [f"nobody leads {tp}"]
+            for said in self._metadata_log.said(leader.disk, leader.log_dirs, tp[1]):
+                assert isinstance(said, tuple)
+                journal.apply(*said)
+        bucket = {
+            Place(stream, seq): seen.objects[seq].table
+            for stream, seen in self.fold.streams.items()
+            for seq in range(seen.boundary + 1, len(seen.counted_at))
+            if wal_key(stream, seq) in stage.bucket.objects
+        }
+        return [f"{each.what} {each.place}: {each.detail}" for each in differences(journal, bucket, journal)]
 
     def keep(self) -> None:
         """Into the history."""
@@ -143,14 +167,16 @@ class WalWatch:
         history.wal_changes = stage.bucket.wal_journal
         history.wal_reads = stage.bucket.wal_reads
         history.wal_looks = [*self._most.values()]
-        history.wal_left = (
-            ()
-            if not COLLECTS
-            else tuple(sorted(key for key in stage.bucket.objects if key.startswith("wal/")))
-        )
+        if self.rests:
+            history.wal_untold = tuple(self.untold())
+            history.wal_left = tuple(sorted(key for key in stage.bucket.objects if key.startswith(WAL)))
         for node in stage.ready():
             assert node.broker is not None
             history.wal_direct[node.id] = node.broker.components.wal_stats.direct_bytes_in
+
+
+def _decode(key: Any, value: Any) -> tuple[RowKey, Row | None]:
+    return decode_key(key), None if value is None else decode_row(value)
 
 
 def _held(node: Node) -> Mapping[str, tuple[int, int]]:
@@ -158,6 +184,13 @@ def _held(node: Node) -> Mapping[str, tuple[int, int]]:
     assert node.broker is not None
     components = node.broker.components
     tails = [each.tail for each in components.replicas.partitions() if each.tail is not None]
+    hydrator, telling = components.fetchers.hydrator, components.wal_telling
+    uploader = components.wal_uploader
+    assert hydrator is not None and telling is not None and uploader is not None
+    in_flight = node.config.remote_wal_log_manager_combiner_thread_pool_size
     return {
+        "bytes that are read": (hydrator.bytes_held, hydrator.bytes_max),
+        "bytes that are to be told": (telling.held_bytes, BYTES_MAX),
+        "objects that are put": (len(uploader._puts), in_flight),
         "extents of a partition": (max((len(tail.extents) for tail in tails), default=0), KEPT_MAX),
     }
