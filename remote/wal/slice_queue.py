@@ -24,6 +24,8 @@ from remote.bad_object import BadObject
 
 GAP_S: Final = 2.0
 """How long nothing may follow a gap at the end of a slice; then the leader is asked for what it has."""
+_POSITION_MAX: Final = (1 << 63) - 1
+"""What lies further in an object cannot be asked of a store."""
 
 
 class Slice:
@@ -50,6 +52,11 @@ class Slice:
     def begin(self, on_done: Callable[[], None]) -> None:
         """Take note of who is to know when the slice needs no memory any more."""
         self._on_done = on_done
+
+    def keep_own_bytes(self) -> None:
+        """Let go of what was read with the slice, which may be much more than was reserved for it."""
+        if self.data is not None:
+            self.data = memoryview(bytes(self.data))
 
     def done(self) -> None:
         on_done, self._on_done, self.data = self._on_done, None, None
@@ -94,7 +101,8 @@ class SliceQueue:
         known = self._slices[-1].pointer.end if self._slices else max(end, self._covered_to)
         if pointer.end <= known:
             return None
-        return pointer.start <= known and pointer.size > 0 and not self._asks_bytes
+        is_inside = pointer.size > 0 and pointer.position + pointer.size <= _POSITION_MAX
+        return pointer.start <= known and is_inside and not self._asks_bytes
 
     def add(self, pointer: SlicePointer) -> Slice:
         added = Slice(pointer)
@@ -124,7 +132,9 @@ class SliceQueue:
         each.done()
 
     def got_bytes(self) -> None:
-        """Take note that the leader has sent records: what comes next may be read from the store again."""
+        """Take note that the leader has sent records, in the place of what it pointed to before: what comes
+        next may be read from the store again."""
+        self.drop()
         self._asks_bytes = False
 
     def fail(self) -> None:

@@ -157,8 +157,8 @@ class Tail:
             return Offer.BYTES
         return Offer.BYTES if self.is_direct else Offer.NOTHING
 
-    def pointers(self, offset: int, *, max_bytes: int) -> list[Extent]:
-        return self.extents.after(offset, max_bytes=max_bytes, count_max=POINTED_AT_ONCE)
+    def pointers(self, offset: int, *, max_bytes: int, count_max: int = POINTED_AT_ONCE) -> list[Extent]:
+        return self.extents.after(offset, max_bytes=max_bytes, count_max=min(count_max, POINTED_AT_ONCE))
 
     def unstored_s(self, end: int, now: float) -> float:
         """Return for how many seconds the oldest record has waited that is not stored."""

@@ -252,6 +252,8 @@ class Hydrating:
                 if taken >= TURN_BYTES:
                     taken = 0
                     await asyncio.sleep(0)
+        for _, each in read.slices:
+            each.keep_own_bytes()
         # what waits for a slice of another read is not waited for here
         self._reads.pop(read, None)
         self._has_moved.set()

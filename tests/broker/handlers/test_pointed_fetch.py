@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from broker.handlers.follower_fetch import GATHER_S, POINTED_WATERMARK_WAIT_S
+from broker.replicas.read import POINTERS_MAX
 from protocol.fetch import FetchedByReplica, FetchItem, encode_replica_fetch, parse_replica_fetch
 from protocol.pointers import BYTES, FROM_OFFSET, ObjectPlace
 from remote.keys import Stream
 from remote.wal.combined_object import Place
 from remote.wal.extents import Extent
-from remote.wal.tail import EndTimes, Tail, TailKey
+from remote.wal.tail import POINTED_AT_ONCE, EndTimes, Tail, TailKey
 from tests.broker.replication_driver import Replicas
 
 LEADER, FOLLOWER = 1, 2
@@ -35,6 +36,9 @@ class AskingFollower:
         leader = self.world.nodes[LEADER].partition()
         epoch = leader.leader_epoch
         item = FetchItem(leader.topic_id, 0, epoch, offset, epoch if offset else -1, max_bytes, 0, pointed)
+        return await self.ask_items([item], wait_ms=wait_ms)
+
+    async def ask_items(self, items: list[FetchItem], *, wait_ms: int = 0) -> FetchedByReplica:
         frame = encode_replica_fetch(
             1,
             "follower",
@@ -45,7 +49,7 @@ class AskingFollower:
             max_bytes=10 << 20,
             session_id=self.session_id,
             session_epoch=self.session_epoch,
-            items=[item],
+            items=items,
             forgotten=[],
             takes_pointers=self.takes_pointers,
         )
@@ -56,9 +60,9 @@ class AskingFollower:
         return answer
 
 
-def begin(world: Replicas) -> Tail:
+def begin(world: Replicas, topic: str = "t") -> Tail:
     """Have the leader's partition use the tier, from the beginning of its log."""
-    partition = world.nodes[LEADER].partition()
+    partition = world.nodes[LEADER].partition(topic=topic)
     tail = Tail(
         TailKey(partition.topic_id, 0),
         leader_epoch=partition.leader_epoch,
@@ -70,20 +74,20 @@ def begin(world: Replicas) -> Tail:
     return tail
 
 
-def store(world: Replicas, end: int, *, size: int = 100) -> None:
+def store(world: Replicas, end: int, *, size: int = 100, topic: str = "t", seq: int | None = None) -> None:
     """Count everything up to `end` as stored in one more object, as an uploader does."""
-    partition = world.nodes[LEADER].partition()
+    partition = world.nodes[LEADER].partition(topic=topic)
     tail = partition.tail
     assert tail is not None
-    seq = len(tail.extents)
+    seq = len(tail.extents) if seq is None else seq
     extent = Extent(tail.stored_to, end, 0, Place(STREAM, seq), 500, size, 9)
     tail.stored(extent, world.loop.now)
     world.nodes[LEADER].here(world.nodes[LEADER].replicas.purgatory.wake_followers, partition)
 
 
-async def append(world: Replicas, *values: bytes) -> None:
-    await world.append(LEADER, *values, acks=1)
-    partition = world.nodes[LEADER].partition()
+async def append(world: Replicas, *values: bytes, topic: str = "t") -> None:
+    await world.append(LEADER, *values, acks=1, topic=topic)
+    partition = world.nodes[LEADER].partition(topic=topic)
     assert partition.tail is not None
     partition.tail.end_times.note(partition.log.log_end_offset, world.loop.now)
 
@@ -166,6 +170,36 @@ def test_what_waits_for_the_store_for_too_long_is_sent_and_ends_a_wait() -> None
         leader.here(leader.replicas.wake_committed, leader.partition())
         async with asyncio.timeout(0.5):
             assert len((await asking).partitions[0].records)
+
+    Replicas(2).run(main)
+
+
+def test_one_answer_points_to_so_many_slices_and_the_other_partitions_come_next() -> None:
+    """A follower that was away for a while is behind in each of a thousand partitions."""
+
+    async def main(world: Replicas) -> None:
+        topics = [f"t{at}" for at in range(POINTERS_MAX // POINTED_AT_ONCE + 5)]
+        items = []
+        for at, topic in enumerate(topics):
+            world.create(LEADER, FOLLOWER, topic=topic)
+            begin(world, topic)
+            await append(world, *[b"x"] * POINTED_AT_ONCE, topic=topic)
+            for end in range(1, POINTED_AT_ONCE + 1):
+                store(world, end, topic=topic, seq=at * POINTED_AT_ONCE + end)
+            partition = world.nodes[LEADER].partition(topic=topic)
+            items.append(FetchItem(partition.topic_id, 0, partition.leader_epoch, 0, -1, 1 << 20, 0))
+        world.nodes[FOLLOWER].process.die()
+        follower = AskingFollower(world)
+        first = await follower.ask_items(items)
+        pointed = [each for each in first.partitions if each.pointers]
+        assert sum(len(each.pointers) for each in pointed) == POINTERS_MAX
+        # what was pointed to is on its way; the rest is asked for as before
+        ends = {each.topic_id: each.pointers[-1].end for each in pointed}
+        second = await follower.ask_items(
+            [item._replace(pointed=ends[item.topic]) for item in items if item.topic in ends]
+        )
+        found = sum(len(each.pointers) for answer in (first, second) for each in answer.partitions)
+        assert found == len(topics) * POINTED_AT_ONCE
 
     Replicas(2).run(main)
 

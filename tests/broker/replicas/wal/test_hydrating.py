@@ -469,6 +469,64 @@ def test_many_small_slices_leave_the_loop_its_turns() -> None:
     Replicas(2).run(main)
 
 
+def test_a_slice_that_waits_keeps_its_own_bytes_and_not_all_that_was_read_with_it() -> None:
+    async def main(world: Replicas) -> None:
+        wal = await followed(world, "t", "u")
+        world.store.held[wal.key(0)] = asyncio.Event()
+        await wal.append(b"slow")
+        await wal.copy("t")
+        await wal.append(b"small")
+        await wal.append(bytes(1_000_000), topic="u")
+        await wal.copy("t", "u")
+        await world.until(is_even(world, "u"))
+        positions = world.nodes[FOLLOWER].fetchers._positions.values()
+        (waiting,) = [each for at in positions for each in at.slices._slices if each.data is not None]
+        assert len(waiting.data.obj) == waiting.pointer.size < 1000
+        world.store.held[wal.key(0)].set()
+        await world.until(is_even(world, "t"))
+        assert world.nodes[FOLLOWER].values() == [b"slow", b"small"]
+
+    Replicas(2).run(main)
+
+
+def test_records_from_the_leader_take_the_place_of_slices_on_their_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A leader that uses the tier no more sends what it pointed to, and more."""
+
+    async def main(world: Replicas) -> None:
+        wal = await followed(world)
+        world.store.held[wal.key(0)] = asyncio.Event()
+        await wal.append(b"a")
+        await wal.copy()
+        await world.until(lambda: world.store.ranges)
+        await wal.append(b"b")
+        world.nodes[LEADER].partition().tail = None
+        await world.until(is_even(world))
+        hydrator = world.nodes[FOLLOWER].fetchers.hydrator
+        assert hydrator.bytes_held == 0
+        world.store.held[wal.key(0)].set()
+        await asyncio.sleep(0.3)
+        assert world.nodes[FOLLOWER].values() == [b"a", b"b"]
+        assert stats_of(world.nodes[FOLLOWER]).hydration_failures == 0
+        assert "not appended" not in caplog.text
+
+    Replicas(2).run(main)
+
+
+@pytest.mark.parametrize("position", [(1 << 63) - 10, (1 << 64) - 1])
+def test_a_pointer_past_what_an_object_can_hold_is_not_followed(position: int) -> None:
+    async def main(world: Replicas) -> None:
+        wal = await followed(world)
+        await wal.append(b"a")
+        (extent,) = await wal.copy(tells=False)
+        wal.tell([(world.nodes[LEADER].partition(), extent._replace(position=position))])
+        await world.until(is_even(world))
+        assert world.store.ranges == []
+
+    Replicas(2).run(main)
+
+
 @pytest.mark.requirement("1176-17", "1176-42")
 def test_acks_all_goes_by_the_store_and_without_it() -> None:
     """The whole road, with the leader's own uploads: through a store that is there, away, and there again."""
