@@ -34,6 +34,7 @@ WAL = {OF_TOPIC: "true"}
 INTERVAL = {"remote.wal.log.manager.combiner.task.interval.ms": "50"}
 HYDRATED, DIRECT_IN = "tidewal_wal_hydrated_bytes_total", "tidewal_wal_direct_bytes_in_total"
 DIRECT_OUT, DIRECT = "tidewal_wal_direct_bytes_out_total", "tidewal_wal_direct_partitions"
+UNSTORED = "tidewal_wal_unstored_bytes"
 REPLICATED = "kafka_server_brokertopicmetrics_replicationbytesin_total"
 SHRINKS = "kafka_server_replicamanager_isrshrinks_total"
 BACK_S = 10.0
@@ -130,7 +131,8 @@ class WalCluster:
                 moved, before[node_id] = now - before.get(node_id, now), now
                 found = [moved.value(HYDRATED), moved.value(DIRECT_IN), now.value(DIRECT)]
                 if not found[0] or any(found[1:]):
-                    seen.append(f"{node_id}: hydrated, direct, direct partitions: {found}")
+                    found.append(now.value(UNSTORED))
+                    seen.append(f"{node_id}: hydrated, direct, direct partitions, unstored: {found}")
             return not seen
 
         try:

@@ -33,6 +33,10 @@ BUCKET = "wal"
 SYSTEM = "remote.log.wal.storage.system.enable"
 OF_TOPIC = "remote.wal.storage.enable"
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+METADATA_ALONE = {
+    "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+    "rlmm.config.remote.log.metadata.topic.min.isr": "1",
+}
 STAGES = ("wait", "copy", "told", "report", "get", "append")
 SLOW_TURN_S = 0.005
 
@@ -133,9 +137,9 @@ def _store(store: str, folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 def refused(which: str, folder: Path) -> Iterator[brokers.Broker]:
     """Start one broker on a core of its own, with a local store that refuses every object of the tier: where
     their folder should be there is a file."""
-    store = folder / "store"
+    store, settings = folder / "store", {**settings_of(which), **METADATA_ALONE}
     core, _ = brokers.two_cores()
-    broker = brokers.Tidewal(folder / "broker", {core}, store=f"file://{store}", settings=settings_of(which))
+    broker = brokers.Tidewal(folder / "broker", {core}, store=f"file://{store}", settings=settings)
     with _emptied(folder), broker:
         store.mkdir()
         (store / "wal").write_bytes(b"")
