@@ -196,7 +196,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     return Plan(
         brokers=brokers,
         replicas=replicas,
-        properties={**_properties(rng, brokers), **of_brokers, **tier_of_brokers, **wal_of_brokers},
+        properties={**_properties(rng, brokers), **of_brokers, **wal_of_brokers, **tier_of_brokers},
         topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
         topic_configs={
             **_topic_configs(rng, replicas),
@@ -342,7 +342,12 @@ def _in_wal(rng: random.Random, brokers: int) -> tuple[dict[str, str], dict[str,
         "remote.wal.log.manager.combiner.task.upload.bytes": rng.choice(("1024", "4096", str(4 << 20))),
         WAL_UPLOADS: rng.choice(("1", "4", "4")),
     }
-    return of_brokers, {WAL_ENABLE: "true"}
+    of_metadata = {
+        "rlmm.config.remote.log.metadata.topic.num.partitions": "2",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": str(min(3, brokers)),
+        "rlmm.config.remote.log.metadata.topic.min.isr": str(min(2, brokers)),
+    }
+    return of_brokers | of_metadata, {WAL_ENABLE: "true"}
 
 
 def _wal_faults(rng: random.Random, last_s: float) -> tuple[Fault, ...]:
