@@ -583,7 +583,7 @@ def _parse_answer(frame: memoryview) -> FetchedByReplica:
     objects, _ = read_tag(frame, at, POINTER_TAG)
     places = () if objects is None else read_objects(objects)
     for fetched in partitions:
-        if any(pointer.object >= len(places) for pointer in fetched.pointers):
+        if fetched.pointers and any(pointer.object >= len(places) for pointer in fetched.pointers):
             raise MalformedRequest("a Fetch response points to an object that it does not list")
     return FetchedByReplica(correlation_id, throttle_ms, error, session_id, partitions, places)
 

@@ -19,7 +19,10 @@ from typing import Final, NamedTuple
 from remote.wal.combined_object import Place
 
 KEPT_MAX: Final = 512
-"""At 50 cuts a second ten seconds of one partition: a follower further behind gets bytes."""
+"""At 50 cuts a second ten seconds of one partition: a follower further behind gets bytes. So many take
+140 KiB."""
+FORGET_AT: Final = 32
+"""Fewer are kept whether or not a follower lacks them."""
 
 
 class Extent(NamedTuple):
@@ -66,6 +69,12 @@ class Extents:
         if self._kept and extent.start != self._kept[-1].end:
             self._kept.clear()
         self._kept.append(extent)
+
+    def forget(self, below: int) -> None:
+        """Forget those that lie wholly below an offset, but the newest `FORGET_AT`."""
+        kept = self._kept
+        while len(kept) > FORGET_AT and kept[0].end <= below:
+            kept.popleft()
 
     def clear(self) -> None:
         self._kept.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum, auto
 from math import inf
 from operator import itemgetter
@@ -20,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from remote.wal.combined_object import Place
-from remote.wal.extents import Extent, Extents
+from remote.wal.extents import FORGET_AT, Extent, Extents
 
 DIRECT_AFTER_S: Final = 2.0
 """What has waited for the store so long is sent to followers, like all that follows it."""
@@ -133,6 +134,14 @@ class Tail:
         self.stored_at = now
         self.stored_to = max(self.stored_to, extent.end)
         self.previous = extent.place
+
+    def forget_read(self, ends: Iterable[int]) -> None:
+        """Forget what no follower lacks, given where their logs end. One whose log ends below all that is
+        known is sent records whatever is kept."""
+        extents = self.extents
+        if len(extents) > FORGET_AT:
+            start = extents.start
+            extents.forget(min((end for end in ends if end >= start), default=self.stored_to))
 
     def rewind(self) -> None:
         """Cut again what did not come to the store: the stream was sealed."""

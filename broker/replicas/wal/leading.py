@@ -247,6 +247,7 @@ class WalLeading:
         if self._led.get(partition) is not led:
             return
         partition.stored_to = led.tail.stored_to
+        led.tail.forget_read(follower.end_offset for follower in partition.followers())
         self._replicas.purgatory.wake_followers(partition)
 
     def unreadable(self, led: Led, error: KafkaError) -> None:

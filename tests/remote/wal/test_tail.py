@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remote.keys import Stream
 from remote.wal.combined_object import Place
-from remote.wal.extents import Extent
+from remote.wal.extents import FORGET_AT, Extent
 from remote.wal.tail import DIRECT_AFTER_S, EndTimes, Offer, Tail, TailKey
 
 KEY = TailKey(UUID(int=7), 0)
@@ -46,6 +46,20 @@ def test_a_record_is_told_to_be_older_than_it_is_by_less_than_the_spacing(
     else:
         assert written - 0.5 < told <= written
     assert times.appended_at(end) is None
+
+
+def test_what_no_follower_lacks_is_forgotten_but_a_few() -> None:
+    it = tail()
+    count = 3 * FORGET_AT
+    for at in range(count):
+        it.stored(extent(10 * at, 10 * at + 10), 0.0)
+    it.forget_read([10 * count, 105, -1])
+    assert (it.extents.start, it.offer(105, 10 * count)) == (100, Offer.POINTERS)
+    it.forget_read([10 * count, 99, -1])
+    assert (len(it.extents), it.extents.end) == (FORGET_AT, 10 * count)
+    assert it.offer(99, 10 * count) is Offer.BYTES, "what it lacks was forgotten before"
+    it.forget_read([])
+    assert len(it.extents) == FORGET_AT
 
 
 @pytest.mark.requirement("1176-42")

@@ -23,6 +23,7 @@ from remote.wal.combined_object import (
     decode_table,
     encode_table,
 )
+from remote.wal.extents import FORGET_AT
 from remote.wal.tail import DIRECT_AFTER_S
 from tests.broker.replication_driver import Node, Replicas
 
@@ -98,6 +99,26 @@ def test_what_is_appended_is_stored_within_the_interval_and_followers_are_pointe
         assert tail is not None
         assert [(each.start, each.end) for each in tail.extents] == [(0, 2), (2, 3)]
         assert world.nodes[1].partition().stored_to == 3
+
+    run(main, 2)
+
+
+def test_a_leader_remembers_no_more_slices_than_its_followers_may_still_read() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        for _ in range(2 * FORGET_AT):
+            await world.append(1, b"x")
+        await until_stored(world, 1)
+        tail = world.nodes[1].partition().tail
+        assert tail is not None
+        assert len(tail.extents) <= FORGET_AT + 1
+        world.fabric.cut("node1", "node2")
+        for _ in range(FORGET_AT + 10):
+            await world.append(1, b"x", acks=1)
+            await until_stored(world, 1)
+        assert len(tail.extents) >= FORGET_AT + 10, "the follower lacks them"
+        world.fabric.heal()
+        await world.agree(1, 2)
 
     run(main, 2)
 
