@@ -85,6 +85,8 @@ class Combiner(Generic[K]):
     def forget(self, key: K) -> None:
         """Store nothing more of a partition, which is led no longer or does not use the tier."""
         self._dirty.pop(key, None)
+        if self._cut is not None:
+            self._cut.forget(key)
 
     def oldest(self, now: float) -> float:
         """Return for how many seconds something has waited for a cut, 0 where nothing waits."""
@@ -122,7 +124,7 @@ class Combiner(Generic[K]):
 class Cut(Generic[K]):
     """One object being filled."""
 
-    __slots__ = ("_dirty", "_held_back", "_limit", "_share", "_to_offer", "bytes", "current")
+    __slots__ = ("_dirty", "_held_back", "_limit", "_offered", "_share", "_to_offer", "bytes", "current")
 
     def __init__(self, dirty: OrderedDict[K, float], limit: int) -> None:
         self.bytes = 0
@@ -130,6 +132,7 @@ class Cut(Generic[K]):
         self._dirty = dirty
         self._limit = limit
         self._to_offer = len(dirty)
+        self._offered: set[K] = set()
         self._share = limit if len(dirty) == 1 else max(limit // SHARES, 1)
         self._held_back: OrderedDict[K, float] = OrderedDict()
         """Partitions whose next slice did not fit, which come first next time."""
@@ -139,8 +142,11 @@ class Cut(Generic[K]):
         assert self.current is None, self.current
         if self._to_offer and self._dirty and self.bytes < self._limit:
             self._to_offer -= 1
-            self.current = next(iter(self._dirty))
-            return self.current
+            key = next(iter(self._dirty))
+            if key not in self._offered:  # all before it were, or were given up
+                self._offered.add(key)
+                self.current = key
+                return key
         self.end()
         return None
 
@@ -172,6 +178,10 @@ class Cut(Generic[K]):
             self._dirty[key] = now
         else:
             self._held_back[key] = since
+
+    def forget(self, key: K) -> None:
+        """Do not offer again what did not fit."""
+        self._held_back.pop(key, None)
 
     def end(self) -> None:
         """Offer nothing more."""

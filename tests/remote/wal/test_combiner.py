@@ -166,3 +166,32 @@ def test_what_a_producer_waits_for_leaves_sooner_while_nothing_else_is_under_way
     combiner.ended(0.005, loop_s=0.0)
     combiner.mark("a", 0.006, is_awaited=True)
     assert combiner.wait_s(0.006, is_idle=True) == pytest.approx(0.019)
+
+
+def test_a_partition_that_is_given_up_while_its_slice_does_not_fit_is_offered_no_more() -> None:
+    combiner: Combiner[str] = Combiner(interval_s=0.02, object_bytes=OBJECT_BYTES)
+    combiner.mark("a", 0.0)
+    combiner.mark("b", 0.0)
+    cut = combiner.begin(0.0)
+    assert cut.next() == "a"
+    cut.took(20, has_more=False, now=0.0)
+    assert cut.next() == "b"
+    cut.took(0, has_more=True, now=0.0)
+    combiner.forget("b")
+    cut.end()
+    assert "b" not in combiner
+    assert not len(combiner)
+
+
+def test_a_partition_is_offered_once_in_a_cut_although_others_are_given_up_meanwhile() -> None:
+    combiner: Combiner[str] = Combiner(interval_s=0.02, object_bytes=OBJECT_BYTES)
+    for key in "abc":
+        combiner.mark(key, 0.0)
+    cut = combiner.begin(0.0)
+    assert cut.next() == "a"
+    cut.took(20, has_more=True, now=0.0)
+    combiner.forget("b")
+    assert cut.next() == "c"
+    cut.took(20, has_more=False, now=0.0)
+    assert cut.next() is None
+    assert "a" in combiner
