@@ -159,6 +159,8 @@ class Broker:
         await components.cluster.join(ports=ports, task_group=self._tasks, has_log=has_log)
         take_configs(components)
         await _in_slices(components.replicas.load(components.cluster.image))
+        if components.wal_collecting is not None:
+            await components.wal_collecting.learn()
         if components.wal_uploader is not None:
             components.wal_uploader.start(self._tasks)
         if components.wal_leading is not None:

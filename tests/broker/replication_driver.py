@@ -180,6 +180,8 @@ class Node:
                 self.components.tiering.start(tasks)
             if self.components.restores is not None:
                 self.components.restores.start()
+            if self.components.wal_collecting is not None:
+                await self.components.wal_collecting.learn()
             if self.components.wal_uploader is not None:
                 self.components.wal_uploader.start(tasks)
             if self.components.wal_leading is not None:

@@ -16,6 +16,7 @@ away with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -44,6 +45,9 @@ LOOK_EVERY_ROUNDS: Final = 10
 HEARD_FROM_S: Final = 600.0
 """A replica that was silent for longer is sent records directly when it comes back."""
 STREAMS_A_ROUND: Final = 32
+LEARN_S: Final = 2.0
+"""A start waits so long for what others and an earlier life said."""
+LEARN_PAUSE_S: Final = 0.1
 LOOKED_AT_ONCE: Final = 256
 
 logger = logging.getLogger(__name__)
@@ -167,6 +171,26 @@ class WalCollecting:
         key = (topic_id, partition)
         floors = [said[key] for said in self.floors.said.values() if key in said]
         return stored_before(floors, topic_id, partition, epochs.entries())
+
+    async def learn(self) -> None:
+        """Read for a short time what was stored before this start: what is led here at once would be stored
+        once more from its beginning."""
+        if not self._parts.is_used:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEARN_S):
+                while True:
+                    if await self._learned():
+                        return
+                    await asyncio.sleep(LEARN_PAUSE_S)
+
+    async def _learned(self) -> bool:
+        try:
+            await self._read_floors()
+        except StoreError as error:
+            self._trouble.failed("", "the store", error)
+            return False
+        return True
 
     async def run(self) -> None:
         """Take a round soon, and then every half a minute."""

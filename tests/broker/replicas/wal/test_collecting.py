@@ -10,9 +10,10 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from broker.control.metadata_records import ConfigChanged, ControllerElected
-from broker.replicas.wal.collecting import CurrentFloors, WalCollecting
-from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key
-from remote.wal.combined_object import ObjectKind, decode_table
+from broker.replicas.wal.collecting import LEARN_S, CurrentFloors, WalCollecting
+from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key, wal_key
+from remote.store.object_store import StoreError
+from remote.wal.combined_object import ObjectKind, Row, decode_table
 from remote.wal.floors import Floor, decode_floors
 from storage.epochs import EpochCache
 from tests.broker.replication_driver import Replicas
@@ -61,6 +62,16 @@ def streams(world: Replicas) -> dict[Stream, list[int]]:
         if named and named.part is WalPart.OBJECT and decode_table(data).head.kind is ObjectKind.SLICES:
             found.setdefault(named.stream, []).append(named.seq)
     return found
+
+
+def all_rows(world: Replicas) -> list[Row]:
+    """In the order of their places."""
+    return [
+        row
+        for stream, numbers in streams(world).items()
+        for seq in numbers
+        for row in decode_table(world.store.objects[wal_key(stream, seq)]).rows
+    ]
 
 
 def objects(world: Replicas) -> int:
@@ -232,6 +243,34 @@ def test_a_new_leader_learns_how_far_its_predecessor_had_stored() -> None:
         assert known(world.id_of("t"), 0, epochs) == 3
         assert known(world.id_of("t"), 0, EpochCache([(0, 0)])) == 4
         assert known(world.id_of("t"), 1, epochs) is None
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-18")
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_broker_that_leads_at_once_after_its_start_goes_on_where_it_had_stored(
+    is_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(key: str) -> bytes:
+        raise StoreError("503")
+
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        await store_some(world, 1, 4)
+        await rounds(world, 1)
+        world.kill(1)
+        began = world.loop.now
+        with monkeypatch.context() as away:
+            if is_away:
+                away.setattr(world.store, "get", refused)
+            await world.start(1)
+        assert (world.loop.now - began >= LEARN_S) is is_away
+        assert world.loop.now - began < LEARN_S + 1.0
+        await store_some(world, 1, 1)
+        starts = [row.start for row in all_rows(world) if row.topic_id == world.id_of("t")]
+        assert starts[:4] == [0, 1, 2, 3]
+        assert starts[4] == (0 if is_away else 4)
 
     run(main)
 
