@@ -29,8 +29,9 @@ from remote.wal.tail import Tail
 from storage.log import AbstractLog
 
 NAMED_MAX: Final = 10
-JOIN_LAG_S: Final = 2.0
-"""A replica that reads from the store and has all records up to those so old is waited for until it joins."""
+JOIN_LAG_S: Final = 1.0
+"""A replica that reads from the store is waited for until it joins, once all that it lacks is so young, or
+younger than what the store itself lacks and so much. Producers wait meanwhile."""
 
 
 class CommitWaiter(Protocol):
@@ -488,10 +489,15 @@ class Partition:
         it lacks is young enough: one that reads from the store is always behind, and may report an offset
         later than the Fetch by which it would count as caught up."""
         tail, end = self.tail, follower.end_offset
-        since = None if tail is None or end < 0 or end >= leader_end else tail.end_times.appended_at(end)
-        if since is None:
+        if tail is None or end < 0 or end >= leader_end or (tail.is_direct and not is_member):
+            since = None
+        else:
+            since = tail.end_times.appended_at(end)
+        if tail is None or since is None:
             return follower.is_caught_up(leader_end, now=now, lag_s=lag_s)
-        return now - since <= (lag_s if is_member else min(lag_s, JOIN_LAG_S))
+        if not is_member:
+            lag_s = min(lag_s, tail.unstored_s(leader_end, now) + JOIN_LAG_S)
+        return now - since <= lag_s
 
     def followers(self) -> Iterable[Follower]:
         return self._followers.values()

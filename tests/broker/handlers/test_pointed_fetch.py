@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -291,6 +292,28 @@ def test_a_follower_that_is_always_a_little_behind_stays_in_sync() -> None:
         await world.until(lambda: world.isr() == (LEADER,))
 
     Replicas(2, replica_lag_time_max_ms="3000").run(main)
+
+
+@pytest.mark.requirement("1176-42")
+def test_a_follower_joins_that_is_as_far_behind_as_a_slow_store_holds_it() -> None:
+    """Records may wait two seconds for the store before they are sent. Where it has all at once, nobody
+    waits for one that is as far behind."""
+
+    async def join(world: Replicas, lag_of_store: int) -> None:
+        follower = alone(world)
+        await append(world, b"0")
+        store(world, 1)
+        world.change(isr=(LEADER,))
+        for at in range(1, 100):
+            await append(world, b"x")
+            store(world, max(at - lag_of_store, 1))
+            await follower.ask(max(at - 25, 0))
+            await asyncio.sleep(0.1)
+        is_waited_for = world.nodes[LEADER].partition().log.high_watermark < 90
+        assert (world.isr() == (LEADER, FOLLOWER)) is is_waited_for is (lag_of_store > 0)
+
+    for lag_of_store in (18, 0):
+        Replicas(2).run(partial(join, lag_of_store=lag_of_store))
 
 
 def test_a_new_epoch_points_to_nothing_of_the_one_before() -> None:
