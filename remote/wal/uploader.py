@@ -62,6 +62,8 @@ BACKLOG_AHEAD_S: Final = 0.02
 READ_HERE_BYTES: Final = 64 << 10
 """A slice of a backlog up to this size is read on the loop: a thousand in a cut, each by way of another
 thread, would take seconds."""
+READ_AGAIN_S: Final = 1.0
+"""A log that could not be read is read again so much later, if nothing is appended before."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 """The pauses between attempts at one object, each of which lasts for seconds itself."""
@@ -92,7 +94,7 @@ class Source(Protocol):
         """Take note that more of the tail counts."""
 
     def unreadable(self, error: KafkaError) -> None:
-        """Take note that the log could not be read; it is tried again with the next append."""
+        """Take note that the log could not be read; it is tried again in a while."""
 
 
 class Writer(Protocol):
@@ -179,6 +181,9 @@ class Uploader:
         self._parked: dict[Source, None] = {}
         """With a backlog that is not yet due."""
         self._backlog_due = 0.0
+        self._unread: dict[Source, None] = {}
+        """Those whose logs could not be read."""
+        self._read_again_at = 0.0
         self._stream: Stream | None = None
         self._window: Window[_Sent] | None = None
         self._generation = 0
@@ -216,6 +221,7 @@ class Uploader:
         """Read nothing more of it. What was cut of it is stored all the same."""
         self._sources.pop(source, None)
         self._parked.pop(source, None)
+        self._unread.pop(source, None)
         self._combiner.forget(source)
 
     def mark(self, source: Source) -> None:
@@ -292,6 +298,8 @@ class Uploader:
             waits.append(wait_s)
         if self._parked:
             waits.append(max(self._backlog_due - BACKLOG_AHEAD_S - now, TURN_S))
+        if self._unread:
+            waits.append(max(self._read_again_at - now, TURN_S))
         return min(waits, default=None)
 
     def _may_cut(self) -> bool:
@@ -391,7 +399,12 @@ class Uploader:
                     piece = _piece(source, found, found.read())
             except (OSError, KafkaError) as error:
                 source.unreadable(error if isinstance(error, KafkaError) else log.flush_failed(error))
-                cut.took(0, has_more=False, now=self._loop.time())
+                now = self._loop.time()
+                cut.took(0, has_more=False, now=now)
+                if source in self._sources:
+                    if not self._unread:
+                        self._read_again_at = now + READ_AGAIN_S
+                    self._unread[source] = None
                 continue
             if piece is not None:
                 pieces.append(piece)
@@ -433,6 +446,10 @@ class Uploader:
         if self._parked and self._backlog_due <= self._loop.time() + BACKLOG_AHEAD_S:
             parked, self._parked = self._parked, {}
             for source in parked:
+                self._combiner.mark(source, self._loop.time())
+        if self._unread and self._read_again_at <= self._loop.time():
+            unread, self._unread = self._unread, {}
+            for source in unread:
                 self._combiner.mark(source, self._loop.time())
 
     # --- sending ---

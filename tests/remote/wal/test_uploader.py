@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from remote.keys import WalPart, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import HEAD_READ_BYTES, INDEXED_OBJECTS, decode_index, decode_table
 from remote.wal.storage_manager import CombinedMetadata, CopiedObject
-from remote.wal.uploader import STOP_S
+from remote.wal.uploader import READ_AGAIN_S, STOP_S
+from storage.log import NoDescriptor
+from storage.segmented_log import SegmentedLog
 from tests.remote.wal.upload_rig import BATCH_MAX, IN_FLIGHT, OBJECT_BYTES, Rig
 from tests.remote.wal.wal_samples import some_object
 
@@ -171,6 +174,28 @@ def test_a_backlog_is_read_away_from_the_loop_behind_what_comes_in(monkeypatch: 
         assert rig.offloaded >= 5
         assert live.tail.stored_to >= live.log.log_end_offset - 3
         backlog.tail.is_direct = False
+
+    Rig().run(main)
+
+
+def test_a_log_that_could_not_be_read_is_read_again_although_nothing_is_appended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(rig: Rig) -> None:
+        led = rig.lead(0)
+        tries = []
+
+        def short_of_descriptors(self: SegmentedLog, *args: Any, **named: Any) -> Any:
+            tries.append(rig.loop.now)
+            raise NoDescriptor("too many open files")
+
+        with monkeypatch.context() as short:
+            short.setattr(SegmentedLog, "read_on", short_of_descriptors)
+            rig.append(0)
+            await asyncio.sleep(5 * READ_AGAIN_S)
+        assert 4 <= len(tries) <= 6
+        assert len(led.errors) == len(tries)
+        await rig.all_stored(2 * READ_AGAIN_S)
 
     Rig().run(main)
 
