@@ -33,6 +33,8 @@ from storage.log import AbstractLog
 
 LOOKED_AT_ONCE: Final = 256
 JUDGED_EVERY_S: Final = 0.1
+JUDGED_AT_ONCE: Final = 1000
+"""Takes a millisecond of the loop."""
 SPACING_MAX_S: Final = 0.25
 
 KnownStored = Callable[[UUID, int, EpochCache], int | None]
@@ -119,6 +121,8 @@ class WalLeading:
         self._led: dict[Partition, Led] = {}
         self._unstored: dict[Led, None] = {}
         """Those of which something waits for the store, or is sent directly."""
+        self._to_judge: list[Led] = []
+        """Of these, whom this round has still before it."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = False
         self._is_used = False
@@ -261,12 +265,21 @@ class WalLeading:
             self._timer = self._loop.call_later(JUDGED_EVERY_S, self._judge_all)
 
     def _judge_all(self) -> None:
+        """Judge a portion; so often that each has its turn in every `JUDGED_EVERY_S`."""
         self._timer = None
         now = self._loop.time()
-        for led in list(self._unstored):
-            self._judge(led, now)
+        if not self._to_judge:
+            self._to_judge = list(self._unstored)
+        portion = self._to_judge[-JUDGED_AT_ONCE:]
+        del self._to_judge[-JUDGED_AT_ONCE:]
+        share = len(portion) / max(len(self._unstored), len(portion), 1)
+        for led in portion:
+            if led in self._unstored:
+                self._judge(led, now)
         if self._unstored:
-            self._timer = self._loop.call_later(JUDGED_EVERY_S, self._judge_all)
+            self._timer = self._loop.call_later(share * JUDGED_EVERY_S, self._judge_all)
+        else:
+            self._to_judge.clear()
 
     def _judge(self, led: Led, now: float) -> None:
         tail, end = led.tail, led.noted_to

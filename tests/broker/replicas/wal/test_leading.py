@@ -10,7 +10,7 @@ import pytest
 
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerFenced, ConfigChanged
-from broker.replicas.wal.leading import JUDGED_EVERY_S, ClusterWriter
+from broker.replicas.wal.leading import JUDGED_EVERY_S, ClusterWriter, Led, WalLeading
 from protocol.records import iter_batches, iter_records
 from remote.keys import WAL, WalPart, parse_wal_key, wal_key
 from remote.store.object_store import PutResult, StoreError
@@ -306,3 +306,30 @@ def test_a_fenced_broker_opens_no_stream(fenced: bool) -> None:
         assert not writer.may_reopen(image.seq + 1)
 
     run(main, 1)
+
+
+@pytest.mark.requirement("1176-30")
+def test_many_partitions_are_judged_in_portions_and_each_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: dict[float, int] = {}
+    judge = WalLeading._judge
+
+    def counted(leading: WalLeading, led: Led, now: float) -> None:
+        judged[now] = judged.get(now, 0) + 1
+        judge(leading, led, now)
+
+    async def main(world: Replicas) -> None:
+        topics = [f"t{number}" for number in range(7)]
+        refuse_puts(world, monkeypatch)
+        for topic in topics:
+            world.create(1, 2, topic=topic, **ENABLE)
+            await world.append(1, b"a", acks=1, topic=topic)
+        began = world.loop.now
+        monkeypatch.setattr(WalLeading, "_judge", counted)
+        partitions = [world.nodes[1].partition(topic=topic) for topic in topics]
+        await world.until(lambda: all(each.tail is not None and each.tail.is_direct for each in partitions))
+        assert world.loop.now - began < DIRECT_AFTER_S + 3 * JUDGED_EVERY_S
+        assert max(judged.values()) <= 2
+        assert sum(judged.values()) < 7 * (DIRECT_AFTER_S / JUDGED_EVERY_S + 4)
+
+    monkeypatch.setattr("broker.replicas.wal.leading.JUDGED_AT_ONCE", 2)
+    run(main, 2)
