@@ -327,7 +327,8 @@ class FollowerFetch:
             self._count_pointers(tail, read)
         if read.part is not None:
             partition.stats.replication_bytes_out += read.part.size
-            if tail is not None:
+            if tail is not None and partition.log.config.remote_wal_storage_enable:
+                # topics of the brokers are stored as well, and never read from there
                 self._wal_stats.direct_bytes_out += read.part.size
             self._throttle.sent(
                 partition.log.config.leader_replication_throttled_replicas,

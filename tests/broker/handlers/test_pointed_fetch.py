@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -150,7 +150,11 @@ def test_records_are_sent_to_a_follower_that_asks_for_them_or_stands_below_what_
         assert len((await follower.ask(0)).partitions[0].records)
         assert (await follower.ask(1)).partitions[0].pointers
         assert len((await follower.ask(1, pointed=BYTES)).partitions[0].records)
-        assert world.nodes[LEADER].fetch_followers._wal_stats.direct_bytes_out > 0
+        stats, log = world.nodes[LEADER].fetch_followers._wal_stats, world.nodes[LEADER].partition().log
+        assert not stats.direct_bytes_out, "a topic of the brokers is stored, and not read from there"
+        log.config = replace(log.config, remote_wal_storage_enable=True)
+        assert len((await follower.ask(1, pointed=BYTES)).partitions[0].records)
+        assert stats.direct_bytes_out > 0
 
     Replicas(2).run(main)
 
