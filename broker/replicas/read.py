@@ -356,9 +356,10 @@ class FollowerReader:
                 fetched.is_due = fetched.is_due or error not in _LEADER_UNKNOWN
                 continue
             read = self._read_one(wanted, request, room, pointers_left, min_one=fetched.size == 0)
+            size = 0
             if read.part is not None:
                 size = read.part.size
-            else:
+            elif read.pointers:
                 size = sum(each.size for each in read.pointers)
                 pointers_left -= len(read.pointers)
             if size:
@@ -411,7 +412,10 @@ class FollowerReader:
             limit = min(wanted.max_bytes, room)
             if limit <= 0 and not min_one:
                 return read
-            offer = offer_to(wanted, partition, takes_pointers=request.takes_pointers)
+            # its offset is inside of the log, and most followers take records alone
+            offer = (
+                offer_to(wanted, partition, takes_pointers=True) if request.takes_pointers else Offer.BYTES
+            )
             if offer is Offer.POINTERS:
                 read.pointers = _pointers(wanted, partition, limit, pointers_left)
             elif offer is Offer.BYTES and not self._is_throttled(partition, request.replica_id):
