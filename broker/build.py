@@ -182,6 +182,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         wal_uploader.on_counted.append(wal_collecting.counted)
         wal_uploader.on_stream.append(wal_collecting.stream_changed)
         wal_leading.known_stored = wal_collecting.known_stored
+        wal_collecting.on_cold_lost.append(wal_leading.begin_anew)
         fetchers.hydrator = Hydrator(
             wal_manager,
             at_once=config.remote_wal_log_manager_thread_pool_size,
@@ -290,6 +291,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
     groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
     cluster.subscribe(counters.follow)
+    if wal_collecting is not None:
+        cluster.subscribe(wal_collecting.image_changed)  # after all of whom it tells
     dispatcher = Dispatcher(
         cluster=cluster,
         replicas=replicas,

@@ -5,10 +5,11 @@ says; how far a predecessor had stored a log. Does not own: computing floors (br
 objects (collector). FORMAT.md tells others the same layout. Pure.
 
 Invariants. What a row says stays true for ever, so an object that arrives late or is read late does no harm:
-in this leader epoch nobody needs a slice that ends at or below `floor`, and what older epochs have at and
-above `epoch_start` is void. A slice is dead only by the word of who leads its partition now, in the epoch in
-which he leads, or because its topic is gone from an image that is at least as new as the slice. Who does not
-know enough takes it for living.
+in this leader epoch nobody needs a slice that ends at or below `floor`, of those stored until then, and what
+older epochs have at and above `epoch_start` is void. A log that left a tier may be stored again in the same
+epoch: what is written by a newer image than the leader had when he spoke is not judged by that. A slice is
+dead only by the word of who leads its partition now, in the epoch in which he leads, or because its topic is
+gone from an image that is at least as new as the slice. Who does not know enough takes it for living.
 """
 
 from __future__ import annotations
@@ -113,16 +114,16 @@ class View(Protocol):
 
     def has_topic(self, topic_id: UUID) -> bool: ...
 
-    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
-        """Return what the partition's current leader said in its current epoch, None without a leader or
-        before it said anything."""
+    def floor(self, topic_id: UUID, partition: int, metadata_seq: int) -> Floor | None:
+        """Return what the partition's current leader said in its current epoch, once it had applied
+        `metadata_seq`; None without a leader or before it said anything."""
 
 
 def is_dead(row: Row, metadata_seq: int, view: View) -> bool:
     """Whether nobody needs a slice any more, of an object whose writer had applied `metadata_seq`."""
     if not view.has_topic(row.topic_id):
         return view.metadata_seq >= metadata_seq
-    floor = view.floor(row.topic_id, row.partition)
+    floor = view.floor(row.topic_id, row.partition, metadata_seq)
     if floor is None or floor.leader_epoch < row.leader_epoch:
         return False
     if floor.leader_epoch == row.leader_epoch:
@@ -135,11 +136,14 @@ def stored_before(
     floors: Iterable[Floor], topic_id: UUID, partition: int, epochs: Iterable[tuple[int, int]]
 ) -> int | None:
     """Return up to where predecessors had stored a log whose epochs begin as `epochs` tell, oldest first;
-    None if none of them said anything that holds for this log."""
+    None if none of them said anything that holds for this log. Nothing that was said before a leader who did
+    not store the log counts: since then it may have been collected."""
     starts = dict(epochs)
     known: int | None = None
-    for floor in floors:
-        if (floor.topic_id, floor.partition) != (topic_id, partition) or floor.stored_to < 0:
+    said = [floor for floor in floors if (floor.topic_id, floor.partition) == (topic_id, partition)]
+    since = max((floor.leader_epoch for floor in said if floor.stored_to < 0), default=-1)
+    for floor in said:
+        if floor.leader_epoch <= since:
             continue
         if floor.leader_epoch not in starts:
             continue  # nothing of that epoch is in this log, which may be another one below it too

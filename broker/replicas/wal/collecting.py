@@ -19,12 +19,12 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from broker.control.image import Image
+from broker.control.image import Delta, Image
 from broker.control.internal_topics import is_of_the_brokers
 from broker.replicas.partition import UNKNOWN, Partition
 from broker.replicas.trouble import Trouble
@@ -66,11 +66,18 @@ class Replicas(Protocol):
     def partitions(self) -> Iterator[Partition]: ...
 
 
+class Said(NamedTuple):
+    """What one broker said."""
+
+    metadata_seq: int
+    rows: dict[tuple[UUID, int], Floor]
+
+
 class CurrentFloors:
     """What the current leaders said, by the newest image (remote.wal.floors.View)."""
 
     def __init__(self, image: Callable[[], Image]) -> None:
-        self.said: dict[int, dict[tuple[UUID, int], Floor]] = {}
+        self.said: dict[int, Said] = {}
         """By broker: what it said last."""
         self._image = image
 
@@ -84,12 +91,15 @@ class CurrentFloors:
     def has_topic(self, topic_id: UUID) -> bool:
         return topic_id in self._image().topic_names
 
-    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
+    def floor(self, topic_id: UUID, partition: int, metadata_seq: int = -1) -> Floor | None:
         topic = self._image().topic_by_id(topic_id)
         if topic is None or partition >= len(topic.partitions):
             return None
         leads = topic.partitions[partition]
-        said = self.said.get(leads.leader, {}).get((topic_id, partition))
+        all_said = self.said.get(leads.leader)
+        if all_said is None or all_said.metadata_seq < metadata_seq:
+            return None
+        said = all_said.rows.get((topic_id, partition))
         return said if said is not None and said.leader_epoch == leads.leader_epoch else None
 
 
@@ -115,6 +125,9 @@ class WalCollecting:
         now_ms: Callable[[], int],
     ) -> None:
         self.floors = CurrentFloors(lambda: control.image)
+        self.on_cold_lost: list[Callable[[Partition], None]] = []
+        """Told of each partition led here that left the cold tier: what was collected for its sake is to be
+        stored again."""
         self.on_gone: list[OnStream] = []
         """Told of each stream whose writer is gone, once it has ended."""
         self.sealer = Sealer(
@@ -145,7 +158,10 @@ class WalCollecting:
         """The brokers and their epochs when the bucket was looked through last."""
         self._rounds = 0
         self._is_bucket_used = False
-        self._put: tuple[Floor, ...] = ()
+        self._put: Said | None = None
+        self._has_read_all = False
+        self._heard = -1
+        """The newest slot of which all parts of this broker have heard."""
         self._trouble = Trouble("to be collected in the WAL tier", self._loop.time)
 
     def __repr__(self) -> str:
@@ -168,8 +184,10 @@ class WalCollecting:
 
     def known_stored(self, topic_id: UUID, partition: int, epochs: EpochCache) -> int | None:
         """Return up to where earlier leaders had stored a log with these epochs, as far as they said so."""
+        if not self._has_read_all:
+            return None
         key = (topic_id, partition)
-        floors = [said[key] for said in self.floors.said.values() if key in said]
+        floors = [said.rows[key] for said in self.floors.said.values() if key in said.rows]
         return stored_before(floors, topic_id, partition, epochs.entries())
 
     async def learn(self) -> None:
@@ -191,6 +209,10 @@ class WalCollecting:
             self._trouble.failed("", "the store", error)
             return False
         return True
+
+    def image_changed(self, delta: Delta) -> None:
+        """Take note that all others have heard of a change: to be called after them."""
+        self._heard = delta.seq
 
     async def run(self) -> None:
         """Take a round soon, and then every half a minute."""
@@ -225,6 +247,7 @@ class WalCollecting:
         for node_id in [*self.floors.said]:
             if node_id not in brokers:
                 del self.floors.said[node_id]
+        is_all = True
         for node_id in list(brokers):
             if node_id == self._node_id and node_id in self.floors.said:
                 continue  # what it said in an earlier life is read once
@@ -234,11 +257,15 @@ class WalCollecting:
                 continue
             except BadObject as error:
                 logger.warning("the floors of broker %d cannot be read: %s", node_id, error)
+                is_all = False
                 continue
             if floors.cluster_id == self._control.image.cluster_id and floors.writer[0] == node_id:
-                self.floors.said[node_id] = {(row.topic_id, row.partition): row for row in floors.rows}
+                self.floors.said[node_id] = _said(floors.metadata_seq, floors.rows)
+        self._has_read_all = self._has_read_all or is_all
 
     async def _put_floors(self) -> None:
+        before = self.floors.said.get(self._node_id)
+        seq = self._control.image.seq if self._heard < 0 else self._heard
         rows = []
         for at, partition in enumerate(list(self._replicas.partitions())):
             if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:
@@ -246,18 +273,21 @@ class WalCollecting:
             row = self._floor(partition)
             if row is not None:
                 rows.append(row)
-        self.floors.said[self._node_id] = {(row.topic_id, row.partition): row for row in rows}
-        if (put := tuple(rows)) == self._put:
+                if before is not None and _has_lost_cold(partition, row, before):
+                    for listener in self.on_cold_lost:
+                        listener(partition)
+        said = self.floors.said[self._node_id] = _said(seq, rows)
+        if said == self._put:
             return
         floors = Floors(
             cluster_id=self._control.image.cluster_id,
             writer=(self._node_id, self._control.broker_epoch),
-            metadata_seq=self._control.image.seq,
+            metadata_seq=seq,
             written_ms=self._now_ms(),
-            rows=put,
+            rows=tuple(rows),
         )
         await self._store.put(floors_key(self._node_id), encode_floors(floors))
-        self._put = put
+        self._put = said
 
     def _floor(self, partition: Partition) -> Floor | None:
         if not partition.is_leader or partition.offline:
@@ -364,3 +394,19 @@ class WalCollecting:
         if newest.stream == stream:
             return newest
         return await self.sealer.end(stream, asked_by=since)
+
+
+def _said(metadata_seq: int, rows: Iterable[Floor]) -> Said:
+    return Said(metadata_seq, {(row.topic_id, row.partition): row for row in rows})
+
+
+def _has_lost_cold(partition: Partition, row: Floor, before: Said) -> bool:
+    """Whether what lies between two floors went for the sake of a cold tier that this log has left."""
+    was = before.rows.get((row.topic_id, row.partition))
+    return (
+        was is not None
+        and was.leader_epoch == row.leader_epoch
+        and was.stored_to >= 0 <= row.stored_to
+        and row.floor < was.floor
+        and not partition.log.is_tiered
+    )

@@ -8,7 +8,8 @@ stands on the way of an append: the log's growth is noted where waiting follower
 answers.
 
 A tail begins where this broker knows that the store has everything below: what it hydrated as a follower, or
-stored itself, or was told by an earlier leader; otherwise at the log's start, or where the cold tier ends.
+stored itself, or was told by an earlier leader; otherwise, and where the log has been out of the tier since,
+at the log's start, or where the cold tier ends.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ class WalLeading:
     def _role_changed(self, partition: Partition) -> None:
         if not self._is_running:
             return
+        if not self._parts.uploads(partition):
+            partition.stored_to = 0  # from now on it is collected, here and wherever it is led
         led = self._led.get(partition)
         if not self._is_to_store(partition):
             if led is not None:
@@ -185,6 +188,13 @@ class WalLeading:
             and self._replicas.replica(partition.topic, partition.index) is partition
             and self._parts.uploads(partition)
         )
+
+    def begin_anew(self, partition: Partition) -> None:
+        """Store a log again from its start on: the cold tier, for whose sake it was collected, is gone."""
+        led = self._led.get(partition)
+        if led is not None:
+            partition.stored_to = 0
+            self._take(partition, led)
 
     def _take(self, partition: Partition, before: Led | None) -> None:
         if before is not None:
@@ -220,7 +230,7 @@ class WalLeading:
 
     def _stored_before(self, partition: Partition) -> int | None:
         if partition.stored_to != UNKNOWN:
-            return partition.stored_to
+            return partition.stored_to or None
         if self.known_stored is None:
             return None
         return self.known_stored(partition.topic_id, partition.index, partition.log.epochs)

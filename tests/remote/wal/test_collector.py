@@ -51,7 +51,7 @@ class Said:
     def has_topic(self, topic_id: UUID) -> bool:
         return topic_id not in self.deleted
 
-    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
+    def floor(self, topic_id: UUID, partition: int, metadata_seq: int) -> Floor | None:
         at = self.floors.get(partition)
         return None if at is None else Floor(topic_id, partition, 3, 0, at, -1)
 

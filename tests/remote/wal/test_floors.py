@@ -56,7 +56,7 @@ class Known:
     def has_topic(self, topic_id: UUID) -> bool:
         return self._has_topic
 
-    def floor(self, topic_id: UUID, partition: int) -> Floor | None:
+    def floor(self, topic_id: UUID, partition: int, metadata_seq: int) -> Floor | None:
         return self._floor
 
 
@@ -133,3 +133,5 @@ def test_a_new_leader_goes_on_where_its_predecessors_ended() -> None:
     assert stored_before([said(150, epoch=4)], TOPIC, 0, epochs) is None, "this log has nothing of it"
     assert stored_before([said(-1, epoch=5), said(9, epoch=5, partition=1)], TOPIC, 0, epochs) is None
     assert stored_before([said(9, epoch=5)], UUID(int=8), 0, epochs) is None
+    assert stored_before([said(-1, epoch=5), said(80, epoch=3)], TOPIC, 0, epochs) is None, "collected since"
+    assert stored_before([said(-1, epoch=3), said(80, epoch=5)], TOPIC, 0, epochs) == 80

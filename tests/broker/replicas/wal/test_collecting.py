@@ -10,7 +10,7 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from broker.control.metadata_records import ConfigChanged, ControllerElected
-from broker.replicas.wal.collecting import LEARN_S, CurrentFloors, WalCollecting
+from broker.replicas.wal.collecting import LEARN_S, CurrentFloors, Said, WalCollecting
 from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import ObjectKind, Row, decode_table
@@ -199,8 +199,9 @@ def test_what_a_deposed_leader_said_does_not_count() -> None:
         world.create(1, 2, **ENABLE)
         said = Floor(world.id_of("t"), 0, 0, 0, 100, 100)
         view = CurrentFloors(lambda: world.controller.image)
-        view.said = {1: {(said.topic_id, 0): said}}
-        assert view.floor(said.topic_id, 0) == said
+        view.said = {1: Said(3, {(said.topic_id, 0): said})}
+        assert view.floor(said.topic_id, 0, 3) == said
+        assert view.floor(said.topic_id, 0, 4) is None, "what is newer may be stored anew"
         world.change(leader=2)
         assert view.floor(said.topic_id, 0) is None, "another leads"
         world.change(leader=1)
@@ -295,5 +296,85 @@ def test_a_bucket_without_the_tier_is_left_alone() -> None:
         world.create(1, 2)
         await rounds(world, 1, 2, count=15)
         assert not world.store.objects
+
+    run(main)
+
+
+def configure(world: Replicas, name: str, value: str) -> None:
+    world.controller.publish(
+        ConfigChanged(resource_type=ResourceType.TOPIC, resource_name="t", name=name, value=value)
+    )
+
+
+def offsets(world: Replicas) -> set[int]:
+    """The offsets that the store has."""
+    tables = [
+        decode_table(world.store.objects[wal_key(stream, seq)])
+        for stream, seqs in streams(world).items()
+        for seq in seqs
+    ]
+    return {offset for table in tables for row in table.rows for offset in range(row.start, row.end)}
+
+
+@pytest.mark.requirement("1176-44", "1176-18")
+@pytest.mark.parametrize("leader", [1, 2])
+def test_a_topic_that_comes_back_to_the_tier_is_stored_from_its_start_on(leader: int) -> None:
+    """What was stored before it left is collected."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 3)
+        await world.agree(1, 2)
+        await rounds(world, 1, 2)
+        configure(world, "remote.wal.storage.enable", "false")
+        await rounds(world, 1, 2, count=20)
+        assert objects(world) == 0
+        configure(world, "remote.wal.storage.enable", "true")
+        if leader == 2:
+            world.change(leader=2)
+        await store_some(world, leader, 2)
+        await rounds(world, 1, 2, count=8)
+        assert offsets(world) == {0, 1, 2, 3, 4}
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-44")
+def test_what_is_stored_again_is_not_judged_by_what_was_said_before() -> None:
+    """One that collects for others may have read the floors long ago."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 3)
+        configure(world, "remote.wal.storage.enable", "false")
+        await rounds(world, 1, 2, count=20)
+        configure(world, "remote.wal.storage.enable", "true")
+        await store_some(world, 1, 1)
+        (stream,) = streams(world)
+        late = collecting(world, 2)
+        said = late.floors.floor(world.id_of("t"), 0)
+        assert said is not None and said.floor == 3, "from when the topic was not stored"
+        for _ in range(10):
+            await world.nodes[2].run(late.collector.collect(stream, 4, is_sealed=False))
+            await asyncio.sleep(30)
+        assert offsets(world) == {0, 1, 2, 3}
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-44", "X-2")
+def test_a_log_that_left_the_cold_tier_is_stored_again() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 4)
+        partition = world.nodes[1].partition()
+        await world.until(lambda: all(each.end_offset == 4 for each in partition.followers()))
+        partition.log.tiered_end = 3
+        await rounds(world, 1, count=8)
+        assert offsets(world) == {3}
+        partition.log.tiered_end = 0
+        configure(world, "remote.storage.enable", "false")
+        await rounds(world, 1, count=8)
+        assert offsets(world) == {0, 1, 2, 3}
 
     run(main)

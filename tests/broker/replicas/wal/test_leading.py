@@ -202,7 +202,13 @@ def test_a_topic_may_begin_end_and_begin_again_to_use_the_tier_while_it_is_writt
             assert has_tail(world, 1) is (value == "true")
             if value == "true":
                 await until_stored(world, 1)
-        assert stored(world, 1) == [b"a", b"0", b"1", b"2", b"3", b"4"]
+        ends: list[int] = []
+        for row, _body in slices(world, 1):
+            if row.start == 0:
+                ends.append(0)  # what it had stored before may have been collected
+            assert row.start == ends[-1]
+            ends[-1] = row.end
+        assert ends == [2, 4, 6]
         await world.agree(1, 2)
 
     run(main, 2)
