@@ -6,10 +6,12 @@ object is full, and the time between two cuts. Does not own: reading slices, the
 
 The interval is the least time between two cuts, not a tick: after a pause the first append leaves at once.
 Bytes only bound an object, because what costs is the number of objects; where one is full the next follows
-it without the interval. What a producer waits for (acks=all) leaves after a quarter of the interval, as long
-as nothing else is under way and objects are small: it asks for no more objects than the store takes one after
-the other. A cut is taken in portions by its caller, with turns of the loop between them; cuts that hold the
-loop for long widen the interval, so that they take at most a tenth of it.
+it without the interval. As long as nothing else is under way and objects are small, a quarter of the interval
+is enough in two cases. What a producer waits for (acks=all) leaves then: it asks for no more objects than the
+store takes one after the other. And so does anything while fewer objects were cut lately than the interval
+allows: of sparse records few wait, and objects are as many as the interval says, but for a few. A cut is
+taken in portions by its caller, with turns of the loop between them; cuts that hold the loop for long widen
+the interval, so that they take at most a tenth of it.
 
 Invariants. A partition that was marked is offered by each cut until its reader says that nothing is left;
 what is marked while a cut is being read is offered again. An object holds at most the bytes it may, or one
@@ -30,8 +32,10 @@ LOOP_SHARE: Final = 0.1
 """Of the loop's time, what cuts may take."""
 INTERVAL_MAX_S: Final = 0.5
 """However long a cut took: after four times as long followers are sent the bytes directly."""
-AWAITED_SHARE: Final = 0.25
-"""Of the interval, for what a producer waits for."""
+SOONEST_SHARE: Final = 0.25
+"""Of the interval, for what a producer waits for, and while there are objects saved up."""
+SAVED_MAX: Final = 4.0
+"""Objects that were not cut when they might have been, and may follow others sooner."""
 SMALL_BYTES: Final = 64 << 10
 """Where objects are larger the records of many producers are under way, and the interval gathers them."""
 SHARES: Final = 4
@@ -45,6 +49,7 @@ class Combiner(Generic[K]):
         "_cut_s",
         "_dirty",
         "_not_before",
+        "_saved",
         "interval_s",
         "is_awaited",
         "object_bytes",
@@ -56,6 +61,7 @@ class Combiner(Generic[K]):
         self._dirty: OrderedDict[K, float] = OrderedDict()
         """Since when each has something to store."""
         self._not_before = self._begun_at = -inf
+        self._saved = 0.0
         self._cut_s = 0.0
         self._cut: Cut[K] | None = None
         """The last one."""
@@ -98,13 +104,18 @@ class Combiner(Generic[K]):
         if not self._dirty:
             return None
         due = self._not_before
-        if self.is_awaited and is_idle and (self._cut is None or self._cut.bytes < SMALL_BYTES):
-            due = min(due, self._begun_at + AWAITED_SHARE * self.spacing_s)
+        if is_idle and self._cut is not None and self._cut.bytes < SMALL_BYTES:
+            share = SOONEST_SHARE if self.is_awaited else max(SOONEST_SHARE, 1.0 - self._saved)
+            due = min(due, self._begun_at + share * self.spacing_s)
         return max(due - now, 0.0)
 
     def begin(self, now: float) -> Cut[K]:
         """Begin an object. The caller takes its slices, and says when it is done."""
-        self._not_before = now + self.spacing_s
+        spacing_s = self.spacing_s
+        if self._cut is not None:
+            allowed = (now - self._begun_at) / spacing_s
+            self._saved = min(max(self._saved + allowed - 1.0, 0.0), SAVED_MAX)
+        self._not_before = now + spacing_s
         self._begun_at = now
         self.is_awaited = False
         self._cut = Cut(self._dirty, self.object_bytes)

@@ -3,11 +3,13 @@ within bounds, and no partition waits for ever."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote.wal.combiner import INTERVAL_MAX_S, LOOP_SHARE, SMALL_BYTES, Combiner, Cut
+from remote.wal.combiner import INTERVAL_MAX_S, LOOP_SHARE, SAVED_MAX, SMALL_BYTES, Combiner, Cut
 
 OBJECT_BYTES = 100
 
@@ -195,3 +197,43 @@ def test_a_partition_is_offered_once_in_a_cut_although_others_are_given_up_meanw
     cut.took(20, has_more=False, now=0.0)
     assert cut.next() is None
     assert "a" in combiner
+
+
+@given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=80))
+def test_sparse_records_leave_sooner_in_no_more_objects_than_the_interval_allows(pauses: list[float]) -> None:
+    combiner: Combiner[str] = Combiner(interval_s=0.02, object_bytes=1 << 20)
+    partitions = Partitions()
+    now, cuts = 0.0, []
+    for pause_s in pauses:
+        partitions.append("a", 1)
+        combiner.mark("a", now)
+        wait_s = combiner.wait_s(now, is_idle=True)
+        assert wait_s is not None
+        assert wait_s <= 0.02 + 1e-9
+        now += wait_s
+        cuts.append(now)
+        fill(combiner, partitions, now)
+        now += pause_s
+    for at, first in enumerate(cuts):
+        for further, last in enumerate(cuts[at + 1 :], 1):
+            assert further <= (last - first) / 0.02 + SAVED_MAX + 1e-6
+    for before, after in pairwise(cuts):
+        assert after - before >= 0.005 - 1e-9
+
+
+def test_what_was_saved_up_in_a_pause_lets_the_next_few_leave_sooner() -> None:
+    combiner: Combiner[str] = Combiner(interval_s=0.02, object_bytes=1 << 20)
+    partitions = Partitions()
+    waits = []
+    now = 0.0
+    for pause_s in (1.0, *[0.006] * 7):
+        partitions.append("a", 1)
+        combiner.mark("a", now)
+        wait_s = combiner.wait_s(now, is_idle=True)
+        assert wait_s is not None
+        waits.append(wait_s)
+        now += wait_s
+        fill(combiner, partitions, now)
+        now += pause_s
+    assert waits[:7] == [0.0] * 7
+    assert waits[7] == pytest.approx(0.004)
