@@ -17,7 +17,7 @@ waiters stay the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
@@ -243,6 +243,7 @@ class Partition:
         "told_high_watermark",
         "topic",
         "topic_id",
+        "when_awaited",
     )
 
     def __init__(
@@ -293,6 +294,8 @@ class Partition:
         self.acks_all_ok = False
         self.tail: Tail | None = None
         """What this leader stores in the WAL tier; None where it does not."""
+        self.when_awaited: Callable[[], None] | None = None
+        """Called when another producer waits for a commit."""
         self.stored_to = UNKNOWN
         """Everything below is in the WAL tier, as far as this broker knows, as a leader or as a follower."""
         self.data_waiters: dict[DataWaiter, None] = {}
@@ -676,6 +679,8 @@ class Partition:
             waiters.update(dict.fromkeys(ordered))
         else:
             waiters[waiter] = None
+        if self.when_awaited is not None:
+            self.when_awaited()
 
     def wait_no_more(self, waiter: CommitWaiter) -> None:
         """Drop a waiter whose time is up; the high watermark may stand still for much longer."""

@@ -90,6 +90,10 @@ class Source(Protocol):
     def is_awaited(self) -> bool:
         """Whether a producer waits until its followers have what was appended."""
 
+    def was_cut(self, *, has_more: bool) -> None:
+        """Take note that what there was is in an object; unless there is more, the next append is to be
+        marked."""
+
     def stored(self) -> None:
         """Take note that more of the tail counts."""
 
@@ -413,6 +417,7 @@ class Uploader:
             has_more = found is not None and tail.cut_to < log.log_end_offset
             is_left = is_left or (has_more and not is_backlog)
             cut.took(0 if piece is None else piece.row.size, has_more=has_more, now=now)
+            source.was_cut(has_more=has_more)
             if is_backlog and piece is not None:
                 self._backlog_due = max(self._backlog_due, now) + piece.row.size / BACKLOG_BYTES_PER_S
             if piece is not None and since is not None:

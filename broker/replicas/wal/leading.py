@@ -5,7 +5,8 @@ that a log has grown, and when followers are sent what waits for the store. Does
 take part (parts), cutting and storing (remote.wal.uploader), what followers are answered (handlers).
 Invariant: a partition has a tail exactly while it is led here and uploads, one for each leader epoch; nothing
 stands on the way of an append: the log's growth is noted where waiting followers are woken, after the
-answers.
+answers, and only by the first append since the last cut. What comes on top is seen by that cut, or by the
+next look at what waits too long.
 
 A tail begins where this broker knows that the store has everything below: what it hydrated as a follower, or
 stored itself, or was told by an earlier leader; otherwise, and where the log has been out of the tier since,
@@ -59,15 +60,18 @@ class Replicas(Protocol):
 
 class Led(Waiter):
     """One partition in one leader epoch. It stands among the followers that wait for records, and so hears of
-    each append after its answer."""
+    an append after its answer; until that is cut it stands there no more."""
 
-    __slots__ = ("_leading", "noted_to", "partition", "tail")
+    __slots__ = ("_leading", "_looked_at", "is_marked", "noted_to", "partition", "tail")
 
     def __init__(self, leading: WalLeading, partition: Partition, tail: Tail) -> None:
         super().__init__()
         self.partition = partition
         self.tail = tail
         self.noted_to = partition.log.log_end_offset
+        self.is_marked = False
+        """Whether a cut is to come, which sees what is appended until then."""
+        self._looked_at = 0.0
         self._leading = leading
 
     def __repr__(self) -> str:
@@ -93,6 +97,22 @@ class Led(Waiter):
         """Note that the log has grown. It is also poked when something was stored, or the watermark moved."""
         if self.partition.log.log_end_offset > self.noted_to:
             self._leading.grown(self)
+
+    def look(self, now: float) -> None:
+        """Note when what is new was appended: after the last look, where no append was heard of since."""
+        end = self.partition.log.log_end_offset
+        if end > self.noted_to:
+            self.tail.end_times.note(end, self._looked_at if self.is_marked else now)
+            self.noted_to = end
+        self._looked_at = now
+
+    def awaited(self) -> None:
+        """Take note that a producer waits for the followers to have what it sends."""
+        if self.is_marked:
+            self._leading.hurry(self)
+
+    def was_cut(self, *, has_more: bool) -> None:
+        self._leading.was_cut(self, has_more=has_more)
 
     def expired(self) -> None:
         """Wait on: there is no deadline."""
@@ -223,6 +243,7 @@ class WalLeading:
         partition.tail = tail
         partition.stored_to = begin
         partition.replica_waiters[led] = None
+        partition.when_awaited = led.awaited
         self._uploader.add(led)
         if begin < end:
             self._watch(led)
@@ -241,6 +262,7 @@ class WalLeading:
         led.finish()
         self._unstored.pop(led, None)
         partition.replica_waiters.pop(led, None)
+        partition.when_awaited = None
         if partition.tail is led.tail:
             partition.tail = None
         self._uploader.forget(led)
@@ -249,10 +271,23 @@ class WalLeading:
     # --- what happens to a tail ---
 
     def grown(self, led: Led) -> None:
-        led.noted_to = led.partition.log.log_end_offset
-        led.tail.end_times.note(led.noted_to, self._loop.time())
+        led.look(self._loop.time())
         self._watch(led)
         self._uploader.mark(led)
+        led.is_marked = True
+        led.partition.replica_waiters.pop(led, None)
+
+    def hurry(self, led: Led) -> None:
+        self._uploader.mark(led)
+
+    def was_cut(self, led: Led, *, has_more: bool) -> None:
+        """Hear of the next append, unless something is left for the next cut."""
+        if self._led.get(led.partition) is not led:
+            return
+        led.look(self._loop.time())
+        if led.is_marked and not has_more:
+            led.is_marked = False
+            led.partition.replica_waiters[led] = None
 
     def stored(self, led: Led) -> None:
         """Let followers be pointed to what counts now."""
@@ -266,6 +301,7 @@ class WalLeading:
 
     def unreadable(self, led: Led, error: KafkaError) -> None:
         self._trouble.failed(led, led.name, error)
+        self.was_cut(led, has_more=False)
 
     # --- what waits too long ---
 
@@ -292,6 +328,7 @@ class WalLeading:
             self._to_judge.clear()
 
     def _judge(self, led: Led, now: float) -> None:
+        led.look(now)
         tail, end = led.tail, led.noted_to
         if tail.judge(end, now):
             self._stats.mode_changes += 1

@@ -47,8 +47,12 @@ class Led:
     rig: Rig
     replicas: tuple[int, ...] = (NODE, 1)
     is_awaited: bool = False
+    is_left: bool = False
     stored_to: list[int] = field(default_factory=list)
     errors: list[KafkaError] = field(default_factory=list)
+
+    def was_cut(self, *, has_more: bool) -> None:
+        self.is_left = has_more
 
     def stored(self) -> None:
         self.stored_to.append(self.tail.stored_to)

@@ -10,7 +10,7 @@ import pytest
 
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerFenced, ConfigChanged
-from broker.replicas.wal.leading import JUDGED_EVERY_S, ClusterWriter, Led, WalLeading
+from broker.replicas.wal.leading import JUDGED_EVERY_S, SPACING_MAX_S, ClusterWriter, Led, WalLeading
 from protocol.records import iter_batches, iter_records
 from remote.keys import WAL, WalPart, parse_wal_key, wal_key
 from remote.store.object_store import PutResult, StoreError
@@ -187,6 +187,50 @@ def test_acks_1_waits_for_no_store_and_followers_are_sent_what_waits_too_long(
         assert stored(world, 1) == [b"a"]
 
     run(main, 2)
+
+
+@pytest.mark.requirement("1176-31")
+def test_what_is_appended_until_a_cut_costs_no_note_and_is_told_to_be_no_younger_than_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        partition = world.nodes[1].partition()
+        with monkeypatch.context() as away:
+            refuse_puts(world, away)
+            appended = []
+            for _ in range(40):
+                await world.append(1, b"a", acks=1)
+                appended.append(world.loop.now)
+                await asyncio.sleep(0.037)
+            assert not any(isinstance(each, Led) for each in partition.replica_waiters)
+            await asyncio.sleep(2 * JUDGED_EVERY_S)
+            tail = partition.tail
+            assert tail is not None
+            for offset, at in enumerate(appended):
+                told = tail.end_times.appended_at(offset)
+                assert told is not None
+                assert at - SPACING_MAX_S - 2 * JUDGED_EVERY_S <= told <= at
+        await until_stored(world, 1)
+        assert any(isinstance(each, Led) for each in partition.replica_waiters)
+        assert stored(world, 1) == [b"a"] * 40
+
+    run(main, 2)
+
+
+@pytest.mark.requirement("1176-32")
+def test_a_producer_that_waits_for_followers_hurries_what_was_noted_before() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await world.append(1, b"a", acks=1)
+        await until_stored(world, 1)
+        at = world.loop.now
+        await world.append(1, b"b", acks=1)
+        await asyncio.sleep(0.01)
+        await world.append(1, b"c", acks=-1)
+        assert world.loop.now - at < 0.3
+
+    run(main, 2, remote_wal_log_manager_combiner_task_interval_ms="400")
 
 
 def test_a_topic_may_begin_end_and_begin_again_to_use_the_tier_while_it_is_written() -> None:
