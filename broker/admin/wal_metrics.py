@@ -57,6 +57,7 @@ _COUNTERS: Final = (
 _GAUGES: Final = (
     ("events_waiting", "Records that wait to be written to the metadata topic."),
     ("unreferenced_bytes", "Bytes of objects that nothing needs and that are not deleted yet."),
+    ("held_back_objects", "Objects that wait for the oldest of their stream that is needed, with those."),
 )
 
 
@@ -112,7 +113,8 @@ def wal_families(replicas: ReplicaManager, stats: WalStats) -> Iterator[Metric]:
     yield from _stages(stats)
     yield from _counted(stats)
     yield from _risks(replicas)
-    yield from _offsets(replicas)
+    yield from _offsets(replicas, "stored_offset", "Up to where a log that is led here is stored.", _stored)
+    yield from _offsets(replicas, "floor", "Below which nothing is needed from the store.", _floor)
 
 
 def _stages(stats: WalStats) -> Iterator[Metric]:
@@ -158,20 +160,30 @@ def _risks(replicas: ReplicaManager) -> Iterator[Metric]:
             yield family
 
 
-def _offsets(replicas: ReplicaManager) -> Iterator[Metric]:
+def _stored(tail: Tail) -> int:
+    return tail.stored_to
+
+
+def _floor(tail: Tail) -> int:
+    return tail.floor
+
+
+def _offsets(
+    replicas: ReplicaManager, name: str, text: str, value: Callable[[Tail], int]
+) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     tails = [
-        ([partition.topic, str(partition.index)], partition.tail.stored_to)
+        ([partition.topic, str(partition.index)], value(partition.tail))
         for partition in replicas.partitions()
-        if partition.tail is not None
+        if partition.tail is not None and value(partition.tail) >= 0
     ]
     for rows in pieces(tails):
         family = GaugeMetricFamily(
-            "tidewal_wal_stored_offset",
-            "Up to where a log that is led here is stored.",
+            f"tidewal_wal_{name}",
+            text,
             labels=["topic", "partition"],
         )
-        for labels, stored_to in rows:
-            family.add_metric(labels, stored_to)
+        for labels, offset in rows:
+            family.add_metric(labels, offset)
         yield family

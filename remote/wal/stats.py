@@ -51,6 +51,7 @@ class WalStats:
         "events_waiting",
         "generations",
         "get_s",
+        "held_back_objects",
         "hydrated_bytes",
         "hydrated_slices",
         "hydration_failures",
@@ -109,6 +110,8 @@ class WalStats:
         self.events_waiting = 0
         self.unreferenced_bytes = 0
         """Of objects of this broker's streams that nothing needs and that are not deleted yet."""
+        self.held_back_objects = 0
+        """That wait for the oldest of their stream that is needed, that one included."""
 
     def __repr__(self) -> str:
         return f"<WalStats {self.objects} objects, {self.hydrated_slices} slices hydrated>"

@@ -85,6 +85,7 @@ class Tail:
         "end_times",
         "epoch_start",
         "extents",
+        "floor",
         "in_stream",
         "is_direct",
         "key",
@@ -111,6 +112,8 @@ class Tail:
         """Where the next slice begins."""
         self.stored_to = stored_to
         """Everything below counts as stored, as far as this leader knows."""
+        self.floor = -1
+        """Nothing below is needed from the store, as this leader said last; -1 before it said anything."""
         self.stored_at = 0.0
         """When the newest slice began to count."""
         self.extents = Extents()

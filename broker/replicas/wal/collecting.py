@@ -154,6 +154,8 @@ class WalCollecting:
         self._closed: dict[Stream, End | None] = {}
         """Those to which nothing is added any more, and where they end."""
         self._gone: dict[Stream, _Gone] = {}
+        self._ended: dict[tuple[int, int], End] = {}
+        """By gone writer: the end of its newest stream, after which it opens none."""
         self._looked_with: dict[int, int] = {}
         """The brokers and their epochs when the bucket was looked through last."""
         self._rounds = 0
@@ -235,10 +237,16 @@ class WalCollecting:
             await self._collect_own()
             await self._collect_gone(looks=looks)
             self._trouble.ended("")
-        except (StoreError, MissingObject) as error:
+        except StoreError as error:
             self._trouble.failed("", "the store", error)
         finally:
             self._stats.unreferenced_bytes = self.collector.unreferenced_bytes
+            self._stats.held_back_objects = self._held_back()
+
+    def _held_back(self) -> int:
+        ends = {stream: gone.end.seq for stream, gone in self._gone.items() if gone.end is not None}
+        own = {stream: end for stream, end in self._counted.items() if stream not in self._closed}
+        return sum(self.collector.held_back(stream, end) for stream, end in (ends | own).items())
 
     # --- floors ---
 
@@ -273,6 +281,8 @@ class WalCollecting:
             row = self._floor(partition)
             if row is not None:
                 rows.append(row)
+                if partition.tail is not None:
+                    partition.tail.floor = row.floor
                 if before is not None and _has_lost_cold(partition, row, before):
                     for listener in self.on_cold_lost:
                         listener(partition)
@@ -332,13 +342,16 @@ class WalCollecting:
     async def _collect(self, stream: Stream, end: int, *, is_sealed: bool) -> bool:
         try:
             is_done = await self.collector.collect(stream, end, is_sealed=is_sealed)
-        except MissingObject:
-            # its end may be another one by now
+        except MissingObject as error:
+            # its end may be another one by now; the others have their turns all the same
             if stream in self._closed:
                 self._closed[stream] = None
             if stream in self._gone:
                 self._gone[stream].end = None
-            raise
+                self._ended.pop(stream[:2], None)
+            self._trouble.failed(stream, str(stream), error)
+            return False
+        self._trouble.ended(stream)
         if is_done:
             self.collector.forget(stream)
         return is_done
@@ -349,6 +362,7 @@ class WalCollecting:
             for stream in self._gone:
                 self.collector.forget(stream)
             self._gone.clear()
+            self._ended.clear()
             return
         epochs = {broker.id: broker.epoch for broker in image.brokers.values()}
         if looks or not self._gone or epochs != self._looked_with:
@@ -359,14 +373,13 @@ class WalCollecting:
             if gone.is_done or left == 0:
                 continue
             left -= 1
+            # others have their turn before it comes again, also if it fails
+            self._gone[stream] = self._gone.pop(stream, gone)
             if gone.end is None:
                 gone.end = await self._end_gone(stream)
                 for listener in self.on_gone:
                     listener(stream, False)
             gone.is_done = await self._collect(stream, gone.end.seq, is_sealed=True)
-            if not gone.is_done:
-                # others have their turn before it comes again
-                self._gone[stream] = self._gone.pop(stream, gone)
 
     async def _look_for_gone(self) -> None:
         async for stream, first in self.sealer.streams(WAL):
@@ -390,7 +403,10 @@ class WalCollecting:
         """End all that this writer writes, and return the end of this stream."""
         since = self._gone_since(stream)
         assert since is not None, stream
-        newest = await self.sealer.end_epoch(stream.node_id, stream.broker_epoch, asked_by=since)
+        newest = self._ended.get(stream[:2])
+        if newest is None or newest.asked_by < since or newest.stream < stream:
+            newest = await self.sealer.end_epoch(stream.node_id, stream.broker_epoch, asked_by=since)
+            self._ended[stream[:2]] = newest
         if newest.stream == stream:
             return newest
         return await self.sealer.end(stream, asked_by=since)

@@ -65,6 +65,9 @@ def test_what_is_not_stored_is_told_by_topic() -> None:
         assert tail.judge(log.log_end_offset, world.loop.now + 10)
         assert told(world, 1)["direct_partitions"] == 1
         assert told(world, 1)["stored_offset"] == 1
+        assert "floor" not in told(world, 1), "nothing was said yet"
+        tail.floor = 1
+        assert told(world, 1)["floor"] == 1
         store(world, 2)
         found = told(world, 1)
         assert (found["unstored_bytes"], found["unstored_seconds"], found["stored_offset"]) == (0, 0, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,11 @@ from broker.control.metadata_records import ConfigChanged, ControllerElected
 from broker.replicas.wal.collecting import LEARN_S, CurrentFloors, Said, WalCollecting
 from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
-from remote.wal.combined_object import ObjectKind, Row, decode_table
+from remote.wal.combined_object import ObjectKind, Place, Row, decode_table
 from remote.wal.floors import Floor, decode_floors
 from storage.epochs import EpochCache
 from tests.broker.replication_driver import Replicas
+from tests.remote.wal.slow_store import seal_at
 
 ENABLE = {"remote_wal_storage_enable": "true"}
 
@@ -101,6 +103,9 @@ def test_what_is_below_the_log_start_goes() -> None:
         await start_over(world, 1, 3)
         await rounds(world, 1, count=8)
         assert floors(world, 1) == [(0, 3, 5)]
+        tail = world.nodes[1].partition().tail
+        assert tail is not None and tail.floor == 3
+        assert world.nodes[1].components.wal_stats.held_back_objects == 2
         assert list(streams(world).values()) == [[3, 4]]
         assert world.nodes[1].components.wal_stats.unreferenced_bytes == 0
 
@@ -287,6 +292,51 @@ def test_a_store_that_is_away_costs_turns_alone() -> None:
         world.store.is_away = False
         await rounds(world, 1, 2, count=6)
         assert objects(world) == 0
+
+    run(main)
+
+
+def test_a_stream_with_a_hole_keeps_no_other_from_its_turn() -> None:
+    async def main(world: Replicas) -> None:
+        world.controller.publish(ControllerElected(controller_id=2, controller_epoch=1))
+        world.create(1, 2, **ENABLE)
+        world.create(2, 1, topic="other", **ENABLE)
+        await store_some(world, 1, 3)
+        await store_some(world, 2, 3, topic="other")
+        (theirs,) = [stream for stream in streams(world) if stream.node_id == 1]
+        (ours,) = [stream for stream in streams(world) if stream.node_id == 2]
+        await world.store.delete(wal_key(ours, 0))
+        world.kill(1)
+        world.change(leader=2, isr=(2,))
+        await world.start(1)
+        await start_over(world, 2, 3)
+        await rounds(world, 2, count=10)
+        assert theirs not in streams(world)
+        assert streams(world)[ours] == [1, 2]
+
+    run(main)
+
+
+def test_many_generations_of_a_gone_writer_are_ended_with_a_few_requests_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(world: Replicas) -> None:
+        world.controller.publish(ControllerElected(controller_id=1, controller_epoch=1))
+        world.create(1, 2, **ENABLE)
+        for generation in range(30):
+            place = Place(Stream(9, 1, generation), 0)
+            await world.store.put(wal_key(*place), seal_at(place))
+        asked = 0
+        really = world.store.list
+
+        async def counting(*args: Any, **how: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await really(*args, **how)
+
+        monkeypatch.setattr(world.store, "list", counting)
+        await rounds(world, 1)
+        assert 30 <= asked < 30 * 12
 
     run(main)
 
