@@ -425,6 +425,45 @@ def test_a_gap_of_compaction_at_the_end_of_a_slice_is_passed() -> None:
     Replicas(2).run(main)
 
 
+@pytest.mark.parametrize(
+    ("begun_at", "kept"),
+    [
+        pytest.param(3, [b"a", b"b", b"c", b"d"], id="into the first batch"),
+        pytest.param(5, [b"c", b"d"], id="into the second"),
+        pytest.param(7, [b"d"], id="all of it"),
+    ],
+)
+def test_what_is_deleted_while_its_slice_is_read_is_gone_at_the_follower_too(
+    begun_at: int, kept: list[bytes]
+) -> None:
+    """The follower is told that it asks for what is gone, and begins anew inside of the slice."""
+
+    async def main(world: Replicas) -> None:
+        wal = await followed(world)
+        world.change(isr=(LEADER,))
+        world.store.held[wal.key(0)] = asyncio.Event()
+        await wal.append(b"a", b"a", b"a", b"b")
+        await wal.append(b"c", b"c", b"c")
+        leader = world.nodes[LEADER].partition()
+        await world.until(lambda: leader.log.high_watermark == 7)
+        await wal.copy()
+        await world.until(lambda: world.store.ranges)
+        leader.log.advance_log_start(begun_at)
+        await asyncio.sleep(0.5)
+        world.store.held[wal.key(0)].set()
+        await world.until(is_even(world))
+        await wal.append(b"d")
+        await wal.copy()
+        await world.until(is_even(world))
+        follower = world.nodes[FOLLOWER]
+        assert list(dict.fromkeys(follower.values())) == kept
+        assert log_of(world, FOLLOWER).log_start_offset == begun_at
+        assert (follower.partition().stored_to, stats_of(follower).direct_bytes_in) == (8, 0)
+        await world.until(lambda: world.isr() == (LEADER, FOLLOWER))
+
+    Replicas(2).run(main)
+
+
 def test_requests_name_where_pointers_are_wanted_from() -> None:
     async def main(world: Replicas) -> None:
         wal = await followed(world)
