@@ -300,7 +300,8 @@ class WalLeading:
         self._replicas.purgatory.wake_followers(partition)
 
     def unreadable(self, led: Led, error: KafkaError) -> None:
-        self._trouble.failed(led, led.name, error)
+        if self._led.get(led.partition) is led:  # its role may end while it is read in a thread
+            self._trouble.failed(led, led.name, error)
         self.was_cut(led, has_more=False)
 
     # --- what waits too long ---

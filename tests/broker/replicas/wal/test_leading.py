@@ -11,6 +11,7 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.metadata_records import BrokerFenced, ConfigChanged
 from broker.replicas.wal.leading import JUDGED_EVERY_S, SPACING_MAX_S, ClusterWriter, Led, WalLeading
+from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches, iter_records
 from remote.keys import WAL, WalPart, parse_wal_key, wal_key
 from remote.store.object_store import PutResult, StoreError
@@ -382,4 +383,22 @@ def test_many_partitions_are_judged_in_portions_and_each_in_time(monkeypatch: py
         assert sum(judged.values()) < 7 * (DIRECT_AFTER_S / JUDGED_EVERY_S + 4)
 
     monkeypatch.setattr("broker.replicas.wal.leading.JUDGED_AT_ONCE", 2)
+    run(main, 2)
+
+
+def test_a_log_that_fails_in_a_thread_after_its_role_has_ended_is_no_trouble_any_more() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await world.append(1, b"a", acks=1)
+        await until_stored(world, 1)
+        leading = world.nodes[1].components.wal_leading
+        assert leading is not None
+        (led,) = leading._led.values()
+        error = KafkaError(ErrorCode.kafka_storage_error)
+        leading.unreadable(led, error)
+        assert len(leading._trouble) == 1
+        world.change(leader=2)
+        leading.unreadable(led, error)
+        assert len(leading._trouble) == 0
+
     run(main, 2)
