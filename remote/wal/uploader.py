@@ -52,6 +52,10 @@ from storage.log import AbstractLog, LogSlice
 
 TURN_S: Final = 0.001
 """So long a cut holds the loop at a time."""
+TURN_MAX_S: Final = 0.003
+TURN_SHARE: Final = 0.05
+"""Where others hold it for long between two turns, a turn is longer, in this proportion: a cut of hundreds of
+slices would take seconds."""
 TURN_SLICES: Final = 64
 """At most so many slices in one turn, where no clock tells."""
 SLICES_MAX: Final = 256
@@ -198,6 +202,7 @@ class Uploader:
         self._tables: list[bytes] = []
         """Of objects that no index object repeats yet."""
         self._indexes = 0
+        self._turns = _Turns(self._loop.time, stats)
         self._nudge = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
@@ -350,7 +355,9 @@ class Uploader:
         combiner.interval_s, combiner.object_bytes = settings.interval_s, settings.object_bytes
         window = self._window or self._open_stream()
         cut = combiner.begin(self._loop.time())
-        turns = _Turns(self._loop.time, self._stats)
+        turns = self._turns
+        turns.total_s = 0.0
+        turns.begin()
         pieces: list[_Piece] = []
         slices_max = min(SLICES_MAX, settings.slices - self._slices)
         try:
@@ -619,12 +626,13 @@ class Uploader:
 class _Turns:
     """How long a cut holds the loop, and when it is the others' turn."""
 
-    __slots__ = ("_began_at", "_clock", "_stats", "_steps", "total_s")
+    __slots__ = ("_began_at", "_clock", "_stats", "_steps", "_turn_s", "total_s")
 
     def __init__(self, clock: Callable[[], float], stats: WalStats) -> None:
         self.total_s = 0.0
         self._clock = clock
         self._stats = stats
+        self._turn_s = TURN_S
         self.begin()
 
     def begin(self) -> None:
@@ -639,13 +647,16 @@ class _Turns:
     async def step(self) -> None:
         """Let others run once the turn is over."""
         self._steps += 1
-        if self._steps >= TURN_SLICES or self._clock() - self._began_at >= TURN_S:
+        turn_s = self._turn_s
+        if self._steps >= TURN_SLICES * turn_s / TURN_S or self._clock() - self._began_at >= turn_s:
             await self.over()
 
     async def over(self) -> None:
         self.end()
+        ended_at = self._clock()
         await asyncio.sleep(0)
         self.begin()
+        self._turn_s = min(max(TURN_SHARE * (self._began_at - ended_at), TURN_S), TURN_MAX_S)
 
 
 def _piece(source: Source, found: LogSlice, data: bytes) -> _Piece:

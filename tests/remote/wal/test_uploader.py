@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from remote.keys import WalPart, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import HEAD_READ_BYTES, INDEXED_OBJECTS, decode_index, decode_table
+from remote.wal.stats import WalStats
 from remote.wal.storage_manager import CombinedMetadata, CopiedObject
-from remote.wal.uploader import READ_AGAIN_S, STOP_S
+from remote.wal.uploader import READ_AGAIN_S, STOP_S, TURN_MAX_S, TURN_S, _Turns
 from storage.log import NoDescriptor
 from storage.segmented_log import SegmentedLog
 from tests.remote.wal.upload_rig import BATCH_MAX, IN_FLIGHT, OBJECT_BYTES, Rig
@@ -394,3 +395,34 @@ def test_an_object_that_nobody_takes_is_tried_again_with_the_same_bytes(
         assert len(set(sent)) == 1
 
     Rig().run(main)
+
+
+@pytest.mark.parametrize(
+    ("others_s", "turn_s"),
+    [(0.0, TURN_S), (0.01, TURN_S), (0.04, 0.002), (0.08, TURN_MAX_S), (9.0, TURN_MAX_S)],
+)
+def test_turns_of_a_cut_are_longer_where_others_hold_the_loop_for_long_and_bounded(
+    others_s: float, turn_s: float
+) -> None:
+    async def main() -> None:
+        now, held = 0.0, [0.0]
+        turns = _Turns(lambda: now, WalStats())
+
+        async def others() -> None:
+            nonlocal now
+            while True:
+                now += others_s
+                held.append(0.0)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        for _ in range(2000):
+            now += 0.00005
+            held[-1] += 0.00005
+            await turns.step()
+        task.cancel()
+        assert max(held) <= turn_s + 0.0001
+        assert max(held[2:-1]) >= turn_s - 0.0001
+        assert turns.total_s <= 0.1 + 1e-6
+
+    asyncio.run(main())
