@@ -103,7 +103,8 @@ class Simulation:
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
         self.stage.history.forgets = "retention.ms" in plan.topic_configs or plan.tier_orders > 0
-        self.stage.wal.is_toggled = plan.wal_orders > 0
+        # what is collected may have been in a tier that the log has left since
+        self.stage.wal.is_toggled = plan.wal_orders > 0 or plan.tier_orders > 0
         self.stage.wal.rests = plan.wal_rests
         self.stage.history.wal_window = int(plan.properties.get(WAL_UPLOADS, IN_FLIGHT_MAX))
         self.stage.history.is_calm = plan.is_in_wal and plan.is_calm
