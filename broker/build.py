@@ -164,6 +164,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             stats=wal_stats,
             offload=world.offload,
             now_ms=world.now_ms,
+            cpu_s=world.cpu_s,
             random=world.random,
             fail=fail,
         )

@@ -71,6 +71,8 @@ class World:
     """What `store` counts, if it does."""
     wal_store_stats: StoreStats = field(default_factory=StoreStats)
     """What `wal_store` counts."""
+    cpu_s: Callable[[], float] = lambda: 0.0
+    """The processor time that the loop's thread has taken; it stands still where nothing depends on it."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)
     tempo: Tempo = field(default_factory=Tempo)
     """What the uploads of `store` keep to."""

@@ -121,6 +121,7 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         rival_store=store_at(location, StoreStats()),
         wal_store=_lane(config, location, lane_stats),
         now_ms=wall_clock_ms,
+        cpu_s=time.thread_time,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),

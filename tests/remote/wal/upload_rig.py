@@ -131,6 +131,7 @@ class Rig:
                 stats=self.stats,
                 offload=self._offload,
                 now_ms=lambda: NOW,
+                cpu_s=lambda: 0.0,
                 random=random.Random(4),
                 fail=self.failures.append,
             )
