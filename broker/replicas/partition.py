@@ -354,6 +354,9 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.leader_id = self.node_id
         self.epoch_start = self.log.log_end_offset
+        if leader_epoch > self.log.epochs.latest + 1:
+            # a leader between may have stored other records than these, where they were not committed
+            self.stored_to = min(self.stored_to, self.log.high_watermark)
         self.synced = self.log.recovery_point
         self.is_leader = True
         now = self._peers.now()

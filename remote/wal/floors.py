@@ -137,7 +137,8 @@ def stored_before(
 ) -> int | None:
     """Return up to where predecessors had stored a log whose epochs begin as `epochs` tell, oldest first;
     None if none of them said anything that holds for this log. Nothing that was said before a leader who did
-    not store the log counts: since then it may have been collected."""
+    not store the log counts: since then it may have been collected; nor what lies above the start of a later
+    epoch that this log has nothing of: the tier has other records there."""
     starts = dict(epochs)
     known: int | None = None
     said = [floor for floor in floors if (floor.topic_id, floor.partition) == (topic_id, partition)]
@@ -148,6 +149,11 @@ def stored_before(
         if floor.leader_epoch not in starts:
             continue  # nothing of that epoch is in this log, which may be another one below it too
         ends = (start for epoch, start in starts.items() if epoch > floor.leader_epoch)
-        stored = min(floor.stored_to, next(ends, floor.stored_to))
+        void = (
+            other.epoch_start
+            for other in said
+            if other.leader_epoch > floor.leader_epoch and other.leader_epoch not in starts
+        )
+        stored = min((floor.stored_to, next(ends, floor.stored_to), *void))
         known = stored if known is None else max(known, stored)
     return known

@@ -125,6 +125,14 @@ def said(stored_to: int, *, epoch: int, partition: int = 0) -> Floor:
     return Floor(TOPIC, partition, epoch, 0, 0, stored_to)
 
 
+def test_what_a_later_leader_has_in_the_place_of_these_records_is_stored_over_its_own() -> None:
+    other = said(170, epoch=6)._replace(epoch_start=120)
+    epochs = [(3, 0), (5, 100), (7, 200)]
+    assert stored_before([said(150, epoch=5), other], TOPIC, 0, epochs) == 120, "6 is not of this log"
+    assert stored_before([said(110, epoch=5), other], TOPIC, 0, epochs) == 110
+    assert stored_before([said(150, epoch=7), other], TOPIC, 0, epochs) == 150, "stored after it"
+
+
 def test_a_new_leader_goes_on_where_its_predecessors_ended() -> None:
     epochs = [(3, 0), (5, 100), (7, 200)]
     assert stored_before([said(150, epoch=5)], TOPIC, 0, epochs) == 150

@@ -162,6 +162,29 @@ def test_a_new_leader_stores_what_the_old_one_could_not(monkeypatch: pytest.Monk
     run(main, 2)
 
 
+@pytest.mark.requirement("1176-18")
+def test_a_leader_stores_again_what_one_of_whom_it_has_nothing_may_have_stored_otherwise() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        await world.append(1, b"a", b"b")
+        await world.agree(1, 2)
+        world.fabric.cut("node1", "node2")
+        await world.append(1, b"c", acks=1)
+        await until_stored(world, 1)
+        world.change(leader=2)
+        await world.append(2, b"x", acks=1)
+        await until_stored(world, 2)
+        world.change(leader=1)
+        await until_stored(world, 1)
+        newest = {row.start: row for node in (2, 1) for row, _ in slices(world, node) if row.end == 3}
+        assert (newest[2].leader_epoch, newest[2].batch_epoch) == (2, 0), "x is not of the log"
+        assert stored(world, 2) == [b"x"]
+        assert world.nodes[1].values() == [b"a", b"b", b"c"]
+        assert [row.start for row, _ in slices(world, 1) if row.leader_epoch == 2] == [2], "no more than that"
+
+    run(main, 2)
+
+
 @pytest.mark.requirement("1176-30", "1176-31")
 def test_acks_1_waits_for_no_store_and_followers_are_sent_what_waits_too_long(
     monkeypatch: pytest.MonkeyPatch,
