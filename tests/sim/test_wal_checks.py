@@ -21,6 +21,7 @@ from remote.wal.combined_object import (
     encode_table,
     place_slices,
 )
+from tests.sim.checks import Case
 from tests.sim.client import read_batches
 from tests.sim.history import (
     AdminEvent,
@@ -40,8 +41,8 @@ from tests.sim.history import (
 )
 from tests.sim.test_checks import T, final, send
 from tests.sim.verdict import judge
-from tests.sim.wal_checks import RULES
-from tests.sim.wallog import read_put
+from tests.sim.wal_checks import RULES, slices_are_in_the_log
+from tests.sim.wallog import Fold, covered_to, read_put
 
 CLUSTER = "cluster"
 TOPIC = UUID(int=7)
@@ -441,3 +442,53 @@ def test_each_way_to_spoil_it_is_caught(spoil: Mutation) -> None:
 
 def test_every_rule_catches_something() -> None:
     assert set(MUTATIONS.values()) == set(RULES)
+
+
+# --- what a log has nothing of ---
+
+
+def after_an_unclean_election(*, is_stored_again: bool) -> History:
+    """Node 2, without the last batch of node 1, led in epoch 1; then node 1 led again, with that batch."""
+    history = History()
+    history.slots = (
+        slot(1),
+        slot(2),
+        slot(3, state(0, 1, 0)),
+        slot(4, state(1, 2, 1)),
+        slot(5, state(2, 1, 2)),
+    )
+    last = stored(4, 14, epoch=2)
+    history.wal_changes = [
+        put_object(1.0, FIRST, 0, row(B0, B1, epoch=0, epoch_start=0)),
+        put_object(1.1, OTHER, 0, row(stored(2, 77, 78, epoch=1), epoch=1, epoch_start=2)),
+    ]
+    again = [(B1,), (last,)] if is_stored_again else [(last,)]
+    history.wal_changes += [
+        put_object(1.2 + seq / 10, FIRST, seq, row(*data, epoch=2, epoch_start=4))
+        for seq, data in enumerate(again, 1)
+    ]
+    history.logs = {T: final(*batches(B0, B1, last))}
+    return history
+
+
+def test_what_an_epoch_had_that_a_log_has_nothing_of_is_missed_only_if_nothing_is_in_its_place() -> None:
+    assert not [*slices_are_in_the_log(Case(after_an_unclean_election(is_stored_again=True)))]
+    (missed,) = slices_are_in_the_log(Case(after_an_unclean_election(is_stored_again=False)))
+    assert "lacks 2 of epoch 1" in missed
+
+
+def test_what_goes_is_looked_for_in_other_slices() -> None:
+    of_epoch = {
+        epoch: [
+            each
+            for each in Fold(after_an_unclean_election(is_stored_again=True).wal_changes).slices()
+            if each.row.leader_epoch == epoch
+        ]
+        for epoch in range(3)
+    }
+    ((first,), (other,), (again, last)) = of_epoch.values()
+    starts = {0: 0, 1: 2, 2: 4}
+    assert covered_to(2, other.row, [again, last], starts) == 5
+    assert covered_to(2, other.row, [first, last], starts) == 2, "not by an earlier epoch, nor over a hole"
+    assert covered_to(0, first.row, [again, last], starts) == 0
+    assert covered_to(2, again.row, [other, last], starts) == 2

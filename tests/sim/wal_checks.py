@@ -17,7 +17,7 @@ from remote.keys import Stream, WalPart, parse_floors_key, parse_tier_key, parse
 from remote.wal.combined_object import INDEXED_OBJECTS
 from tests.sim.checks import LATEST, Case
 from tests.sim.history import FinalLog, TopicPartition
-from tests.sim.wallog import Fold, SeenStream, Slice, lineage, valid_end
+from tests.sim.wallog import Fold, SeenStream, Slice, is_replaced, lineage, valid_end
 
 METADATA_TOPIC = "__remote_wal_log_metadata"
 OURS = "__"
@@ -133,7 +133,8 @@ def one_batch_per_offset(case: Case) -> Iterator[str]:
 
 
 def slices_are_in_the_log(case: Case) -> Iterator[str]:
-    """10 (WAL) In the end every slice that counts, as far as no later epoch voids it, is in the log."""
+    """10 (WAL) In the end every slice that counts, as far as no later epoch voids it, is in the log. What
+    the slices of a later epoch have in its place is in the log instead."""
     by_partition = fold_of(case).by_partition()
     for tp, log in case.history.logs.items():
         topic_id = _topic_id(case, tp)
@@ -147,7 +148,9 @@ def slices_are_in_the_log(case: Case) -> Iterator[str]:
             end = valid_end(each.row, starts)
             for batch in each.batches:
                 is_owed = log.log_start_offset < batch.next <= end
-                if is_owed and (batch.base, batch.epoch) not in there:
+                if not is_owed or (batch.base, batch.epoch) in there:
+                    continue
+                if not is_replaced(each, batch.base, batch.next, slices, starts):
                     yield f"{tp} lacks {batch.base} of epoch {batch.epoch}, which {_place(each)} has"
 
 
@@ -265,8 +268,8 @@ def boundaries_come_first(case: Case) -> Iterator[str]:
 
 
 def what_goes_is_not_needed(case: Case) -> Iterator[str]:
-    """17 (WAL) What goes with an object is below the log's start, in the cold tier, void, or with a replica,
-    unless all who had it lost it."""
+    """17 (WAL) What goes with an object is below the log's start, in the cold tier, void, in another slice,
+    or with a replica, unless all who had it lost it."""
     for gone in case.history.wal_gone:
         if not case.custody.was_lost_before(gone.tp, gone.end - 1, gone.at):
             yield (

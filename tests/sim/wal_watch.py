@@ -9,7 +9,7 @@ Invariant: looking changes nothing; what is noted is a plain value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
@@ -24,7 +24,7 @@ from tests.sim.history import TopicPartition, WalGone, WalLook
 from tests.sim.node import Node
 from tests.sim.tier import MetadataLog
 from tests.sim.tier_checks import FINISHED
-from tests.sim.wallog import Fold, Lineage, Slice, lineage, valid_end
+from tests.sim.wallog import Fold, Lineage, Slice, covered_to, lineage, valid_end
 
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
@@ -78,8 +78,11 @@ class WalWatch:
             return
         tp = topic.name, row.partition
         start, epochs = self._begin(tp)
-        end = valid_end(row, lineage(self.slices(tp), epochs))
-        if end <= max(start, row.start):
+        slices = self.slices(tp)
+        starts = lineage(slices, epochs)
+        end = valid_end(row, starts)
+        start = covered_to(max(start, row.start), row, self._kept(slices, key), starts)
+        if end <= start:
             return
         ends = dict(stage.ends(tp))
         lost = {crash.node for crash in stage.history.crashes if crash.power or crash.replaced}
@@ -90,7 +93,15 @@ class WalWatch:
             if (copy.topic_id, copy.index, copy.state) == (topic.id, row.partition, FINISHED)
         )
         if not is_copied or any(each < end for each in owed) or max(ends.values(), default=0) < end:
-            yield WalGone(stage.loop.now, key, tp, max(start, row.start), end, tuple(sorted(ends.items())))
+            yield WalGone(stage.loop.now, key, tp, start, end, tuple(sorted(ends.items())))
+
+    def _kept(self, slices: Iterable[Slice], gone: str) -> Iterator[Slice]:
+        """Those in objects that are there and stay for now, but for the one that goes."""
+        for each in slices:
+            key = wal_key(each.stream, each.seq)
+            is_above = each.seq > self.fold.streams[each.stream].boundary
+            if is_above and key != gone and key in self._stage.bucket.objects:
+                yield each
 
     def _begin(self, tp: TopicPartition) -> tuple[int, Lineage]:
         """Where a log begins, by the replica that has it furthest, and the epochs that its leader knows: its

@@ -235,3 +235,27 @@ def valid_end(row: Row, starts: dict[int, int]) -> int:
     """Where what the slice holds becomes void: at the start of any later epoch."""
     later = (start for epoch, start in starts.items() if epoch > row.leader_epoch)
     return max(row.start, min((row.end, *later)))
+
+
+def is_replaced(each: Slice, start: int, end: int, slices: Iterable[Slice], starts: dict[int, int]) -> bool:
+    """Whether what the slice holds of these offsets is void because a later epoch's slice holds some of them:
+    after an unclean election a log goes on above where an epoch began that it has nothing of."""
+    return any(
+        other.row.leader_epoch > each.row.leader_epoch
+        and other.row.start < end
+        and start < valid_end(other.row, starts)
+        for other in slices
+    )
+
+
+def covered_to(start: int, row: Row, others: Iterable[Slice], starts: dict[int, int]) -> int:
+    """Up to where other slices, of this epoch or later ones, hold what the row's slice holds from `start`."""
+    spans = sorted(
+        (other.row.start, valid_end(other.row, starts))
+        for other in others
+        if other.row.leader_epoch >= row.leader_epoch
+    )
+    for begin, end in spans:
+        if begin <= start:
+            start = max(start, end)
+    return start
