@@ -196,7 +196,8 @@ BROKER_CHECKS: dict[str, Check] = {
     "remote.log.wal.storage.manager.class.name": _non_empty,
     "remote.log.wal.storage.manager.impl.prefix": _non_empty,
     "remote.wal.log.manager.combiner.queue.size": _between(1, 1 << 20),
-    "remote.wal.log.manager.combiner.task.interval.ms": _between(1, 10_000),
+    # after two seconds without a cut followers would be sent the records
+    "remote.wal.log.manager.combiner.task.interval.ms": _between(1, 1_000),
     "remote.wal.log.manager.combiner.task.upload.bytes": _between(1 << 10, 64 << 20),
     "remote.wal.log.manager.combiner.thread.pool.size": _between(1, 16),
     "remote.wal.log.manager.thread.pool.size": _between(1, 256),

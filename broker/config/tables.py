@@ -120,8 +120,8 @@ _WAL_DOCS = {
     "to the store at once.",
     "remote.wal.log.manager.combiner.queue.size": "Slices that are cut and not yet stored: at so many "
     "nothing more is cut until some are.",
-    "remote.wal.log.manager.combiner.task.interval.ms": "The least time between two combined objects of one "
-    "broker; after a pause the first record leaves at once.",
+    "remote.wal.log.manager.combiner.task.interval.ms": "The time between two combined objects of one "
+    "broker, at least, small ones that follow a pause aside; after a pause the first record leaves at once.",
     "remote.wal.log.manager.combiner.task.upload.bytes": "The most bytes of one combined object; a larger "
     "batch is an object of its own.",
     "remote.wal.local.sync": "Whether an object in a store on this machine is synced before it counts.",

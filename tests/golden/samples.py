@@ -32,8 +32,10 @@ from broker.control.metadata_records import (
 )
 from broker.endpoint import Endpoint
 from protocol.checksum import crc32c
+from protocol.pointers import ObjectPlace
 from protocol.records import build_batch
 from protocol.stored.slots import Slot, encode_slot, slot_hash
+from protocol.stored.wal_log import ObjectRow, SliceEntry, SliceRow, encode_key, encode_row, key_of
 from remote.cold.copies import BlockSums
 from remote.cold.events import encode_event, tombstones
 from remote.cold.index_cache import encode_file
@@ -86,7 +88,7 @@ class Sample(NamedTuple):
 
 
 def samples() -> list[Sample]:
-    return [*metadata_log(), *segment(), *records(), *wal()]
+    return [*metadata_log(), *segment(), *records(), *wal(), *wal_told()]
 
 
 # --- the metadata log ---
@@ -318,6 +320,38 @@ def wal() -> list[Sample]:
         Sample("wal-floors", "wal floors", encode_floors(floors), floors_key(1)),
         Sample("wal-boundary", "nothing", b"", wal_key(stream, 1, WalPart.BOUNDARY)),
     ]
+
+
+def wal_told() -> list[Sample]:
+    place = ObjectPlace(1, 40, 2, 3)
+    object_id, slice_id = UUID(bytes=bytes(range(16))), UUID(int=UUID(bytes=bytes(range(16))).int + 1)
+    entry = SliceEntry(TOPIC_ID, 7, slice_id, 300, 399, 3, 5, 7)
+    found = []
+    for name, key_layout, layout, row in (
+        (
+            "wal-object-told",
+            "wal record key",
+            "wal object told",
+            ObjectRow(False, object_id, place, (entry, entry._replace(partition=8)), 1, NOW_MS, b"bucket", 1),
+        ),
+        (
+            "wal-object-deleted",
+            "wal record key",
+            "wal object told",
+            ObjectRow(True, object_id, place, (), 1, NOW_MS, None, 2),
+        ),
+        (
+            "wal-slice-told",
+            "wal slice key",
+            "wal slice told",
+            SliceRow(False, "orders", entry, object_id, 1, place, 1, NOW_MS, None, 1),
+        ),
+    ):
+        found += [
+            Sample(f"{name}-key", key_layout, encode_key(key_of(row))),
+            Sample(name, layout, encode_row(row)),
+        ]
+    return found
 
 
 def _slice(base_offset: int, leader_epoch: int) -> bytes:

@@ -35,13 +35,15 @@ def test_dynamic_broker_settings_are_checked(dynamic: dict[str, str], per_broker
 
 @pytest.mark.requirement("1176-09", "1176-10")
 @pytest.mark.parametrize("per_broker", [True, False])
-@pytest.mark.parametrize("end", ["interval.ms", "upload.bytes"])
-def test_when_objects_leave_and_how_large_may_change_while_a_broker_runs(end: str, per_broker: bool) -> None:
+@pytest.mark.parametrize(("end", "value"), [("interval.ms", 500), ("upload.bytes", 2048)])
+def test_when_objects_leave_and_how_large_may_change_while_a_broker_runs(
+    end: str, value: int, per_broker: bool
+) -> None:
     name = f"remote.wal.log.manager.combiner.task.{end}"
-    check_broker_configs(made(), {name: "2048"}, per_broker=per_broker)
-    assert made().with_dynamic(default={name: "2048"}, broker={}).get(name) == 2048
+    check_broker_configs(made(), {name: str(value)}, per_broker=per_broker)
+    assert made().with_dynamic(default={name: str(value)}, broker={}).get(name) == value
     field = name.replace(".", "_")
-    assert getattr(made().with_dynamic(default={name: "9"}, broker={name: "2048"}), field) == 2048
+    assert getattr(made().with_dynamic(default={name: "9"}, broker={name: str(value)}), field) == value
     with pytest.raises(ConfigError, match="must be at least"):
         check_broker_configs(made(), {name: "0"}, per_broker=per_broker)
 

@@ -142,7 +142,7 @@ def test_objects_are_fewer_and_larger_where_a_put_is_slow() -> None:
         ("thread.pool.size", 1, 256),
         ("combiner.thread.pool.size", 1, 16),
         ("combiner.queue.size", 1, 1 << 20),
-        ("combiner.task.interval.ms", 1, 10_000),
+        ("combiner.task.interval.ms", 1, 1_000),
         ("combiner.task.upload.bytes", 1024, 64 << 20),
     ],
 )
