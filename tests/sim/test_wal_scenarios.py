@@ -110,6 +110,17 @@ async def switch(play: Play, settings: dict[str, str]) -> None:
     await play.stage.finish([operator.start(ask())])
 
 
+async def until_another_is_the_controller(play: Play) -> None:
+    """A leader that is the controller too fences those it is cut from, and goes on to lead."""
+    while play.stage.controller() is play.leader:
+        node = play.leader
+        node.kill()
+        await until_leads_another(play, node)
+        await node.start()
+        await play.until("all are in sync", lambda: len(play.isr) == 3)
+        await until_hydrated(play)
+
+
 async def until_leads_another(play: Play, node: Node) -> None:
     await play.until("another leads", lambda: play.stage.leader(TP) not in (None, node))
 
@@ -266,6 +277,7 @@ def test_logs_are_cut_below_what_is_stored_over_three_epochs() -> None:
         play.load("alone", acks=1)
         for _ in range(3):
             await play.until("all are in sync", lambda: len(play.isr) == 3)
+            await until_another_is_the_controller(play)
             await until_hydrated(play, count=2)
             first, end = play.leader, log_of(play.leader).log_end_offset
             cuts = play.cut(first, *play.others(first))  # it reaches the store and nobody else
@@ -288,6 +300,7 @@ def test_what_was_stored_of_a_log_before_it_was_cut_counts_no_more() -> None:
     async def script(play: Play) -> None:
         play.load("alone", acks=1)
         await until_hydrated(play)
+        await until_another_is_the_controller(play)
         first, end = play.leader, log_of(play.leader).log_end_offset
         others = followers(play)
         cuts = play.cut(first, *others)

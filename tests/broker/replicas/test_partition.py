@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -25,14 +26,19 @@ class FakeLog:
         self.high_watermark = 0
         self.log_end_offset = 0
         self.recovery_point = 0
-        self.epochs: list[int] = []
+        self.begun: list[int] = []
+        """Leader epochs."""
 
     def set_high_watermark(self, high_watermark: int) -> None:
         assert high_watermark <= self.log_end_offset
         self.high_watermark = high_watermark
 
+    @property
+    def epochs(self) -> SimpleNamespace:
+        return SimpleNamespace(latest=self.begun[-1] if self.begun else -1)
+
     def epoch_start(self, leader_epoch: int) -> None:
-        self.epochs.append(leader_epoch)
+        self.begun.append(leader_epoch)
 
 
 class Commit:
@@ -187,7 +193,7 @@ def test_a_new_epoch_starts_where_the_log_ends() -> None:
     log.log_end_offset = 7
     assert not lead(partition, view_of((1,), leader_epoch=3))
     assert lead(partition, view_of((1,), leader_epoch=4))
-    assert (partition.epoch_start, log.epochs) == (7, [3, 4])
+    assert (partition.epoch_start, log.begun) == (7, [3, 4])
 
 
 def test_epochs_a_client_believes_in() -> None:
