@@ -99,7 +99,8 @@ def run_in_processes(seeds: Iterable[int], brokers: int | None, jobs: int) -> Ge
             for future in done:
                 yield future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # waited for: the interpreter would end while a thread of the pool closes what it wakes it by
+        pool.shutdown(cancel_futures=True)
 
 
 def _submit(pool: ProcessPoolExecutor, seed: int, brokers: int | None) -> Future[Row]:
