@@ -94,10 +94,6 @@ class Combiner(Generic[K]):
         if self._cut is not None:
             self._cut.forget(key)
 
-    def oldest(self, now: float) -> float:
-        """Return for how many seconds something has waited for a cut, 0 where nothing waits."""
-        return now - min(self._dirty.values()) if self._dirty else 0.0
-
     def wait_s(self, now: float, *, is_idle: bool = False) -> float | None:
         """Return in how many seconds the next cut is due, 0 for at once and None where nothing waits;
         `is_idle` says that no object is under way."""

@@ -7,7 +7,7 @@ committed when it was called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -53,30 +53,47 @@ class TierReader:
 
     async def _read_to_end(self, number: int) -> None:
         fold = self._folds.setdefault(number, TierFold())
-        end = await offset_of(self._client, METADATA_TOPIC, number, HIGH_WATERMARK)
-        at = self._read_to.get(number)
-        if at is None:
-            at = await offset_of(self._client, METADATA_TOPIC, number, LOG_START)
-        while at < end:
-            fetched = await self._client.fetch(METADATA_TOPIC, number, at, max_bytes=FETCH_BYTES)
-            if fetched.error_code != ErrorCode.none:
-                raise KafkaError(fetched.error_code, f"partition {METADATA_TOPIC}-{number}")
-            data = bytes(fetched.records or b"")
-            if not data:
-                raise RequestFailed(f"{METADATA_TOPIC}-{number} ends at {end} and gives nothing from {at} on")
-            try:
-                at = _apply(fold, data, at)
-            except (BadRecord, CorruptBatch) as error:
-                raise RequestFailed(f"{METADATA_TOPIC}-{number} from {at} on: {error}") from None
-        self._read_to[number] = at
+
+        def apply(key: bytes | None, value: bytes | None) -> None:
+            fold.apply(decode_event(key, value))
+
+        self._read_to[number] = await read_on(
+            self._client, METADATA_TOPIC, number, self._read_to.get(number), apply
+        )
 
 
-def _apply(fold: TierFold, data: bytes, at: int) -> int:
-    """Fold in the records from offset `at` on; return the offset after them."""
+async def read_on(
+    client: Client,
+    topic: str,
+    number: int,
+    at: int | None,
+    apply: Callable[[bytes | None, bytes | None], None],
+) -> int:
+    """Apply the keys and values of one partition from offset `at` on, from its beginning without one, to its
+    end; return where that is."""
+    end = await offset_of(client, topic, number, HIGH_WATERMARK)
+    if at is None:
+        at = await offset_of(client, topic, number, LOG_START)
+    while at < end:
+        fetched = await client.fetch(topic, number, at, max_bytes=FETCH_BYTES)
+        if fetched.error_code != ErrorCode.none:
+            raise KafkaError(fetched.error_code, f"partition {topic}-{number}")
+        data = bytes(fetched.records or b"")
+        if not data:
+            raise RequestFailed(f"{topic}-{number} ends at {end} and gives nothing from {at} on")
+        try:
+            at = _apply(apply, data, at)
+        except (BadRecord, CorruptBatch) as error:
+            raise RequestFailed(f"{topic}-{number} from {at} on: {error}") from None
+    return at
+
+
+def _apply(apply: Callable[[bytes | None, bytes | None], None], data: bytes, at: int) -> int:
+    """Apply the records from offset `at` on; return the offset after them."""
     for position, header in iter_batches(data):
         for record in iter_records(data, position, header):
             if record.offset >= at:
-                fold.apply(decode_event(record.key, record.value))
+                apply(record.key, record.value)
         at = header.last_offset + 1
     return at
 

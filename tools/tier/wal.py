@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from broker.control.metadata_log import BrokenLog
-from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.records import iter_batches, iter_records
-from protocol.stored.schema import BadRecord
+from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.wal_log import decode_key, decode_row
 from remote.bad_object import BadObject
 from remote.keys import WAL, Stream, WalPart, parse_wal_key
@@ -23,10 +21,10 @@ from remote.store.object_store import NoSuchObject, ObjectStore, StoreError
 from remote.wal.combined_object import ObjectKind, Place, Table
 from remote.wal.journal import Difference, Journal, Known, differences
 from remote.wal.tables import read_table
-from tools.client import Client, RequestFailed
+from tools.client import Client
 from tools.console import Failure, emit, emit_json, emit_table
 from tools.tier.check import check_cluster, open_store
-from tools.tier.reader import FETCH_BYTES, HIGH_WATERMARK, LOG_START, offset_of
+from tools.tier.reader import read_on
 
 METADATA_TOPIC: Final = "__remote_wal_log_metadata"
 READS_AT_ONCE: Final = 16
@@ -57,33 +55,12 @@ class JournalReader:
         return whole
 
     async def _read_to_end(self, number: int, journal: Journal) -> None:
-        end = await offset_of(self._client, METADATA_TOPIC, number, HIGH_WATERMARK)
-        at = self._read_to.get(number)
-        if at is None:
-            at = await offset_of(self._client, METADATA_TOPIC, number, LOG_START)
-        while at < end:
-            fetched = await self._client.fetch(METADATA_TOPIC, number, at, max_bytes=FETCH_BYTES)
-            if fetched.error_code != ErrorCode.none:
-                raise KafkaError(fetched.error_code, f"partition {METADATA_TOPIC}-{number}")
-            data = bytes(fetched.records or b"")
-            if not data:
-                raise RequestFailed(f"{METADATA_TOPIC}-{number} ends at {end} and gives nothing from {at} on")
-            try:
-                at = _apply(journal, data, at)
-            except (BadRecord, CorruptBatch) as error:
-                raise RequestFailed(f"{METADATA_TOPIC}-{number} from {at} on: {error}") from None
-        self._read_to[number] = at
+        def apply(key: bytes | None, value: bytes | None) -> None:
+            journal.apply(decode_key(key or b""), None if value is None else decode_row(value))
 
-
-def _apply(journal: Journal, data: bytes, at: int) -> int:
-    """Fold in the records from offset `at` on; return the offset after them."""
-    for position, header in iter_batches(data):
-        for record in iter_records(data, position, header):
-            if record.offset >= at:
-                row = None if record.value is None else decode_row(record.value)
-                journal.apply(decode_key(record.key or b""), row)
-        at = header.last_offset + 1
-    return at
+        self._read_to[number] = await read_on(
+            self._client, METADATA_TOPIC, number, self._read_to.get(number), apply
+        )
 
 
 async def read_bucket(store: ObjectStore) -> dict[Place, Table]:
