@@ -120,6 +120,8 @@ async def put_from(
         upload = await job.begin()
         tags = await job.put_parts(upload, size, part_bytes)
         await job.complete(upload, tags, size)
+    except GeneratorExit:
+        raise  # its loop is gone: nobody would ever run what tidies up
     except BaseException as error:
         await _to_its_end(job.tidy())
         if isinstance(error, NoSuchUpload):

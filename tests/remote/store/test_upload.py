@@ -8,6 +8,7 @@ import gc
 import mmap
 import random
 import weakref
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -523,3 +524,26 @@ def test_what_was_read_apart_is_the_systems_again_when_nobody_has_it(tmp_path: P
     assert isinstance(memory, mmap.mmap)
     data.release()
     memory.close()  # BufferError if any other reference to it were left
+
+
+def test_an_upload_whose_loop_is_gone_begins_nothing_more(recwarn: pytest.WarningsRecorder) -> None:
+    """A broker that is killed in the simulation leaves its uploads to the collector, which closes them."""
+
+    class Hanging(MemoryStore):
+        async def put_part(self, *_: object, **__: object) -> str:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
+
+    async def main() -> Coroutine[object, object, None]:
+        upload = put(Hanging())
+        task = asyncio.ensure_future(upload)
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        return upload
+
+    loop = SimLoop()
+    upload = loop.run_until_complete(main())
+    upload.close()
+    del upload
+    gc.collect()
+    assert not [str(each.message) for each in recwarn if "never awaited" in str(each.message)]
