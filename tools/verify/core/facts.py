@@ -1,0 +1,83 @@
+"""What a scan of bytes tells about them, small enough to send to whoever judges.
+
+Owns the rows that travel from scans to judges. Does not own how they come about (batches, directory) or what
+they mean together (judge). Invariant: their number grows with objects, epochs, transactions and buckets
+of offsets, not with batches; each is a plain tuple, so every engine can send it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+BUCKET_BITS: Final = 14
+"""Digests are over the batches whose base offsets agree but for so many bits."""
+
+
+class Run(NamedTuple):
+    """Consecutive batches of one leader epoch in one place."""
+
+    place: str
+    position: int
+    size: int
+    first: int
+    end: int
+    """Exclusive, with the offsets that compaction left out at the end of its last batch."""
+    leader_epoch: int
+    batches: int
+    records: int
+    control: int
+    """Batches with markers."""
+    max_timestamp: int
+    has_gaps: bool
+    """Offsets are missing between or within its batches, as compaction leaves them."""
+
+
+class ProducerRun(NamedTuple):
+    """Batches of one producer and producer epoch whose sequences follow each other, in one place."""
+
+    place: str
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    last_sequence: int
+    first: int
+    end: int
+    last_timestamp: int
+
+
+class Mark(NamedTuple):
+    """The first offset of a producer's part of a transaction in this place, or the marker that ends it."""
+
+    place: str
+    producer_id: int
+    producer_epoch: int
+    offset: int
+    kind: int
+    """0 transactional data begins, 1 commit, 2 abort."""
+    coordinator_epoch: int = -1
+
+
+class Digest(NamedTuple):
+    """Sums over the batches of one bucket in one place, to compare copies: equal batches give equal sums."""
+
+    place: str
+    bucket: int
+    first: int
+    end: int
+    """Of the batches of this bucket in this place."""
+    batches: int
+    low: int
+    high: int
+    """Sums modulo 2^63 of the halves of a 64-bit mix of base offset, length, leader epoch and CRC."""
+
+
+class Fault(NamedTuple):
+    """Bytes that are not what they should be: becomes a finding once topic and partition are known."""
+
+    code: str
+    place: str
+    position: int
+    first: int = -1
+    end: int = -1
+    expected: str = ""
+    actual: str = ""
