@@ -25,7 +25,6 @@ from broker.control.image import Delta
 from broker.control.internal_topics import REMOTE_LOG_METADATA
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
-from broker.coordinators.wal.telling import WalTelling
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher
@@ -54,9 +53,8 @@ from broker.replicas.restore import Restores
 from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
-from broker.replicas.wal.collecting import WalCollecting
-from broker.replicas.wal.leading import ClusterWriter, WalLeading
 from broker.replicas.wal.parts import WalParts
+from broker.wal_tier import WalTier, build_wal_tier
 from protocol.apis import Api
 from remote.cold.chunks import ChunkCache
 from remote.cold.copier import Copier
@@ -76,12 +74,7 @@ from remote.cold.rebuild import Rebuilder, RebuildingManager
 from remote.cold.removal import Removal
 from remote.cold.storage_manager import PieceManager, StorageManager
 from remote.plugin import BadPlugin
-from remote.wal.hydrator import Hydrator
-from remote.wal.object_wal import ObjectWal
-from remote.wal.plugins import load_wal_manager
 from remote.wal.stats import WalStats
-from remote.wal.storage_manager import WalStorageManager
-from remote.wal.uploader import Uploader, UploadSettings
 from storage.cleaner import CleanerSettings
 from storage.files import DiskFiles
 from storage.log_manager import LogManager
@@ -153,43 +146,18 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     )
     # the cluster's listeners hear of a change in the order in which they subscribe
     cluster.subscribe(replicas.apply)
-    wal_manager: WalStorageManager | None = None
-    wal_uploader = wal_leading = wal_collecting = None
+    wal: WalTier | None = None
     if config.remote_log_wal_storage_system_enable:
-        wal_manager = _wal_manager(config, world)
-        wal_uploader = Uploader(
-            manager=wal_manager,
-            writer=ClusterWriter(cluster),
-            settings=lambda: _upload_settings(cluster.broker_config),
-            stats=wal_stats,
-            offload=world.offload,
-            now_ms=world.now_ms,
-            cpu_s=world.cpu_s,
-            random=world.random,
-            fail=fail,
-        )
-        wal_leading = WalLeading(parts=wal_parts, replicas=replicas, uploader=wal_uploader, stats=wal_stats)
-        cluster.subscribe(wal_leading.image_changed)
-        wal_collecting = WalCollecting(
-            node_id=config.node_id,
-            control=cluster,
+        wal = build_wal_tier(
+            config=config,
+            world=world,
+            cluster=cluster,
             replicas=replicas,
             parts=wal_parts,
-            store=wal_manager.store,
             stats=wal_stats,
-            rng=world.random,
-            now_ms=world.now_ms,
+            fail=fail,
         )
-        wal_uploader.on_counted.append(wal_collecting.counted)
-        wal_uploader.on_stream.append(wal_collecting.stream_changed)
-        wal_leading.known_stored = wal_collecting.known_stored
-        wal_collecting.on_cold_lost.append(wal_leading.begin_anew)
-        fetchers.hydrator = Hydrator(
-            wal_manager,
-            at_once=config.remote_wal_log_manager_thread_pool_size,
-            stats=wal_stats,
-            clock=loop.time,
-        )
+        fetchers.hydrator = wal.hydrator
         cluster.subscribe(fetchers.image_changed)
     tier_metadata: MetadataManager | None = None
     tiering = restores = tier_reads = None
@@ -261,21 +229,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         max_bytes=config.fetch_max_bytes,
     )
     commands: list[Commands] = [tier_metadata] if isinstance(tier_metadata, TierMetadata) else []
-    wal_telling: WalTelling | None = None
-    if wal_manager is not None and wal_uploader is not None and wal_collecting is not None:
-        wal_telling = WalTelling(
-            config=config,
-            now_ms=world.now_ms,
-            cluster=cluster,
-            replicas=replicas,
-            store=wal_manager.store,
-            stats=wal_stats,
-        )
-        wal_uploader.on_counted.append(wal_telling.counted)
-        wal_uploader.on_stream.append(wal_telling.stream_changed)
-        wal_collecting.on_deleted.append(wal_telling.deleted)
-        wal_collecting.on_gone.append(wal_telling.stream_changed)
-        commands.append(wal_telling)
+    if wal is not None:
+        commands.append(wal.telling)
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -292,8 +247,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
     groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
     cluster.subscribe(counters.follow)
-    if wal_collecting is not None:
-        cluster.subscribe(wal_collecting.image_changed)  # after all of whom it tells
+    if wal is not None:
+        cluster.subscribe(wal.collecting.image_changed)  # after all of whom it tells
     dispatcher = Dispatcher(
         cluster=cluster,
         replicas=replicas,
@@ -346,13 +301,9 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         tiering=tiering,
         restores=restores,
         tier_reads=tier_reads,
-        wal_telling=wal_telling,
         wal_stats=wal_stats,
         wal_parts=wal_parts,
-        wal_manager=wal_manager,
-        wal_uploader=wal_uploader,
-        wal_leading=wal_leading,
-        wal_collecting=wal_collecting,
+        wal=wal,
         counters=counters,
         network=network,
     )
@@ -388,30 +339,6 @@ def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
     except BadPlugin as error:
         raise StartupError(str(error)) from None
     return GuardedManager(made)
-
-
-def _wal_manager(config: BrokerConfig, world: World) -> WalStorageManager:
-    """Make what keeps the WAL tier's objects: the manager that is named, or the broker's own lane to its
-    store."""
-    if (name := config.remote_log_wal_storage_manager_class_name) is not None:
-        try:
-            return load_wal_manager(
-                name,
-                config.remote_wal_storage_manager_configs,
-                class_path=config.remote_log_wal_storage_manager_class_path,
-            )
-        except BadPlugin as error:
-            raise StartupError(str(error)) from None
-    return ObjectWal(world.wal_store or world.store, rng=world.random, stats=world.wal_store_stats)
-
-
-def _upload_settings(config: BrokerConfig) -> UploadSettings:
-    return UploadSettings(
-        interval_s=config.remote_wal_log_manager_combiner_task_interval_ms / 1000,
-        object_bytes=config.remote_wal_log_manager_combiner_task_upload_bytes,
-        in_flight=config.remote_wal_log_manager_combiner_thread_pool_size,
-        slices=config.remote_wal_log_manager_combiner_queue_size,
-    )
 
 
 def _metadata_manager(

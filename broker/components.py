@@ -15,7 +15,6 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
-from broker.coordinators.wal.telling import WalTelling
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.net.server import NetworkServer
 from broker.ports import World
@@ -27,13 +26,10 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
-from broker.replicas.wal.collecting import WalCollecting
-from broker.replicas.wal.leading import WalLeading
 from broker.replicas.wal.parts import WalParts
+from broker.wal_tier import WalTier
 from remote.cold.metadata_manager import MetadataManager
 from remote.wal.stats import WalStats
-from remote.wal.storage_manager import WalStorageManager
-from remote.wal.uploader import Uploader
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -61,12 +57,8 @@ class Components:
     tier_reads: TierReads | None
     wal_stats: WalStats
     wal_parts: WalParts
-    wal_manager: WalStorageManager | None
-    """None where the WAL tier is switched off."""
-    wal_uploader: Uploader | None
-    wal_leading: WalLeading | None
-    wal_telling: WalTelling | None
-    wal_collecting: WalCollecting | None
+    wal: WalTier | None
+    """None where it is switched off."""
     counters: Counters
     network: NetworkServer
 

@@ -26,7 +26,6 @@ from broker.control.directories import StartupError
 from broker.ports import Listening, World
 from protocol.apis import SERVED
 from protocol.messages import load
-from remote.store.object_store import StoreError
 
 if TYPE_CHECKING:
     from broker.admin.http import AdminHttp
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 MAINTAIN_EVERY_S: Final = 1.0
 SYNCS_AT_ONCE: Final = 32
 WARM_PAUSE_S: Final = 0.02
-CLOSE_S_MAX: Final = 1.0
 
 
 class Broker:
@@ -159,21 +157,13 @@ class Broker:
         await components.cluster.join(ports=ports, task_group=self._tasks, has_log=has_log)
         take_configs(components)
         await _in_slices(components.replicas.load(components.cluster.image))
-        if components.wal_collecting is not None:
-            await components.wal_collecting.learn()
-        if components.wal_uploader is not None:
-            components.wal_uploader.start(self._tasks)
-        if components.wal_leading is not None:
-            components.wal_leading.start()
-        if components.wal_collecting is not None:
-            components.background.spawn(components.wal_collecting.run())
+        if components.wal is not None:
+            await components.wal.start(self._tasks, components.background)
         components.background.adopt(components.isr.start(self._tasks))
         components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
         if components.tier_metadata is not None:
             components.tier_metadata.start(self._tasks)
-        if components.wal_telling is not None:
-            components.wal_telling.start(self._tasks)
         if components.tier_reads is not None:
             components.background.spawn(components.tier_reads.start())
         if components.tiering is not None:
@@ -192,27 +182,20 @@ class Broker:
     async def _close(self) -> None:
         components = self.components
         await components.cluster.leave()
-        if components.wal_leading is not None:
-            components.wal_leading.stop()
-        if components.wal_uploader is not None:
-            await components.wal_uploader.stop()
+        if components.wal is not None:
+            await components.wal.stop()
         if components.tiering is not None:
             await components.tiering.stop()
         if components.tier_metadata is not None:
             await components.tier_metadata.stop()
-        if components.wal_telling is not None:
-            components.wal_telling.stop()
         components.fetchers.stop()
         components.network.stop_listening()
         await components.groups.stop()
         await components.background.cancel()
         await components.network.close()
         await components.cluster.stop()
-        if components.wal_manager is not None:
-            # one of others may fail at it or take long, which is no reason to leave the logs as they are
-            with contextlib.suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(CLOSE_S_MAX):
-                    await components.wal_manager.close()
+        if components.wal is not None:
+            await components.wal.close()
         await self._sync_logs()
 
     async def _sync_logs(self) -> None:

@@ -17,11 +17,13 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from math import inf
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
+from remote.keys import Stream
 from remote.wal.combined_object import Place
 from remote.wal.extents import FORGET_AT, Extent, Extents
+from storage.log import ReadCursor
 
 DIRECT_AFTER_S: Final = 2.0
 """What has waited for the store so long is sent to followers, like all that follows it."""
@@ -122,9 +124,9 @@ class Tail:
         """Whether followers are sent what is not stored."""
         self.previous = previous
         """Where the newest slice of this partition lies that this broker stored."""
-        self.in_stream: Any = None
+        self.in_stream: Stream | None = None
         """The stream for which the first slice was cut; a slice in another one names `previous`."""
-        self.cursor: Any = None
+        self.cursor: ReadCursor | None = None
         """Where in which file the next slice begins, for the reader of the log."""
 
     def __repr__(self) -> str:

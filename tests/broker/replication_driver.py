@@ -174,18 +174,17 @@ class Node:
             await self.groups.start(tasks)
             if self.components.tier_metadata is not None:
                 self.components.tier_metadata.start(tasks)
-            if self.components.wal_telling is not None:
-                self.components.wal_telling.start(tasks)
+            wal = self.components.wal
+            if wal is not None:
+                wal.telling.start(tasks)
             if self.components.tiering is not None:
                 self.components.tiering.start(tasks)
             if self.components.restores is not None:
                 self.components.restores.start()
-            if self.components.wal_collecting is not None:
-                await self.components.wal_collecting.learn()
-            if self.components.wal_uploader is not None:
-                self.components.wal_uploader.start(tasks)
-            if self.components.wal_leading is not None:
-                self.components.wal_leading.start()
+            if wal is not None:
+                await wal.collecting.learn()
+                wal.uploader.start(tasks)
+                wal.leading.start()
             self.isr.start(tasks)
             self.fetchers.start(tasks)
             await self.server.listen(LISTENER, "0.0.0.0", PORT)

@@ -29,9 +29,9 @@ GONE_WITHIN_S = 400.0
 
 def collecting(node: Node) -> WalCollecting:
     assert node.broker is not None
-    found = node.broker.components.wal_collecting
-    assert found is not None
-    return found
+    wal = node.broker.components.wal
+    assert wal is not None
+    return wal.collecting
 
 
 def objects_of(play: Play, node_id: int) -> list[str]:

@@ -195,13 +195,12 @@ def _held(node: Node) -> Mapping[str, tuple[int, int]]:
     assert node.broker is not None
     components = node.broker.components
     tails = [each.tail for each in components.replicas.partitions() if each.tail is not None]
-    hydrator, telling = components.fetchers.hydrator, components.wal_telling
-    uploader = components.wal_uploader
-    assert hydrator is not None and telling is not None and uploader is not None
+    wal = components.wal
+    assert wal is not None
     in_flight = node.config.remote_wal_log_manager_combiner_thread_pool_size
     return {
-        "bytes that are read": (hydrator.bytes_held, hydrator.bytes_max),
-        "bytes that are to be told": (telling.held_bytes, BYTES_MAX),
-        "objects that are put": (len(uploader._puts), in_flight),
+        "bytes that are read": (wal.hydrator.bytes_held, wal.hydrator.bytes_max),
+        "bytes that are to be told": (wal.telling.held_bytes, BYTES_MAX),
+        "objects that are put": (wal.uploader.under_way, in_flight),
         "extents of a partition": (max((len(tail.extents) for tail in tails), default=0), KEPT_MAX),
     }

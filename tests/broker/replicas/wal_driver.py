@@ -150,8 +150,9 @@ def stats_of(node: Node) -> WalStats:
 async def followed(world: Replicas, *topics: str, leader: int = 1, follower: int = 2) -> Wal:
     """Return the uploads of a leader whose topics use the tier, and are followed on the lane of pointers."""
     wal = Wal(world, leader)
-    leading = world.nodes[leader].components.wal_leading
-    assert leading is not None
+    wal_tier = world.nodes[leader].components.wal
+    assert wal_tier is not None
+    leading = wal_tier.leading
     leading.stop()  # what is stored, and when, is for the test to say
     for topic in topics or (TOPIC,):
         world.create(leader, follower, topic=topic, **ENABLED)

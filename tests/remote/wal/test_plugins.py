@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.build import _wal_manager
 from broker.config.broker import from_properties
 from broker.control.directories import StartupError
 from broker.process import real_world
+from broker.wal_tier import make_wal_manager
 from remote.plugin import BadPlugin
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchObject, StoreError
@@ -100,7 +100,7 @@ async def test_a_broker_has_the_manager_that_is_named(folder: str) -> None:
             "mine.bucket.name": "b",
         }
     )
-    manager = _wal_manager(config, real_world(config, None))
+    manager = make_wal_manager(config, real_world(config, None))
     assert manager.store.config == {"bucket.name": "b"}  # type: ignore[attr-defined]
 
 
@@ -108,7 +108,7 @@ async def test_a_broker_has_the_manager_that_is_named(folder: str) -> None:
 async def test_a_broker_has_a_lane_to_its_own_store_where_none_is_named(tmp_path: Path) -> None:
     config = from_properties({"log.dirs": str(tmp_path)})
     world = real_world(config, None)
-    manager = _wal_manager(config, world)
+    manager = make_wal_manager(config, world)
     assert isinstance(manager, ObjectWal)
     assert manager.store is world.wal_store is not None
     metadata, data = some_object()
@@ -143,7 +143,7 @@ def test_what_cannot_be_used_is_said_in_one_line(folder: str, name: str, why: st
         {"log.dirs": folder, NAME: name, "remote.log.wal.storage.manager.class.path": folder}
     )
     with pytest.raises(StartupError, match=why):
-        _wal_manager(config, real_world(config, None))
+        make_wal_manager(config, real_world(config, None))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from remote.keys import WalPart, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import HEAD_READ_BYTES, INDEXED_OBJECTS, decode_index, decode_table
-from remote.wal.stats import WalStats
+from remote.wal.cutter import READ_AGAIN_S
 from remote.wal.storage_manager import CombinedMetadata, CopiedObject
-from remote.wal.uploader import READ_AGAIN_S, STOP_S, TURN_MAX_S, TURN_S, _Turns
+from remote.wal.uploader import STOP_S
 from storage.log import NoDescriptor
 from storage.segmented_log import SegmentedLog
 from tests.remote.wal.upload_rig import BATCH_MAX, IN_FLIGHT, OBJECT_BYTES, Rig
@@ -170,8 +170,8 @@ def test_a_store_that_is_away_costs_no_memory_and_everything_is_stored_once_it_i
 
 
 def test_a_backlog_is_read_away_from_the_loop_behind_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remote.wal.uploader.BACKLOG_BYTES_PER_S", 20_000)
-    monkeypatch.setattr("remote.wal.uploader.READ_HERE_BYTES", 0)
+    monkeypatch.setattr("remote.wal.cutter.BACKLOG_BYTES_PER_S", 20_000)
+    monkeypatch.setattr("remote.wal.cutter.READ_HERE_BYTES", 0)
 
     async def main(rig: Rig) -> None:
         backlog = rig.lead(0)
@@ -354,7 +354,7 @@ def test_a_stop_at_any_moment_leaves_nothing_twice_and_no_task(moment: int) -> N
         assert len(asyncio.all_tasks()) == 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remote.wal.uploader.READ_HERE_BYTES", 0)
+        patch.setattr("remote.wal.cutter.READ_HERE_BYTES", 0)
         Rig().run(main)
 
 
@@ -395,51 +395,3 @@ def test_an_object_that_nobody_takes_is_tried_again_with_the_same_bytes(
         assert len(set(sent)) == 1
 
     Rig().run(main)
-
-
-@pytest.mark.parametrize(
-    ("others_s", "turn_s"),
-    [(0.0, TURN_S), (0.01, TURN_S), (0.04, 0.002), (0.08, TURN_MAX_S), (9.0, TURN_MAX_S)],
-)
-def test_turns_of_a_cut_are_longer_where_others_hold_the_loop_for_long_and_bounded(
-    others_s: float, turn_s: float
-) -> None:
-    async def main() -> None:
-        now, worked, held = 0.0, 0.0, [0.0]
-        turns = _Turns(lambda: now, lambda: worked, WalStats())
-
-        async def others() -> None:
-            nonlocal now
-            while True:
-                now += others_s
-                held.append(0.0)
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(others())
-        for _ in range(2000):
-            now += 0.00005
-            worked += 0.00005
-            held[-1] += 0.00005
-            await turns.step()
-        task.cancel()
-        assert max(held) <= turn_s + 0.0001
-        assert max(held[2:-1]) >= turn_s - 0.0001
-        assert turns.total_s <= 0.1 + 1e-6
-
-    asyncio.run(main())
-
-
-def test_a_cut_that_other_processes_hold_up_does_not_widen_the_interval() -> None:
-    async def main() -> None:
-        now = worked = 0.0
-        stats = WalStats()
-        turns = _Turns(lambda: now, lambda: worked, stats)
-        for _ in range(10):
-            now += 0.04
-            worked += 0.00005
-            await turns.step()
-        turns.end()
-        assert turns.total_s == pytest.approx(0.0005)
-        assert stats.cut_loop_s.sum_s == pytest.approx(0.4)
-
-    asyncio.run(main())

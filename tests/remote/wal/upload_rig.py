@@ -17,10 +17,11 @@ from remote.store.stores import limit_attempts
 from remote.wal.combined_object import Head, ObjectKind, Place, Row, check_slice, decode_table, encode_table
 from remote.wal.counted import Counted
 from remote.wal.object_wal import ObjectWal
+from remote.wal.sources import UploadSettings
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import CombinedMetadata, CopiedObject
 from remote.wal.tail import EndTimes, Tail, TailKey
-from remote.wal.uploader import Uploader, UploadSettings
+from remote.wal.uploader import Uploader
 from storage.files import Files
 from storage.log import AbstractLog
 from storage.log_manager import LogManager

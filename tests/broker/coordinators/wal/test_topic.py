@@ -30,8 +30,9 @@ MakeBroker = Callable[..., Awaitable[Broker]]
 async def store(broker: Broker, seq: int) -> None:
     stream = Stream(broker.config.node_id, broker.components.cluster.broker_epoch, 0)
     metadata, data = some_object(place=Place(stream, seq))
-    telling = broker.components.wal_telling
-    assert telling is not None
+    wal_tier = broker.components.wal
+    assert wal_tier is not None
+    telling = wal_tier.telling
     if seq == 0:
         telling.stream_changed(stream, True)
     telling.counted(Counted(metadata.place, metadata.rows, data, len(data), 0))

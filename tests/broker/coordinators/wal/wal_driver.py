@@ -33,9 +33,9 @@ def create(world: Replicas, *replicas: int, partitions: int = 1) -> None:
 
 
 def telling_of(world: Replicas, node_id: int) -> WalTelling:
-    found = world.nodes[node_id].components.wal_telling
-    assert found is not None
-    return found
+    wal = world.nodes[node_id].components.wal
+    assert wal is not None
+    return wal.telling
 
 
 def stream_of(world: Replicas, node_id: int, generation: int = 0) -> Stream:

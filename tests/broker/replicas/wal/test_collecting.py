@@ -32,9 +32,9 @@ def run(main: Callable[[Replicas], Awaitable[None]], count: int = 2) -> None:
 
 
 def collecting(world: Replicas, node_id: int) -> WalCollecting:
-    found = world.nodes[node_id].components.wal_collecting
-    assert found is not None
-    return found
+    wal = world.nodes[node_id].components.wal
+    assert wal is not None
+    return wal.collecting
 
 
 async def rounds(world: Replicas, *node_ids: int, count: int = 1) -> None:

@@ -308,8 +308,9 @@ def test_a_deleted_topic_leaves_nothing_to_store(monkeypatch: pytest.MonkeyPatch
             refuse_puts(world, away)
             await world.append(1, b"a", acks=1)
             world.delete()
-        leading = world.nodes[1].components.wal_leading
-        assert leading is not None
+        wal_tier = world.nodes[1].components.wal
+        assert wal_tier is not None
+        leading = wal_tier.leading
         assert partition.tail is None and not list(leading.tails()) and not partition.replica_waiters
         await asyncio.sleep(1.0)
 
@@ -324,8 +325,8 @@ def test_who_starts_anew_goes_on_where_the_store_is_known_to_have_everything() -
         await until_stored(world, 1)
 
         def know(node: Node) -> None:
-            assert node.components.wal_leading is not None
-            node.components.wal_leading.known_stored = lambda topic_id, index, epochs: 1
+            assert node.components.wal is not None
+            node.components.wal.leading.known_stored = lambda topic_id, index, epochs: 1
 
         world.on_build.append(know)
         world.kill(1)
@@ -344,9 +345,9 @@ def test_a_sealed_broker_goes_on_when_its_image_has_come_to_who_asked_for_the_se
         world.create(1, **ENABLE)
         await world.append(1, b"a")
         await until_stored(world, 1)
-        uploader = world.nodes[1].components.wal_uploader
-        assert uploader is not None and uploader.stream is not None
-        place = Place(uploader.stream, 1)
+        wal = world.nodes[1].components.wal
+        assert wal is not None and wal.uploader.stream is not None
+        place = Place(wal.uploader.stream, 1)
         head = Head(
             kind=ObjectKind.SEAL,
             cluster_id="",
@@ -414,8 +415,9 @@ def test_a_log_that_fails_in_a_thread_after_its_role_has_ended_is_no_trouble_any
         world.create(1, 2, **ENABLE)
         await world.append(1, b"a", acks=1)
         await until_stored(world, 1)
-        leading = world.nodes[1].components.wal_leading
-        assert leading is not None
+        wal_tier = world.nodes[1].components.wal
+        assert wal_tier is not None
+        leading = wal_tier.leading
         (led,) = leading._led.values()
         error = KafkaError(ErrorCode.kafka_storage_error)
         leading.unreadable(led, error)
