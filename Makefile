@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself; a fresh machine needs Python 3.11 or newer and nothing else.
-# `make kafka` also needs Java 17 and Maven, `make minio` a Go toolchain: they fetch the real peers that tests
-# compare with, and tests that need an absent peer skip and say so.
+# `make kafka` and `make spark` also need Java 17 and Maven, `make minio` a Go toolchain: they fetch the real peers
+# that tests compare with, and tests that need an absent peer skip and say so.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,8 +23,10 @@ ROUNDS ?= 5
 COMPILED_ONCE := PYTHONDONTWRITEBYTECODE=
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+# PySpark and its Kafka connector must be of one version.
+SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos verify kafka minio spark conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +89,9 @@ chaos: setup ## rounds of faults on real clusters, and long outages of the store
 	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
 	  --chaos-journal build/chaos-$$(git rev-parse --short HEAD).txt $(ARGS)
 
+verify: spark ## prove from the bytes what `make run` left in DATA, with Spark: make verify DATA=.tidewal (ARGS="--engine local --html FILE")
+	@$(BIN)/tidewal verify --data $(DATA) --store "file://$$(realpath -m $(DATA)/store)" --engine spark $(ARGS)
+
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
 
@@ -109,6 +114,19 @@ $(PEERS)/minio/$(MINIO_VERSION):
 	@command -v go >/dev/null || { echo "make minio needs a Go toolchain" >&2; exit 1; }
 	@rm -rf $(PEERS)/minio && mkdir -p $(PEERS)/minio
 	GOBIN="$$PWD/$(PEERS)/minio" CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
+	@touch $@
+
+spark: $(VENV)/.spark-$(SPARK_VERSION) $(PEERS)/spark/.$(SPARK_VERSION) ## PySpark in the environment, its Kafka connector in .peers/spark/jars (Java 17, Maven; 0.5 GB)
+
+$(VENV)/.spark-$(SPARK_VERSION): $(VENV)/.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]' 'pyspark==$(SPARK_VERSION)'
+	@touch $@
+
+$(PEERS)/spark/.$(SPARK_VERSION): tests/peers/spark/pom.xml
+	@command -v java >/dev/null && command -v mvn >/dev/null || { echo "make spark needs Java 17 and Maven" >&2; exit 1; }
+	@rm -rf $(PEERS)/spark && mkdir -p $(PEERS)/spark/jars
+	mvn --batch-mode --quiet -f tests/peers/spark/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+	  -Dspark.version=$(SPARK_VERSION) -DoutputDirectory="$$PWD/$(PEERS)/spark/jars"
 	@touch $@
 
 clean: ## what builds and tests leave behind (not the environment, peers or data)
