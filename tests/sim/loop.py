@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import hashlib
 import heapq
+import math
 import warnings
 from asyncio import base_events
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 STEP_SECONDS = 1e-6  # so that code which works "for a millisecond" makes progress
 CLOCK_READ_SECONDS = 1e-7  # so that a loop around time() inside one step ends
+SLACK_FROM_S = 0.05  # what waits less long, as all that lines and stores deliver, is not made later
 
 
 class Killed(BaseException):
@@ -125,6 +127,8 @@ class SimLoop(base_events.BaseEventLoop):
         self._serial = 0
         self.steps = 0
         self.max_steps = max_steps
+        self.slack_s = 0.0
+        """Timers of processes fire up to so much late, several in one moment, as on machines at rest."""
         self.failures: list[str] = []
         self.first_error: BaseException | None = None
         self.trace_lines: list[str] | None = [] if keep_trace else None
@@ -147,6 +151,20 @@ class SimLoop(base_events.BaseEventLoop):
     def stall(self, seconds: float) -> None:
         """Time passes and nothing runs: a collector pause, a suspended machine, a blocking call."""
         self._virtual_now += seconds
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        slack_s = self.slack_s
+        if slack_s and when - self._virtual_now >= SLACK_FROM_S:
+            process = PROCESS.get() if context is None else context.get(PROCESS)
+            if process is not None:
+                when = math.ceil(when / slack_s) * slack_s
+        return super().call_at(when, callback, *args, context=context)
 
     # trace --------------------------------------------------------------------------------------------------
 

@@ -48,12 +48,15 @@ from tests.sim.wal_watch import WalWatch
 
 READY_S = 60.0
 LOOK_S = 0.1
+LOOK_AT_REST_S = 0.5
 SETTLE_S = 90.0
 WHOLE_S = 60.0
 TIER_RESTS_S = 300.0
 """An orphan is deleted twice, with a wait between for a put that is late; each may meet a new leader."""
 WAL_RESTS_S = 500.0
 """Boundaries are put every two minutes, what goes has a minute's grace, and each waits for its turn."""
+REST_SLACK_S = 2.0
+"""Who waits for minutes to pass does not ask ten times a second; less than half a broker's session."""
 HEARD_S = 90.0
 QUIESCE_S = 5.0
 LEAVE_S = 12.0  # whoever vanished is missed after a session; the longest wait a client asks for is shorter
@@ -446,7 +449,8 @@ class Stage:
         self._look_at_local_starts()
         if self.bucket.wal_journal:
             self.wal.look()
-        self.loop.call_later(LOOK_S, self.watch_local_starts, context=contextvars.Context())
+        every_s = LOOK_AT_REST_S if self.loop.slack_s else LOOK_S
+        self.loop.call_later(every_s, self.watch_local_starts, context=contextvars.Context())
 
     def _look_at_local_starts(self) -> None:
         copies: list[tier.Copy] | None = None
@@ -555,8 +559,10 @@ class Stage:
         await asyncio.sleep(QUIESCE_S)
         passing = self.partitions_of(self.truth.image.topics.keys() - {tp[0] for tp in partitions})
         await self.settled("every replica has everything", lambda: self.uneven([*partitions, *passing]))
+        self.loop.slack_s = REST_SLACK_S
         await self.settled("the tier is at rest", self.restless_copies, seconds=TIER_RESTS_S, every_s=1.0)
         await self.settled("the WAL tier is at rest", self.wal.restless, seconds=WAL_RESTS_S, every_s=5.0)
+        self.loop.slack_s = 0.0
         reader = self.client("reader")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 

@@ -24,6 +24,28 @@ def test_time_jumps_to_the_next_timer() -> None:
     assert loop.steps < 10
 
 
+def test_timers_of_a_machine_at_rest_fire_together_and_never_early() -> None:
+    loop = SimLoop()
+    machine = Process(loop, "machine")
+    fired: list[tuple[str, float]] = []
+
+    async def wait(name: str, seconds: float) -> None:
+        begun = loop.now
+        await asyncio.sleep(seconds)
+        fired.append((name, loop.now - begun))
+
+    async def main() -> None:
+        loop.slack_s = 2.0
+        tasks = [machine.spawn(wait(str(number), 0.3 * number)) for number in range(1, 6)]
+        tasks += [machine.spawn(wait("line", 0.01)), loop.create_task(wait("audience", 0.3))]
+        await asyncio.wait(tasks)
+
+    loop.run(main())
+    assert fired[0] == ("line", pytest.approx(0.01, abs=0.001))
+    assert fired[1] == ("audience", pytest.approx(0.3, abs=0.001))
+    assert sorted(fired[2:]) == [(str(number), pytest.approx(2.0, abs=0.001)) for number in range(1, 6)]
+
+
 def test_timeouts_and_groups_work_under_virtual_time() -> None:
     async def main() -> list[str]:
         seen: list[str] = []
