@@ -29,7 +29,8 @@ class Run(NamedTuple):
     """Batches with markers."""
     max_timestamp: int
     has_gaps: bool
-    """Offsets are missing between or within its batches, as compaction leaves them."""
+    """Offsets are missing within its batches, or between them where a place has too many holes: the first
+    256 end a run each."""
 
 
 class ProducerRun(NamedTuple):
@@ -72,7 +73,11 @@ class Digest(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Bytes that are not what they should be: becomes a finding once topic and partition are known."""
+    """Bytes that are not what they should be: becomes a finding once topic and partition are known.
+
+    A batch that is named here is in no run, mark or digest. The offsets that it leaves without bytes are
+    [first, end): a gap there is explained. At the end of a place `end` is -1: nobody knows how far it went.
+    """
 
     code: str
     place: str
