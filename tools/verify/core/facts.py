@@ -86,3 +86,106 @@ class Fault(NamedTuple):
     end: int = -1
     expected: str = ""
     actual: str = ""
+
+
+class Piece(NamedTuple):
+    """One place that holds offsets of one partition, by what it says itself: a copy or a slice."""
+
+    tier: str
+    """`local`, `wal` or `cold`."""
+    place: str
+    position: int
+    size: int
+    first: int
+    end: int
+    """Exclusive."""
+    leader_epoch: int = -1
+    """In which its writer led, of a copy or slice."""
+    epoch_start: int = -1
+    """Where that epoch began, -1: the place does not say."""
+    log_start: int = -1
+    stream: tuple[int, int, int] = (-1, -1, -1)
+    """Of a slice: node, broker epoch, generation."""
+    seq: int = -1
+    is_bad: bool = False
+    """Its bytes are not what its writer put there, and why is a fault of its own: nothing but its range is
+    known."""
+
+
+class LocalLog(NamedTuple):
+    """A replica's log as its directory tells of it."""
+
+    place: str
+    """`<number of the data directory>:<name of the log>`; the places of its segments begin with it and a
+    slash."""
+    node: int
+    """Of the broker, -1 unknown."""
+    log_start: int
+    """By the checkpoint, -1 without one."""
+    first: int
+    """Base offset of its first segment."""
+    end: int
+    high_watermark: int
+    """By the checkpoint, -1 without one."""
+    epochs: tuple[tuple[int, int], ...]
+    """Epoch and first offset, by the checkpoint."""
+
+
+class Vanished(NamedTuple):
+    """A place that was listed and was gone when it was read: retention, or loss if something still counts on
+    it."""
+
+    place: str
+    first: int
+    end: int
+
+
+class StreamObject(NamedTuple):
+    """What matters of an object of the WAL tier beyond its partitions: seals, and objects that cannot be
+    read."""
+
+    place: str
+    stream: tuple[int, int, int]
+    seq: int
+    is_seal: bool
+    metadata_seq: int
+    """-1 of a bad object."""
+
+
+class Tally(NamedTuple):
+    """What was read."""
+
+    place: str
+    size: int
+    batches: int
+    records: int
+    requests: int = 0
+    received: int = 0
+
+
+class BatchRow(NamedTuple):
+    """One batch, for the second pass."""
+
+    place: str
+    position: int
+    base: int
+    end: int
+    size: int
+    leader_epoch: int
+    crc: int
+    records: int
+
+
+class NotRead(NamedTuple):
+    """What the store or the disk did not give."""
+
+    place: str
+    why: str
+
+
+PartitionFact = Run | ProducerRun | Mark | Digest | Fault | Piece | LocalLog | Vanished
+GlobalFact = StreamObject | Tally | NotRead | Fault
+Fact = PartitionFact | GlobalFact
+
+Row = tuple[str, int, Fact]
+"""Topic id as text and partition, or "" and -1: not about one partition."""
