@@ -54,6 +54,9 @@ IN_FLIGHT_MAX = 100
 SAMPLES_PER_S = 1000
 SHORT_OF_MEMORY_S = 0.01
 STATISTICS_MS = 200
+TICK_S = 0.001
+"""The least that the C client waits: told to wait for less it returns at once, and a sender at a fixed rate
+would take a whole core that brokers and store are to share."""
 FOLLOWER_S_MAX = 30.0
 PROBE_KEY = b"probe"
 SPACING = (0.5, 1.5)
@@ -198,7 +201,7 @@ def _stock(spec: WalSpec, stop: Stop) -> Samples:
         now_s = clock()
         due = (now_s - started_s) * rate - number
         if due < 1:
-            producer.poll((1 - due) / rate)
+            producer.poll(max((1 - due) / rate, TICK_S))
             continue
         if due > BEHIND_S_MAX * rate and rate != float("inf"):
             started_s += due / rate
