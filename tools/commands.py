@@ -17,6 +17,7 @@ import typer
 
 from tools.broker_command import LISTEN, BrokerOptions, run_broker
 from tools.console import Failure, check_address, check_writable, read_pairs, write_json
+from tools.pipelines import commands as pipelines
 
 if TYPE_CHECKING:
     from tools.bench import Load
@@ -669,3 +670,6 @@ def dump_log(
 
     wanted = dump_log.RecordFilter(records=records, decode=decode.value if decode is not None else None)
     return dump_log.dump_files(files, wanted=wanted, as_json=as_json)
+
+
+pipelines.register(app)

@@ -155,7 +155,7 @@ async def _description(client: Client, topic: str) -> dict[str, Any]:
         "topic": topic,
         "id": None if topic_id is None else encode_id(topic_id),
         "internal": found.is_internal,
-        "configs": await _configs_of(client, topic),
+        "configs": await configs_of(client, topic),
         "partitions": [
             {
                 "partition": row.partition_index,
@@ -178,7 +178,7 @@ async def _metadata_of(client: Client, topic: str) -> Any:
     return found
 
 
-async def _configs_of(client: Client, topic: str) -> dict[str, str | None]:
+async def configs_of(client: Client, topic: str) -> dict[str, str | None]:
     """Return only what this topic itself sets."""
     return {
         config.name: config.value

@@ -1,0 +1,1 @@
+"""What carries topics elsewhere: `tidewal export` to Parquet, `tidewal replay` to another broker or topic."""
