@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from uuid import UUID
 
@@ -70,6 +71,9 @@ from storage.epochs import EpochCache
 from storage.index import AbortedTxn, OffsetIndex, TimeIndex
 from storage.producers import ProducerEntry, ProducerTable
 from tests.format_page import PAGE, FormatPage
+from tools.verify.core.manifest_digests import hash_of
+from tools.verify.manifest.outcomes import Outcome as SendOutcome
+from tools.verify.manifest.writer import ManifestWriter
 
 FOLDER = Path(__file__).parent
 NOW_MS = 1_700_000_000_000
@@ -88,7 +92,7 @@ class Sample(NamedTuple):
 
 
 def samples() -> list[Sample]:
-    return [*metadata_log(), *segment(), *records(), *wal(), *wal_told()]
+    return [*metadata_log(), *segment(), *records(), *wal(), *wal_told(), *manifests()]
 
 
 # --- the metadata log ---
@@ -402,6 +406,64 @@ def _wal_head(
         writer=writer,
         written_ms=NOW_MS,
     )
+
+
+# --- manifests ---
+
+
+def manifests() -> list[Sample]:
+    """One file with rows and one with digests, cut into what FORMAT.md calls layouts."""
+    found = []
+    parts = (True, {1: "topics", 2: "rows", 4: "end"}), (False, {3: "digests"})
+    for keeps_rows, names in parts:
+        data = manifest(keeps_rows=keeps_rows)
+        at = int.from_bytes(data[6:10], "big")
+        if keeps_rows:
+            found.append(Sample("manifest-head", "manifest head", data[:at]))
+        while at < len(data):
+            kind, size = (int.from_bytes(data[at + each : at + each + 4], "big") for each in (8, 16))
+            if name := names.pop(kind, None):
+                content = data[at + 28 : at + 28 + size]
+                found.append(Sample(f"manifest-{name}-head", "manifest block head", data[at : at + 28]))
+                found.append(Sample(f"manifest-{name}", f"manifest {name}", content))
+            at += 28 + size
+    return found
+
+
+def manifest(*, keeps_rows: bool) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "sample.manifest"
+        with ManifestWriter(
+            path,
+            started_ms=NOW_MS,
+            clock=lambda: 0.0,
+            writer="sample",
+            cluster_id=CLUSTER,
+            is_idempotent=True,
+            is_ordered=True,
+            keeps_rows=keeps_rows,
+        ) as writer:
+            known = writer.topic("orders", TOPIC_ID.bytes)
+            unknown = writer.topic("späne")
+            for order, topic, partition, offset, outcome, batch in (
+                (1, known, 7, 16_383, SendOutcome.OK, 0),
+                (2, known, 7, 16_384, SendOutcome.OK, 5),
+                (3, unknown, 0, 9, SendOutcome.OK, 0),
+                (5, known, 7, -1, SendOutcome.UNKNOWN, 6),
+                (4, known, -1, -1, SendOutcome.FAIL, 0),
+            ):
+                writer.note(
+                    topic,
+                    partition,
+                    order=order,
+                    key_hash=hash_of(None if order == 1 else b"key"),
+                    value_hash=hash_of(b"" if order == 2 else b"value %d" % order),
+                    outcome=outcome,
+                    offset=offset,
+                    acks=1 if topic == unknown else -1,
+                    batch=batch,
+                )
+        return path.read_bytes()
 
 
 def main() -> None:

@@ -72,6 +72,20 @@ class Digest(NamedTuple):
     """Sums modulo 2^63 of the halves of a 64-bit mix of base offset, length, leader epoch and CRC."""
 
 
+class RecordDigest(NamedTuple):
+    """Sums over the records of one bucket in one place, markers left out, to compare with a manifest."""
+
+    place: str
+    bucket: int
+    first: int
+    end: int
+    """After the last record of this bucket in this place."""
+    records: int
+    low: int
+    high: int
+    """Sums of the halves of a mix of offset, key hash and value hash."""
+
+
 class Fault(NamedTuple):
     """Bytes that are not what they should be: becomes a finding once topic and partition are known.
 
