@@ -182,10 +182,10 @@ def test_a_replay_that_is_killed_fifty_times(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path, chaos_seed: int
 ) -> None:
     """The broker that takes the copy is killed as well, now and then."""
-    broker = start_broker()
+    brokers = [start_broker()]
 
     def restart() -> None:
-        broker.kill()
-        start_broker(listen=broker.bootstrap)
+        brokers[-1].kill()
+        brokers.append(start_broker(listen=brokers[0].bootstrap))
 
-    check_replay(broker, restart, tmp_path, KILLS_LONG, chaos_seed)
+    check_replay(brokers[0], restart, tmp_path, KILLS_LONG, chaos_seed)

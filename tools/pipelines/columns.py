@@ -47,17 +47,21 @@ class Columns:
 
     def add(self, batch: memoryview, header: BatchHeader, first: int, end: int) -> None:
         """Add the batch's records with offsets of [first, end)."""
+        rows = [*iter_records(batch, 0, header)]
+        if header.base_offset < first or header.next_offset > end:
+            rows = [row for row in rows if first <= row.offset < end]
+        if not rows:
+            return
+        offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
+        self._offsets += offsets
+        self._timestamps += timestamps
+        self._keys += keys
+        self._values += values
         kind = LOG_APPEND_TIME if header.is_log_append_time else CREATE_TIME
-        keys, values, offsets = self._keys.append, self._values.append, self._offsets.append
-        timestamps, types, all_headers = self._timestamps.append, self._types.append, self._headers.append
-        for offset, timestamp, key, value, headers in iter_records(batch, 0, header):
-            if first <= offset < end:
-                keys(key)
-                values(value)
-                offsets(offset)
-                timestamps(timestamp)
-                types(kind)
-                all_headers([{"key": name, "value": data} for name, data in headers] or None)
+        self._types += [kind] * len(rows)
+        self._headers += [
+            [{"key": name, "value": data} for name, data in each] if each else None for each in headers
+        ]
 
     def table(self) -> pa.Table:
         rows = len(self)
