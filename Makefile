@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos verify kafka minio spark conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,9 +88,6 @@ soak: setup ## half an hour of mixed load on one broker, and what grew: make soa
 chaos: setup ## rounds of faults on real clusters, and long outages of the store: ROUNDS=5 FROM=0; goes on where it stopped
 	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
 	  --chaos-journal build/chaos-$$(git rev-parse --short HEAD).txt $(ARGS)
-
-verify: spark ## prove from the bytes what `make run` left in DATA, with Spark: make verify DATA=.tidewal (ARGS="--engine local --html FILE")
-	@$(BIN)/tidewal verify --data $(DATA) --store "file://$$(realpath -m $(DATA)/store)" --engine spark $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write
