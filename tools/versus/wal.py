@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import statistics
 import sys
 import tempfile
 import threading
@@ -203,33 +204,49 @@ WORK: dict[str, Work] = {
 REFUSED = "acks1-cpu"
 SETTINGS = {"cpu-300k": SMALL_OBJECTS}
 
-ONE = Load(kind="produce", record_bytes=1000, seconds=0.4, bytes_max=300_000_000)
+SHORT_S = 3.0
+"""No run is that long: each ends after its requests, of which both kinds get as many."""
+ONE = Load(kind="produce", record_bytes=1000, seconds=SHORT_S, bytes_max=6_000_000)
 PRODUCED: dict[str, tuple[Load, str]] = {
     "one_us": (ONE, "cpu_us"),
-    "many_us": (dataclasses.replace(ONE, connections=50), "cpu_us"),
-    "deep_us": (dataclasses.replace(ONE, in_flight=100), "cpu_us"),
+    "many_us": (dataclasses.replace(ONE, connections=50, bytes_max=20_000_000), "cpu_us"),
+    "deep_us": (dataclasses.replace(ONE, in_flight=100, bytes_max=100_000_000), "cpu_us"),
     "large_s_per_gb": (
-        dataclasses.replace(ONE, record_bytes=2000, batch_records=8, in_flight=20),
+        Load(
+            kind="produce",
+            record_bytes=2000,
+            batch_records=8,
+            in_flight=20,
+            seconds=SHORT_S,
+            bytes_max=300_000_000,
+        ),
         "cpu_s_per_gb",
     ),
 }
+ALIKE = 2
+"""So many brokers of each kind: equal ones differ too, by where their memory lies."""
 
 
-def cpu_of_requests(sizes: Sizes, folder: Path) -> dict[str, Figures]:
-    """Measure what a produce request costs while the store refuses: both brokers in turn, round by round, and
-    the least of them, because a busy machine can only add to it."""
+def cpu_of_requests(sizes: Sizes, folder: Path) -> Iterator[tuple[str, Figures]]:
+    """Measure what a produce request costs while the store refuses. All brokers run side by side and are
+    asked in turn, off, on, off, on, each round from another one on: what the machine does meanwhile meets all
+    of them. What is told is each broker's median over the rounds."""
     _, core = brokers.two_cores()
-    found: dict[str, dict[str, float]] = {OFF: {}, ON: {}}
+    kinds = [OFF, ON] * ALIKE
     with contextlib.ExitStack() as stack:
-        running = {
-            which: stack.enter_context(wal_system.refused(which, _of(folder, which))) for which in found
-        }
+        running = [
+            stack.enter_context(wal_system.refused(which, _of(folder, f"{which}-{number}")))
+            for number, which in enumerate(kinds)
+        ]
+        costs: list[dict[str, list[float]]] = [{name: [] for name in PRODUCED} for _ in kinds]
         for number in range(max(2, int(sizes.seconds * CPU_ROUNDS_PER_S))):
             for name, (load, figure) in PRODUCED.items():
-                for which in (OFF, ON) if number % 2 else (ON, OFF):
-                    cost = _cost_of(load, figure, running[which], f"{name}-{number}", core, which)
-                    found[which][name] = min(cost, found[which].get(name, cost))
-    return dict(found)
+                for turn in range(len(kinds)):
+                    at = (number + turn) % len(kinds)
+                    cost = _cost_of(load, figure, running[at], f"{name}-{number}", core, kinds[at])
+                    costs[at][name].append(cost)
+    for which, found in zip(kinds, costs, strict=True):
+        yield which, {name: statistics.median(each) for name, each in found.items()}
 
 
 def _of(folder: Path, which: str) -> Path:
@@ -266,7 +283,7 @@ def measure(chosen: Sequence[Row], store: str, pairs: int, sizes: Sizes, folder:
 
 def _pair(row: Row, store: str, sizes: Sizes, folder: Path) -> Iterator[tuple[str, Figures]]:
     if row.name == REFUSED:
-        yield from cpu_of_requests(sizes, folder).items()
+        yield from cpu_of_requests(sizes, folder)
         return
     for which in (OFF, ON):
         with wal_system.running(store, which, _of(folder, which), SETTINGS.get(row.name)) as system:
@@ -328,7 +345,11 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pairs", type=int, default=PAIRS, metavar="N", help=f"of runs, off and on (default: {PAIRS})"
     )
-    parser.add_argument("--folder", type=Path, help="where the data goes; the system's temporary folder")
+    parser.add_argument(
+        "--folder",
+        type=lambda text: Path(text).resolve(),
+        help="where the data goes; the system's temporary folder",
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures there")
     return parser

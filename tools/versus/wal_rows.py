@@ -116,7 +116,15 @@ def _shown(**units: str) -> tuple[Measure, ...]:
 _ACKS = _shown(mb_per_s="MB/s", p50_ms="ms p50 to the acknowledgement", p99_ms="ms p99")
 _END_TO_END = _shown(p50_ms="ms p50", p99_ms="ms p99", max_ms="ms longest", records="records")
 _OBJECTS = _shown(object_kb="KB an object", interval_ms="ms between objects", direct_share="sent directly")
-_CPU = _shown(mb_per_s="MB/s", cpu_s_per_gb="s/GB, all brokers", cpu_cores="cores") + _OBJECTS
+_CPU = (
+    _shown(
+        mb_per_s="MB/s",
+        cpu_s_per_gb="s/GB, all brokers",
+        cpu_cores="cores",
+        store_s_per_gb="s/GB, store's process",
+    )
+    + _OBJECTS
+)
 _BYTES = (
     _shown(
         mb_per_s="MB/s",
@@ -166,7 +174,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="acks1-cpu",
         group="acks1",
-        title="one broker, produce requests, acks=1, a local store that refuses: CPU a request",
+        title="produce requests, acks=1, a local store that refuses: CPU a request, two brokers each",
         measures=_shown(
             one_us="µs 1 × 1", many_us="µs 50 × 1", deep_us="µs 1 × 100", large_s_per_gb="s/GB 8 × 2,000 B"
         ),

@@ -52,6 +52,8 @@ class System:
     cluster: Cluster
     admin_ports: Sequence[int]
     is_on: bool
+    store_pid: int | None = None
+    """Of a store that is a process of its own."""
 
     @property
     def leader(self) -> brokers.Broker:
@@ -63,6 +65,9 @@ class System:
 
     def cpu_s(self) -> float:
         return sum(map(brokers.cpu_s, self.pids))
+
+    def store_cpu_s(self) -> float:
+        return 0.0 if self.store_pid is None else brokers.cpu_s(self.store_pid)
 
     def create(self, topic: str, partitions: int) -> None:
         """Make a topic that uses the tier where it is on; every partition is led by the same broker."""
@@ -86,7 +91,7 @@ def running(
     """Start three brokers on an empty store."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_emptied(folder))
-        url, environ = stack.enter_context(_store(store, folder / "store"))
+        url, environ, store_pid = stack.enter_context(_store(store, folder / "store"))
         admin_ports = [brokers.free_port() for _ in range(NODES)]
         cores = os.sched_getaffinity(0)
         nodes = [
@@ -110,7 +115,7 @@ def running(
         cluster = stack.enter_context(Cluster("Tidewal", nodes))
         cluster.rise()
         cluster.wait_member_of_all()
-        yield System(cluster=cluster, admin_ports=admin_ports, is_on=which == ON)
+        yield System(cluster=cluster, admin_ports=admin_ports, is_on=which == ON, store_pid=store_pid)
 
 
 @contextlib.contextmanager
@@ -123,14 +128,14 @@ def _emptied(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _store(store: str, folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _store(store: str, folder: Path) -> Iterator[tuple[str, Mapping[str, str], int | None]]:
     folder.mkdir(parents=True)
     if store == FILE:
-        yield f"file://{folder}", {}
+        yield f"file://{folder}", {}, None
         return
     with contextlib.closing(MinioServer(EXECUTABLE, folder)) as minio:
         minio.make_bucket(BUCKET)
-        yield minio.url(BUCKET), minio.environ
+        yield minio.url(BUCKET), minio.environ, minio.process.pid
 
 
 @contextlib.contextmanager
@@ -157,6 +162,7 @@ class Seen:
     start_s: float
     end_s: float
     cpu_s: float
+    store_cpu_s: float
     moved_bytes: int
     told: Scrape
     told_s: float
@@ -173,8 +179,10 @@ def watch(system: System, seconds: float) -> Seen:
     with BetweenBrokers(system.pids, [node.port for node in system.cluster.nodes.values()]) as between:
         before_s, before = _look(system)
         moved_bytes, cpu_s, start_s = between.so_far(), system.cpu_s(), time.perf_counter()
+        store_cpu_s = system.store_cpu_s()
         threading.Event().wait(seconds)
         moved_bytes, cpu_s = between.so_far() - moved_bytes, system.cpu_s() - cpu_s
+        store_cpu_s = system.store_cpu_s() - store_cpu_s
         end_s = time.perf_counter()
         after_s, after = _look(system)
     for node in system.cluster.up:
@@ -183,6 +191,7 @@ def watch(system: System, seconds: float) -> Seen:
         start_s=start_s,
         end_s=end_s,
         cpu_s=cpu_s,
+        store_cpu_s=store_cpu_s,
         moved_bytes=moved_bytes,
         told=after - before,
         told_s=after_s - before_s,
@@ -212,6 +221,7 @@ def figures(seen: Seen, topic: str, *, is_on: bool) -> dict[str, float]:
         "gb": produced * seen.seconds / 1e9,
         "cpu_cores": seen.cpu_s / seen.seconds,
         "cpu_s_per_gb": seen.cpu_s / (produced * seen.seconds) * 1e9,
+        "store_s_per_gb": seen.store_cpu_s / (produced * seen.seconds) * 1e9,
         "record_share": copied / produced,
         "socket_share": seen.moved_bytes / seen.seconds / produced,
     }

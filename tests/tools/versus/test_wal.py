@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from protocol.apis import Api
 from tools.console import Failure
 from tools.versus import scrape, sockets, wal, wal_clients, wal_rows, wal_system
 from tools.versus.caller import PRODUCE_VERSION
+from tools.versus.load import Load
 from tools.versus.scrape import Histogram, Scrape
 from tools.versus.wal_clients import WalSpec
 from tools.versus.wal_rows import FILE, MINIO, OFF, ON, Goal, Runs
@@ -262,6 +264,32 @@ def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: p
     found = wal.measure(wal_rows.select(["bytes-12", "acks-all-50"]), FILE, 2, TINY, tmp_path)
     assert found["bytes-12"].failure == "no such luck"
     assert found["acks-all-50"].values(ON, "p50_ms") == [1.0, 1.0]
+
+
+def test_brokers_of_both_kinds_are_asked_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def refused(which: str, folder: Path) -> Iterator[str]:
+        yield folder.name
+
+    def cost(load: Load, figure: str, broker: str, topic: str, core: int, which: str) -> float:
+        assert which in broker
+        asked.append((topic, broker))
+        spoiled = topic.endswith("-2")
+        return 100.0 if spoiled else (7.0 if which == ON else 5.0) + int(broker[-1])
+
+    monkeypatch.setattr(wal_system, "refused", refused)
+    monkeypatch.setattr(wal, "_cost_of", cost)
+    sizes = wal.Sizes(seconds=5 / wal.CPU_ROUNDS_PER_S)
+    found = list(wal.cpu_of_requests(sizes, tmp_path / "cpu"))
+    assert [(which, each["deep_us"]) for which, each in found] == [(OFF, 5), (ON, 8), (OFF, 7), (ON, 10)]
+    turns = [broker for topic, broker in asked if topic.startswith("one_us")]
+    brokers_ = turns[:4]
+    assert len(set(brokers_)) == 4
+    for number in range(5):
+        at = number % 4
+        assert turns[4 * number : 4 * number + 4] == brokers_[at:] + brokers_[:at], "another one is the first"
 
 
 def test_what_cannot_be_is_said_at_once(
