@@ -78,6 +78,11 @@ class EpochCache:
         at = bisect_right(self._starts, offset)
         return self._epochs[at - 1] if at else None
 
+    def start_of(self, epoch: int) -> int | None:
+        """Where an epoch begins that has an entry."""
+        at = bisect_left(self._epochs, epoch)
+        return self._starts[at] if at < len(self._epochs) and self._epochs[at] == epoch else None
+
     def span(self, offset: int) -> tuple[int, int, int] | None:
         """The epoch of `offset`, its start and its end."""
         at = bisect_right(self._starts, offset)

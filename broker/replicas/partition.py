@@ -371,6 +371,13 @@ class Partition:
             )
         self.log.epoch_start(leader_epoch)
 
+    @property
+    def epoch_begin(self) -> int:
+        """Where the leader epoch begins in the log: below `epoch_start` for a leader that came back in the
+        epoch in which it had led before."""
+        begin = self.log.epochs.start_of(self.leader_epoch)
+        return self.epoch_start if begin is None else begin
+
     def follow(self, view: PartitionImage) -> bool:
         """Follow another leader, or none. Return whether the leader epoch is new."""
         newer = view.leader_epoch > self.leader_epoch or self.is_leader

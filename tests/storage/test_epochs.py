@@ -94,3 +94,9 @@ def test_spans_are_where_each_epoch_begins_and_ends(history: list[tuple[int, int
     here = [span for span in cache.spans() if span[1] <= offset < span[2]]
     assert cache.span(offset) == (here[0] if here else None)
     assert cache.epoch_for(offset) == (here[0][0] if here else None)
+
+
+@given(HISTORY, st.integers(0, 60))
+def test_the_start_of_an_epoch_is_that_of_its_entry(history: list[tuple[int, int]], epoch: int) -> None:
+    cache = cache_of(history)
+    assert cache.start_of(epoch) == dict(cache.entries()).get(epoch)

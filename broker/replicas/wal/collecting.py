@@ -313,7 +313,7 @@ class WalCollecting:
             topic_id=partition.topic_id,
             partition=partition.index,
             leader_epoch=partition.leader_epoch,
-            epoch_start=partition.epoch_start,
+            epoch_start=partition.epoch_begin,
             floor=at,
             stored_to=stored_to,
         )

@@ -234,7 +234,7 @@ class WalLeading:
         tail = Tail(
             TailKey(partition.topic_id, partition.index),
             leader_epoch=partition.leader_epoch,
-            epoch_start=partition.epoch_start,
+            epoch_start=partition.epoch_begin,
             stored_to=begin,
             end_times=end_times,
             previous=None if before is None else before.tail.previous,

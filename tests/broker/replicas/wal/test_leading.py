@@ -340,6 +340,30 @@ def test_who_starts_anew_goes_on_where_the_store_is_known_to_have_everything() -
     run(main, 1)
 
 
+def test_a_leader_that_starts_anew_in_its_epoch_says_where_that_began() -> None:
+    """What an older epoch has from there on is void, and it may have come in between."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        world.change(leader=1)
+        await world.append(1, b"a")
+        await world.append(1, b"b")
+        world.change(leader=1)
+        await world.append(1, b"c")
+        await until_stored(world, 1)
+        world.kill(1)
+        await world.start(1)
+        await world.append(1, b"d")
+        await until_stored(world, 1)
+        log = world.nodes[1].partition().log
+        rows = [row for row, _ in slices(world, 1)]
+        assert rows[-1].end == 4
+        starts = dict(log.epochs.entries())
+        assert {(row.leader_epoch, row.epoch_start) for row in rows} == {*starts.items()}
+
+    run(main, 1)
+
+
 def test_a_sealed_broker_goes_on_when_its_image_has_come_to_who_asked_for_the_seal() -> None:
     async def main(world: Replicas) -> None:
         world.create(1, **ENABLE)
