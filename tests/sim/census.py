@@ -30,7 +30,10 @@ from tests.sim.plan import WAL_ENABLE
 from tests.sim.salvage import segments
 
 
-def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: float) -> Census:
+def take(
+    node: Node, truth: Image, connections: Sequence[Connection], *, at: float, has_used_wal: bool = False
+) -> Census:
+    """`has_used_wal` when some topic is or was in the WAL tier."""
     broker, process, files = node.broker, node.process, node.files
     assert broker is not None and process is not None and files is not None
     components = broker.components
@@ -52,6 +55,7 @@ def take(node: Node, truth: Image, connections: Sequence[Connection], *, at: flo
         deleted=_deleted(files, node.disk),
         tier_leaders=_tier_leaders(truth),
         lanes=2 if any(is_in_wal(truth, name) for name in truth.topics) else 1,
+        watched_lanes=2 if has_used_wal else 1,
     )
 
 

@@ -575,6 +575,8 @@ class Census:
     """Who leads a partition of the cold tier's metadata."""
     lanes: int = 1
     """On which a broker may follow another."""
+    watched_lanes: int = 1
+    """On which it may have followed another until its topics left the WAL tier: who stops is watched for."""
 
 
 @dataclass(slots=True)

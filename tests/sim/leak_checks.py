@@ -52,7 +52,8 @@ def leaks(census: Census) -> Iterator[str]:
     most |= {"Fetcher._run": followed * census.lanes, **dict.fromkeys(OF_THE_WAL_TIER, 1)}
     for uneven in _uneven("tasks of", census.tasks, least, most):
         yield f"{uneven} (those that run as long as the broker are STANDING in leak_checks.py)"
-    waiters = {**dict.fromkeys(WAITERS_FOR_EACH_PEER, peers * census.lanes)}
+    watched_lanes = max(census.lanes, census.watched_lanes)
+    waiters = {**dict.fromkeys(WAITERS_FOR_EACH_PEER, peers * watched_lanes)}
     if census.lanes > 1:
         waiters["most watchers of a partition"] += 1  # the uploader
     if census.node in census.tier_leaders:

@@ -64,7 +64,9 @@ class Reader:
         elects = next((r.controller_epoch for r in records if isinstance(r, ControllerElected)), None)
         is_void = slot.controller_epoch < self.image.controller_epoch
         before = self.image.copy()
-        self.image.apply_slot(seq, () if is_void else records)
+        if is_void:
+            records = ()
+        self.image.apply_slot(seq, records)
         return MetaSlot(
             seq=seq,
             at=change.at,
@@ -75,7 +77,7 @@ class Reader:
             previous_hash=slot.previous_hash.hex(),
             elects=elects,
             is_void=is_void,
-            partitions=tuple(_changed_partitions(before, self.image)),
+            partitions=tuple(_states_on_the_way(seq, before, records)),
             brokers=tuple(
                 BrokerState(id=broker.id, epoch=broker.epoch, fenced=broker.fenced)
                 for broker in self.image.brokers.values()
@@ -84,7 +86,7 @@ class Reader:
             deleted=tuple(
                 topic.name for topic in before.topics.values() if topic.id not in self.image.topic_names
             ),
-            events=() if is_void else tuple(self._events(records)),
+            events=tuple(self._events(records)),
             facts=dict(_changed_facts(before, self.image)),
             state=digest_of(self.image),
         )
@@ -126,6 +128,16 @@ def _facts_of(image: Image, name: str) -> dict[str, object]:
 def places(topic_id: str, partitions: Iterable[tuple[int, Iterable[int], Iterable[int]]]) -> object:
     """What is told of a topic: its id, and leader epoch, replicas and ISR of each partition."""
     return topic_id, tuple((epoch, tuple(replicas), tuple(isr)) for epoch, replicas, isr in partitions)
+
+
+def _states_on_the_way(seq: int, before: Image, records: Iterable[Record]) -> Iterator[PartitionState]:
+    """Every state that a slot brings, one after the other: who joined an ISR in it may lead by its end."""
+    was = before.copy()
+    for record in records:
+        now = was.copy()
+        now.apply(record, seq)
+        yield from _changed_partitions(was, now)
+        was = now
 
 
 def _changed_partitions(before: Image, after: Image) -> Iterable[PartitionState]:

@@ -609,7 +609,11 @@ class Stage:
             for node in self.nodes.values():
                 node.forget_finished()
             image, connections = self.truth.image, self.fabric.connections
-            found = [census.take(node, image, connections, at=self.loop.now) for node in self.ready()]
+            has_used_wal = bool(self.bucket.wal_journal)
+            found = [
+                census.take(node, image, connections, at=self.loop.now, has_used_wal=has_used_wal)
+                for node in self.ready()
+            ]
             if self.loop.now > deadline or not any(any(leak_checks.leaks(each)) for each in found):
                 break
         self.history.censuses += found

@@ -147,7 +147,10 @@ class WalWatch:
                     if topic is not None:
                         tp = topic.name, row.partition
                         if tp not in starts:
-                            starts[tp] = self._begin(tp)[0]
+                            # a deletion that an unclean election took back is still seen on followers
+                            leader = self._stage.leader(tp)
+                            led = None if leader is None else leader.log(tp)
+                            starts[tp] = 0 if led is None else led.log_start_offset
                         is_dead = is_dead and row.end <= starts[tp]
                 if is_void or is_dead:
                     found.append(wal_key(stream, seq))
