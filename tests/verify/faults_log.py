@@ -67,7 +67,8 @@ def behind(plan: Plan, spot: Spot, *codes: str) -> Expected:
 
 
 def beside(plan: Plan, spot: Spot, *codes: str) -> Expected:
-    return about(spot[0].history, *codes, beside=plan.world.place(spot[0].folder))
+    """Of the files of the log, or of the checkpoints of its directory."""
+    return about(spot[0].history, *codes, beside=f"{spot[0].directory}:")
 
 
 MISSING_REST = "gap", "replica-short", "replicas-differ", "copies-differ"
@@ -177,7 +178,9 @@ def torn_active_tail(plan: Plan) -> Planted | None:
             piece = batch.data[: plan.rng.randrange(13, len(batch.data))]
             plan.files[path] += (batch.end).to_bytes(8, "big") + piece[8:]
             place = plan.world.place(path)
-            return Planted("", [about(replica.history, "torn-tail", place=place, position=len(segment.data))])
+            return Planted(
+                "", [about(replica.history, "unclean-tail", place=place, position=len(segment.data))]
+            )
     return None
 
 

@@ -154,7 +154,8 @@ def snapshot_of_another_state(plan: Plan) -> Planted | None:
     found = [
         at
         for at in cluster.snapshots
-        if all(STORE + slot_key(seq) in plan.files for seq in range(1, at + 1))
+        if at > cluster.boundary
+        and all(STORE + slot_key(seq) in plan.files for seq in range(1, at + 1))
         and STORE + f"meta/snapshot/{at:020d}" in plan.files
     ]
     if not found or not plan.take(*META):

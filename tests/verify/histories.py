@@ -277,19 +277,24 @@ def compact(rng: Random, history: History, up_to: int, now_ms: int) -> None:
     """Leave out records that later ones with their keys replace, and with them whole batches; what is left
     of a producer may be an empty batch. Aborted data goes, its marker may stay."""
     aborted = history.state_at(history.end).aborted
-    kept = []
+    kept: list[Batch] = []
     newest = {
         each.key: (batch.base, each.delta)
         for batch in history.written
         if batch.marker is None
         for each in batch.records
     }
+    newest_of = {
+        batch.producer_id: batch.base
+        for batch in history.written
+        if batch.marker is None and batch.producer_id >= 0
+    }
     for batch in history.written:
         if batch.base >= up_to:
             kept.append(batch)
             continue
         if batch.marker is not None:
-            if rng.random() < 0.7:
+            if _holds_transaction(kept, batch) or rng.random() < 0.7:
                 marker = replace(
                     batch, base_time=now_ms + 86_400_000, attributes=batch.attributes | kafka.HAS_HORIZON
                 )
@@ -305,10 +310,18 @@ def compact(rng: Random, history: History, up_to: int, now_ms: int) -> None:
         )
         if len(records) == len(batch.records):
             kept.append(batch)
-        elif records or (batch.producer_id >= 0 and rng.random() < 0.3):
+        elif records or (batch.producer_id in newest_of and newest_of[batch.producer_id] == batch.base):
             smaller = replace(batch, records=records, codec=batch.codec if records else kafka.NONE)
             kept.append(replace(smaller, data=kafka.encode_batch(smaller)))
     history.batches = kept
+
+
+def _holds_transaction(kept: Sequence[Batch], marker: Batch) -> bool:
+    """Whether anything is left of the transaction that a marker ends: the marker then stays."""
+    for batch in reversed(kept):
+        if batch.producer_id == marker.producer_id:
+            return batch.marker is None
+    return False
 
 
 def encode_horizon(batch: Batch) -> bytes:
