@@ -56,7 +56,10 @@ def edit(plan: Plan, path: str, at: int, data: bytes) -> None:
 
 
 def at_batch(plan: Plan, spot: Spot, *codes: str) -> Expected:
-    replica, segment, _, position = spot
+    replica, segment, batch, position = spot
+    is_live = not plan.world.directories[replica.directory].is_clean
+    if is_live and segment is replica.segments[-1] and batch is segment.batches[-1]:
+        codes = *codes, "unclean-tail"  # nothing tells it from what a crash leaves
     return about(replica.history, *codes, place=plan.world.place(replica.path(segment)), position=position)
 
 
