@@ -178,8 +178,9 @@ class WalWatch:
     def keep(self) -> None:
         """Into the history."""
         stage, history = self._stage, self._stage.history
-        history.wal_changes = stage.bucket.wal_journal
-        history.wal_reads = stage.bucket.wal_reads
+        # copies: while the census is taken boundaries go on, and what is left then is in its grace
+        history.wal_changes = [*stage.bucket.wal_journal]
+        history.wal_reads = [*stage.bucket.wal_reads]
         history.wal_looks = [*self._most.values()]
         if self.rests:
             history.wal_untold = tuple(self.untold())

@@ -23,17 +23,16 @@ from protocol.errors import ErrorCode, KafkaError
 from tools import topics
 from tools.client import Address, Client, RequestFailed
 from tools.console import Failure, emit, write_json
+from tools.patience import PASSING, PAUSE_S
 from tools.pipelines.outgoing import TIME_MAX, TIME_MIN, Times, outgoing, signed
 from tools.pipelines.replay_journal import Journal, Sent
 from tools.pipelines.source import (
-    PASSING,
     PATIENCE_S,
-    PAUSE_S,
     BatchSource,
     Bounds,
     BrokerSource,
     OffsetsGone,
-    patiently,
+    answered,
 )
 
 IN_FLIGHT_MAX: Final = 5
@@ -208,7 +207,7 @@ class Replay:
                 if row.error_code != ErrorCode.none or any(each.leader_id < 0 for each in row.partitions):
                     raise KafkaError(ErrorCode.leader_not_available, name)
 
-            await patiently(self.writer, name, look)
+            await answered(self.writer, name, look)
         elif answer.topics[0].error_code != ErrorCode.none:
             raise Failure(f"topic {name}: {answer.topics[0].error_code.name.upper()}")
         known = self.writer.known
@@ -243,7 +242,7 @@ class Replay:
                 raise KafkaError(answer.error_code, "a producer id")
             return answer.producer_id, answer.producer_epoch
 
-        self.producer_id, self.producer_epoch = await patiently(self.writer, self.options.to_topic, ask)
+        self.producer_id, self.producer_epoch = await answered(self.writer, self.options.to_topic, ask)
         producer = [self.producer_id, self.producer_epoch]
         return Journal.begin(self.options.state, {**wanted, "producer": producer, "bounds": bounds})
 
@@ -333,8 +332,7 @@ class _Partition:
                     return int(producer.last_sequence)
             return None
 
-        found: int | None = await patiently(self._writer, self._topic, ask)
-        return found
+        return await answered(self._writer, self._topic, ask)
 
     async def _send_from(self, at: int, sequence: int) -> None:
         source, times, end = self._replay.source, self._replay.options.times, self._bounds.end

@@ -8,9 +8,8 @@ of one goes on exactly there; what an aborted transaction wrote is in no piece.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import (
@@ -26,26 +25,12 @@ from protocol.records import (
 from tools import topics
 from tools.client import Client, RequestFailed
 from tools.console import Failure
+from tools.patience import patiently
+
+T = TypeVar("T")
 
 FETCH_BYTES: Final = 8 << 20
 PATIENCE_S: Final = 60.0
-PAUSE_S: Final = 0.2
-PASSING: Final = frozenset(
-    {
-        ErrorCode.not_leader_or_follower,
-        ErrorCode.leader_not_available,
-        ErrorCode.unknown_leader_epoch,
-        ErrorCode.fenced_leader_epoch,
-        ErrorCode.replica_not_available,
-        ErrorCode.kafka_storage_error,
-        ErrorCode.offset_not_available,
-        ErrorCode.request_timed_out,
-        ErrorCode.network_exception,
-        ErrorCode.unknown_topic_id,
-        ErrorCode.coordinator_not_available,
-    }
-)
-"""What ends by itself when a leader is elected."""
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -130,7 +115,7 @@ class BrokerSource:
         async def ask() -> Mapping[str, str | None]:
             return await topics.configs_of(self._client, self._topic)
 
-        found: Mapping[str, str | None] = await patiently(self._client, self._topic, ask)
+        found: Mapping[str, str | None] = await answered(self._client, self._topic, ask)
         return {name: value for name, value in found.items() if value is not None}
 
     async def bounds(self, partition: int) -> Bounds:
@@ -173,7 +158,7 @@ class BrokerSource:
                 raise KafkaError(answer.error_code, f"fetch from {self._topic}-{partition}")
             return answer
 
-        return await patiently(self._client, self._topic, fetch)
+        return await answered(self._client, self._topic, fetch)
 
     async def _offset(self, partition: int, timestamp_ms: int) -> int:
         async def ask() -> int:
@@ -184,26 +169,17 @@ class BrokerSource:
                 raise KafkaError(error, f"offsets of {self._topic}-{partition}")
             return offset
 
-        return int(await patiently(self._client, self._topic, ask))
+        return int(await answered(self._client, self._topic, ask))
 
 
-async def patiently(client: Client, topic: str, ask: Any) -> Any:
-    """Ask until it is answered, for as long as an election may take; then Failure."""
-    time = asyncio.get_running_loop().time
-    ends_s = time() + PATIENCE_S
-    while True:
-        try:
-            return await ask()
-        except (KafkaError, RequestFailed) as error:
-            if isinstance(error, KafkaError) and error.code not in PASSING:
-                raise Failure(f"{topic}: {error}") from None
-            if time() > ends_s:
-                raise Failure(f"{topic}: not answered for {PATIENCE_S:.0f} s: {error}") from None
-        await asyncio.sleep(PAUSE_S)
-        try:
-            await client.refresh([topic])
-        except RequestFailed:
-            continue  # told by the next attempt
+async def answered(client: Client, topic: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until it is answered, for as long as an election or a restart may take; then Failure."""
+    try:
+        return await patiently(client, topic, ask, patience_s=PATIENCE_S, also=(RequestFailed,))
+    except KafkaError as error:
+        raise Failure(f"{topic}: {error}") from None
+    except RequestFailed as error:
+        raise Failure(f"{topic}: not answered for {PATIENCE_S:.0f} s: {error}") from None
 
 
 class Aborted:

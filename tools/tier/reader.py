@@ -19,9 +19,11 @@ from remote.cold.fold import PartitionFold, TierFold
 from remote.cold.partitioner import metadata_partition
 from remote.cold.segments import RemoteSegment, TieredPartition
 from tools.client import Client, RequestFailed
+from tools.patience import patiently
 
 METADATA_TOPIC: Final = "__remote_log_metadata"
 FETCH_BYTES: Final = 4 << 20
+ELECTION_S: Final = 10.0
 HIGH_WATERMARK, LOG_START, LOCAL_START, PENDING_UPLOAD = -1, -2, -4, -6
 
 
@@ -99,10 +101,15 @@ def _apply(apply: Callable[[bytes | None, bytes | None], None], data: bytes, at:
 
 
 async def offset_of(client: Client, topic: str, partition: int, name: int) -> int:
-    code, offset, _ = await client.list_offset(topic, partition, name)
-    if code != ErrorCode.none:
-        raise KafkaError(code, f"partition {topic}-{partition}")
-    return offset
+    """Return the offset of that name; wait for a leader that has just been elected or started."""
+
+    async def ask() -> int:
+        code, offset, _ = await client.list_offset(topic, partition, name)
+        if code != ErrorCode.none:
+            raise KafkaError(code, f"partition {topic}-{partition}")
+        return offset
+
+    return await patiently(client, topic, ask, patience_s=ELECTION_S)
 
 
 async def partitions_of(client: Client, topic: str) -> list[TieredPartition]:

@@ -202,9 +202,9 @@ class Rig:
 
     def seal(self, slots_up: int, *, asked_by: int) -> None:
         """Have another broker put a seal at the first free slot of the stream that is written, or further
-        up."""
+        up; not where there is one: who asks for more than that seal does goes on to the next stream."""
         stream = self.uploader.stream
-        if stream is None:
+        if stream is None or self._is_sealed(stream):
             return
         seq = 0
         while wal_key(stream, seq) in self.bucket.objects:
@@ -225,6 +225,13 @@ class Rig:
         self._sealed_for = max(self._sealed_for, asked_by)
         self.is_live = True
         self.bucket.objects[key] = encode_table(head, ())
+
+    def _is_sealed(self, stream: Stream) -> bool:
+        return any(
+            name.stream == stream and decode_table(data).head.kind is ObjectKind.SEAL
+            for key, data in self.bucket.objects.items()
+            if (name := parse_wal_key(key)) is not None
+        )
 
     def image_comes(self) -> None:
         self.metadata_seq = max(self.metadata_seq, self._sealed_for)
