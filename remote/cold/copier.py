@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -154,6 +155,7 @@ class Copier:
             base_offset=closed.base_offset,
             end_offset=closed.end_offset,
             block_bytes=self._block_bytes,
+            epochs_below=held.epochs[0][1],
         )
         while not scan.is_done:
             try:
@@ -166,6 +168,7 @@ class Copier:
                 if log.generation != generation:
                     raise SegmentChanged("the log was cut while it was looked through") from error
                 raise
+        held = _with_epochs(held, scan.epochs)
         producers = await self._producers(tenure, closed.end_offset)
         tenure.check()
         segment = RemoteSegment(
@@ -338,3 +341,14 @@ class Copier:
         except OSError as error:
             raise tenure.log.flush_failed(error) from error
         await self._tempo.rest(size, time() - begun_s)
+
+
+def _with_epochs(held: HeldSegment, before: Sequence[tuple[int, int]]) -> HeldSegment:
+    """Return the segment with the epochs of its batches below the log start as well, which the log has
+    forgotten: a copy says what all of its bytes are."""
+    if not before:
+        return held
+    (first_epoch, _), *later = before
+    known = held.epochs[1:] if held.epochs[0][0] == before[-1][0] else held.epochs
+    epochs = [(first_epoch, held.segment.base_offset), *later, *known]
+    return replace(held, epochs=epochs, epochs_until_end=epochs)

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from protocol.checksum import crc32c
-from protocol.records import HEADER_SIZE, LENGTH, LENGTH_AT, MAGIC, MAGIC_AT, OFFSETS, OVERHEAD
+from protocol.records import (
+    HEADER_SIZE,
+    LEADER_EPOCH,
+    LEADER_EPOCH_AT,
+    LENGTH,
+    LENGTH_AT,
+    MAGIC,
+    MAGIC_AT,
+    OFFSETS,
+    OVERHEAD,
+)
 from remote.cold.storage_manager import BLOCK_BYTES
 from remote.store.upload import read_apart, read_into
 from storage.log import FileBytes
@@ -42,8 +52,12 @@ class SegmentScan:
         base_offset: int,
         end_offset: int,
         block_bytes: int = BLOCK_BYTES,
+        epochs_below: int = 0,
     ) -> None:
         self.batch_count = 0
+        self.epochs: list[tuple[int, int]] = []
+        """The leader epochs of the batches that begin below `epochs_below`, each with its first offset."""
+        self._epochs_below = epochs_below
         self.crc32c = 0
         self.block_crcs: list[int] = []
         self._file = file
@@ -102,6 +116,10 @@ class SegmentScan:
             raise SegmentDamaged(
                 f"{self._file.path}: what follows {self.batch_count} batches is no batch of this segment"
             )
+        if base < self._epochs_below:
+            (epoch,) = LEADER_EPOCH.unpack_from(data, at + LEADER_EPOCH_AT)
+            if not self.epochs or self.epochs[-1][0] != epoch:
+                self.epochs.append((epoch, base))
         self._expected = base + last_delta + 1
         self.batch_count += 1
         return size

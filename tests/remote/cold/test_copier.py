@@ -10,6 +10,7 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold import claim
+from remote.cold.bootstrap import fetch_epochs
 from remote.cold.copier import CopyFailed
 from remote.cold.events import updated
 from remote.cold.scan import SegmentChanged
@@ -400,3 +401,24 @@ class _With:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("below", [1, 2])
+async def test_a_log_that_begins_inside_a_segment_is_copied_from_its_base(stage: Stage, below: int) -> None:
+    """With the epochs of the batches below its start, which it has forgotten."""
+    for epoch in (3, 4, 7):
+        append(stage.log, batch_of(1, value_bytes=20), epoch=epoch)
+    stage.fill(2, epoch=7)
+    first = stage.log.segments[0]
+    whole = stage.log.epochs.entries_within(first.base_offset, stage.log.segments[1].base_offset)
+    assert whole == [(3, 0), (4, 1), (7, 2)]
+    stage.log.advance_log_start(first.base_offset + below)
+    await stage.copy_all()
+    assert stage.log.tiered_end == stage.log.segments[-1].base_offset
+    copies = sorted(stage.fold.finished(), key=lambda copy: copy.base_offset)
+    assert list(copies[0].epochs) == whole
+    assert list(await fetch_epochs(stage.storage, copies[0])) == whole
+    readable = read_all(stage.log, bound=stage.log.tiered_end)
+    tiered = await stage.bytes_in_tier()
+    assert tiered.endswith(readable)
+    assert len(tiered) > len(readable)
