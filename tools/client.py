@@ -346,17 +346,23 @@ class Client:
     ) -> Any:
         """Send one record batch; return the partition's answer (`error_code`, `base_offset`, …), or None with
         acks=0."""
+        answer = await (await self.begin_produce(topic, partition, batch, acks=acks, timeout_ms=timeout_ms))
+        return None if answer is None else answer.responses[0].partition_responses[0]
+
+    async def begin_produce(
+        self, topic: str, partition: int, batch: bytes, *, acks: int = -1, timeout_ms: int = 30_000
+    ) -> asyncio.Future[Any]:
+        """Send one record batch; return once it is written, with what the whole answer will be."""
         connection = await self.connection_to(await self.leader(topic, partition))
         version = connection.version_for(Api.PRODUCE)
         data: dict[str, Any] = {"partition_data": [{"index": partition, "records": batch}]}
         data |= {"topic_id": self.known.topic_ids.get(topic)} if version >= 13 else {"name": topic}
-        answer = await connection.send(
+        return connection.send(
             Api.PRODUCE,
             {"transactional_id": None, "acks": acks, "timeout": timeout_ms, "topic_data": [data]},
             version=version,
             deadline_s=self._deadline_s,
         )
-        return None if answer is None else answer.responses[0].partition_responses[0]
 
     async def fetch(
         self,

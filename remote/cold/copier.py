@@ -155,7 +155,7 @@ class Copier:
             base_offset=closed.base_offset,
             end_offset=closed.end_offset,
             block_bytes=self._block_bytes,
-            epochs_below=held.epochs[0][1],
+            epochs_below=held.epochs[0][1] if held.epochs else closed.end_offset,
         )
         while not scan.is_done:
             try:
@@ -349,6 +349,6 @@ def _with_epochs(held: HeldSegment, before: Sequence[tuple[int, int]]) -> HeldSe
     if not before:
         return held
     (first_epoch, _), *later = before
-    known = held.epochs[1:] if held.epochs[0][0] == before[-1][0] else held.epochs
+    known = held.epochs[1:] if held.epochs and held.epochs[0][0] == before[-1][0] else held.epochs
     epochs = [(first_epoch, held.segment.base_offset), *later, *known]
     return replace(held, epochs=epochs, epochs_until_end=epochs)

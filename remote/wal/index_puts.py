@@ -16,9 +16,9 @@ from typing import Final
 
 from remote.keys import WalPart, wal_key
 from remote.store.object_store import ObjectStore, PutResult, StoreError
-from remote.wal.combined_object import INDEXED_OBJECTS, Head, ObjectKind, Place, encode_index
+from remote.wal.combined_object import INDEXED_OBJECTS, ObjectKind, Place, encode_index
 from remote.wal.counted import Counted
-from remote.wal.sources import Offload, Writer
+from remote.wal.sources import Offload, Writer, head_by
 
 INDEX_ATTEMPTS: Final = 5
 INDEXES_AT_ONCE: Final = 2
@@ -76,13 +76,11 @@ class IndexPuts:
 
     async def _put(self, place: Place, tables: list[bytes]) -> None:
         writer = self._writer
-        head = Head(
-            kind=ObjectKind.INDEX,
-            cluster_id=writer.cluster_id,
-            place=place,
+        head = head_by(
+            writer,
+            ObjectKind.INDEX,
+            place,
             put_id=self._random.randbytes(16),
-            metadata_seq=writer.metadata_seq,
-            writer=(writer.node_id, writer.broker_epoch),
             written_ms=self._now_ms(),
         )
         data = await self._offload(partial(encode_index, head, tables))

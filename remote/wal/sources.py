@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from protocol.checksum import crc32c
 from protocol.errors import KafkaError
-from remote.wal.combined_object import Row
+from remote.wal.combined_object import Head, ObjectKind, Place, Row
 from remote.wal.tail import Tail
 from storage.log import AbstractLog, LogSlice
 
@@ -58,6 +58,20 @@ class Writer(Protocol):
 
     def may_reopen(self, slot: int) -> bool:
         """Whether it has applied `slot` and is live by what it has applied."""
+        ...
+
+
+def head_by(writer: Writer, kind: ObjectKind, place: Place, *, put_id: bytes, written_ms: int) -> Head:
+    """Return the head of an object that this broker writes."""
+    return Head(
+        kind=kind,
+        cluster_id=writer.cluster_id,
+        place=place,
+        put_id=put_id,
+        metadata_seq=writer.metadata_seq,
+        writer=(writer.node_id, writer.broker_epoch),
+        written_ms=written_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from remote.wal.combined_object import Head, ObjectKind, Place, Row, encode_tabl
 from remote.wal.counted import Counted, OnCounted, OnStream
 from remote.wal.extents import Extent
 from remote.wal.index_puts import IndexPuts
-from remote.wal.sources import Offload, Piece, Source, Writer
+from remote.wal.sources import Offload, Piece, Source, Writer, head_by
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import CombinedMetadata, SlotTaken, WalStorageManager
 from remote.wal.tail import Tail
@@ -164,13 +164,11 @@ class StreamWriter:
         pieces.sort(key=lambda piece: sorted(piece.source.replicas))  # one range serves one follower
         place = Place(stream, window.end)
         rows = tuple(place_slices(writer.cluster_id, [_row(piece, stream) for piece in pieces]))
-        head = Head(
-            kind=ObjectKind.SLICES,
-            cluster_id=writer.cluster_id,
-            place=place,
+        head = head_by(
+            writer,
+            ObjectKind.SLICES,
+            place,
             put_id=self._random.randbytes(16),
-            metadata_seq=writer.metadata_seq,
-            writer=(writer.node_id, writer.broker_epoch),
             written_ms=self._now_ms(),
         )
         table = encode_table(head, rows)

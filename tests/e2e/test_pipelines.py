@@ -96,15 +96,19 @@ def exported(folder: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row[:2])
 
 
-def kill_at_random(arguments: list[str], folder: Path, rng: random.Random) -> bool:
-    """Run a command and kill it somewhere on its way; return whether it was still at work."""
-    process = subprocess.Popen(
+def start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-m", "tools.cli", *arguments],
         cwd=folder,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
+
+
+def kill_at_random(arguments: list[str], folder: Path, rng: random.Random) -> bool:
+    """Run a command and kill it somewhere on its way; return whether it was still at work."""
+    process = start(arguments, folder)
     try:
         _, errors = process.communicate(timeout=rng.uniform(0.3, 2.5))
     except subprocess.TimeoutExpired:
@@ -116,15 +120,9 @@ def kill_at_random(arguments: list[str], folder: Path, rng: random.Random) -> bo
 
 
 def finish(arguments: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.cli", *arguments],
-        cwd=folder,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    process = start(arguments, folder)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors.decode()
 
 
 def check_export(broker: BrokerProcess, folder: Path, kills: int, seed: int) -> None:

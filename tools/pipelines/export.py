@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker.process import offload, store_at, wall_clock_ms
+from protocol.errors import KafkaError
 from remote.store.location import BadStoreUrl, FileLocation, parse_store_url
 from remote.store.metered import StoreStats
 from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
@@ -86,6 +87,8 @@ def run(options: ExportOptions) -> None:
         raise Failure(f"{options.url}: {error}") from None
     except RequestFailed as error:
         raise Failure(str(error)) from None
+    except KafkaError as error:
+        raise Failure(f"{error.code.name.upper()}: {error}") from None
 
 
 async def _run(options: ExportOptions) -> None:
@@ -96,16 +99,19 @@ async def _run(options: ExportOptions) -> None:
             source = await BrokerSource(client, options.topic, read_committed=options.read_committed).open()
             exporter = Exporter(source, store, options, now_ms=wall_clock_ms, offload=offload)
             await exporter.check_about()
+            told = -1
             while True:
                 await exporter.round()
+                done = exporter.done
+                if done.files > told:
+                    told = done.files
+                    emit(
+                        f"{options.topic}: {done.records:,} records in {done.files} new files"
+                        + (f", {done.merged} merged" if done.merged else "")
+                    )
                 if options.every_s is None:
                     break
                 await asyncio.sleep(options.every_s)
-            done = exporter.done
-            emit(
-                f"{options.topic}: {done.records:,} records in {done.files} new files"
-                + (f", {done.merged} merged" if done.merged else "")
-            )
             if options.json_file is not None:
                 write_json(
                     {"topic": options.topic, "records": done.records, "files": done.files}
@@ -223,8 +229,8 @@ class Exporter:
         except (ValueError, NoSuchObject) as error:
             raise Failure(f"{self._options.url}: {claim.key} cannot be read: {error}") from None
 
-    async def put_file(self, file: ParquetFile, table: pa.Table) -> ParquetFile:
-        """Put the file unless it is there; return it with its size."""
+    async def put_file(self, file: ParquetFile, table: pa.Table) -> tuple[ParquetFile, bool]:
+        """Put the file unless it is there; return it with its size, and whether it was this put."""
         about = {
             "topic": self._options.topic,
             "topic_id": self._source.topic_id,
@@ -234,10 +240,8 @@ class Exporter:
         }
         compression = self._options.compression
         data = await self.offload(lambda: parquet_bytes(table, about, compression))
-        if await self._put_once(file.key, data):
-            self.done.files += 1
-            self.done.records += table.num_rows
-        return file._replace(size=len(data), modified_ms=self._now_ms())
+        is_new = await self._put_once(file.key, data)
+        return file._replace(size=len(data), modified_ms=self._now_ms()), is_new
 
     async def merged(self, file: ParquetFile, parts: Sequence[ParquetFile]) -> ParquetFile | None:
         """Put the file with the rows of all parts; None if another exporter has, and has emptied parts."""
@@ -247,9 +251,7 @@ class Exporter:
             if data == self._nothing:
                 return None
             tables.append(await self.offload(partial(pq.read_table, pa.BufferReader(data))))
-        records, files = self.done.records, self.done.files
-        put = await self.put_file(file, pa.concat_tables(tables))
-        self.done.records, self.done.files = records, files
+        put, _ = await self.put_file(file, pa.concat_tables(tables))
         self.done.merged += len(parts)
         return put
 
@@ -341,8 +343,11 @@ class _Partition:
             self._claims.add(claim)
             if claimed != end:
                 end, table = await self._collect(first, claimed, is_exact=True)
-        put = await self._exporter.put_file(ParquetFile(self._partition, first, end), table)
+        put, is_new = await self._exporter.put_file(ParquetFile(self._partition, first, end), table)
         self._files[put.key] = put
+        if is_new:
+            self._exporter.done.files += 1
+            self._exporter.done.records += table.num_rows
         return end
 
     async def _collect(self, first: int, end: int, *, is_exact: bool) -> tuple[int, pa.Table]:

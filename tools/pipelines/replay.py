@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,6 @@ class Replayed:
     batches: int = 0
     bytes: int = 0
     resumed: bool = False
-    lost: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Pace:
@@ -104,6 +103,8 @@ def run(options: ReplayOptions) -> None:
         asyncio.run(_run(options))
     except RequestFailed as error:
         raise Failure(f"{error}; run the same command again to go on") from None
+    except KafkaError as error:
+        raise Failure(f"{error.code.name.upper()}: {error}") from None
 
 
 async def _run(options: ReplayOptions) -> None:
@@ -182,13 +183,13 @@ class Replay:
         return {
             "version": JOB_VERSION,
             "from": [self.source.cluster_id, options.topic, self.source.topic_id],
-            "to": await self._make_topic(),
+            "to": await self._topic_of_copy(),
             "since_ms": options.since_ms,
             "until_ms": options.until_ms,
             "read_committed": options.read_committed,
         }
 
-    async def _make_topic(self) -> list[str]:
+    async def _topic_of_copy(self) -> list[str]:
         """Create the copy's topic unless it is there; return which it is."""
         name, count = self.options.to_topic, len(self.source.partitions)
         answer = await self.writer.refresh([name])
@@ -362,30 +363,15 @@ class _Partition:
             await self._settle_oldest()
         replay = self._replay
         signed(data, replay.producer_id, replay.producer_epoch, entry.sequence % SEQUENCES)
-        connection = await self._writer.connection_to(await self._leader())
-        version = connection.version_for(Api.PRODUCE)
-        topic: dict[str, Any] = {"partition_data": [{"index": self._partition, "records": bytes(data)}]}
-        topic |= (
-            {"topic_id": self._writer.known.topic_ids.get(self._topic)}
-            if version >= 13
-            else {"name": self._topic}
-        )
         self._journal.add(entry)
         self._sent.append(entry)
-        future = connection.send(
-            Api.PRODUCE,
-            {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": [topic]},
-            version=version,
-        )
+        try:
+            future = await self._writer.begin_produce(self._topic, self._partition, bytes(data))
+        except KafkaError as error:  # there is no leader
+            raise _SendAgain(str(error)) from None
         self._under_way.append((entry, future))
         done = replay.done
         done.batches, done.bytes = done.batches + 1, done.bytes + len(data)
-
-    async def _leader(self) -> int:
-        try:
-            return await self._writer.leader(self._topic, self._partition)
-        except KafkaError as error:
-            raise _SendAgain(str(error)) from None
 
     async def _settle_oldest(self) -> None:
         entry, future = self._under_way[0]

@@ -154,29 +154,6 @@ class Vanished(NamedTuple):
     end: int
 
 
-class StreamObject(NamedTuple):
-    """What matters of an object of the WAL tier beyond its partitions: seals, and objects that cannot be
-    read."""
-
-    place: str
-    stream: tuple[int, int, int]
-    seq: int
-    is_seal: bool
-    metadata_seq: int
-    """-1 of a bad object."""
-
-
-class Tally(NamedTuple):
-    """What was read."""
-
-    place: str
-    size: int
-    batches: int
-    records: int
-    requests: int = 0
-    received: int = 0
-
-
 class BatchRow(NamedTuple):
     """One batch, for the second pass."""
 
@@ -190,16 +167,4 @@ class BatchRow(NamedTuple):
     records: int
 
 
-class NotRead(NamedTuple):
-    """What the store or the disk did not give."""
-
-    place: str
-    why: str
-
-
 PartitionFact = Run | ProducerRun | Mark | Digest | Fault | Piece | LocalLog | Vanished
-GlobalFact = StreamObject | Tally | NotRead | Fault
-Fact = PartitionFact | GlobalFact
-
-Row = tuple[str, int, Fact]
-"""Topic id as text and partition, or "" and -1: not about one partition."""

@@ -1,8 +1,8 @@
 """The objects of a store, read by the tables of FORMAT.md.
 
 Owns the layouts of sections 1, 3, 4 and 6: slots, index objects and what a broker caches of them, objects
-and index objects of the WAL tier, floors. Does not own the records of the tiers' topics (tier_topics),
-Kafka's own files (batches, kafka_files), nor what several objects say together (meta, judge).
+and index objects of the WAL tier, floors. Does not own the records of the tiers' topics,
+record batches (batches), nor what several objects say together (meta, judge).
 Invariant: bytes are read to their end or refused with `Malformed`, whatever they are; nothing is allocated
 for a count or size that the bytes there cannot hold.
 
