@@ -41,6 +41,12 @@ class Case:
         is_follower = fetch.node != self.custody.leader_of(fetch.tp, fetch.leader_epoch)
         return is_follower and self.custody.was_lost_before(fetch.tp, offset, fetch.invoked)
 
+    def is_void(self, fetch: Fetch, offset: int) -> bool:
+        """Whether what this fetch brought had been taken back or was to be: whoever answered in an epoch that
+        was over may not have heard what ended it, which counts as if it came after the answer was asked."""
+        since = self.custody.last_of_epoch(fetch.tp, fetch.leader_epoch, fetch.invoked)
+        return self.is_forgotten(fetch.tp, offset, since, fetch.done) or self.is_stale(fetch, offset)
+
     def _is_synced_first(self, tp: TopicPartition) -> bool:
         return self.history.single_replica_flush and self.custody.is_single(tp)
 
@@ -255,9 +261,7 @@ def read_stays_read(case: Case) -> Iterator[str]:
         for batch in fetch.batches:
             if batch.next_offset <= end:
                 continue
-            since = case.custody.last_of_epoch(fetch.tp, fetch.leader_epoch, fetch.invoked)
-            last = batch.next_offset - 1
-            if not case.is_forgotten(fetch.tp, last, since, fetch.done) and not case.is_stale(fetch, last):
+            if not case.is_void(fetch, batch.next_offset - 1):
                 yield f"{fetch.tp} {fetch.client} read up to {batch.next_offset}, the log ends at {end}"
 
 
@@ -325,9 +329,7 @@ def bytes_are_equal(case: Case) -> Iterator[str]:
             final = stored.get((fetch.tp, batch.base_offset))
             if final is None or final.values != batch.values:
                 continue  # another rule's matter
-            if final.digest != batch.digest and not case.is_forgotten(
-                fetch.tp, batch.base_offset, fetch.invoked, fetch.done
-            ):
+            if final.digest != batch.digest and not case.is_void(fetch, batch.base_offset):
                 yield f"{fetch.tp} the batch at {batch.base_offset} was read with other bytes than are stored"
 
 
@@ -536,8 +538,7 @@ def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
     for fetch in history.fetches:
         for batch in fetch.batches:
             for offset, value in batch.pairs():
-                is_lost = (fetch.tp, offset, value) in lost or case.is_stale(fetch, offset)
-                if not is_lost and not case.is_forgotten(fetch.tp, offset, fetch.invoked, fetch.done):
+                if (fetch.tp, offset, value) not in lost and not case.is_void(fetch, offset):
                     yield fetch.tp, offset, value
 
 

@@ -447,6 +447,23 @@ def test_a_leader_that_has_not_heard_of_an_unclean_election_may_acknowledge_in_v
 OTHER_B3 = batch(6, 17, epoch=3)
 
 
+@pytest.mark.parametrize(("epoch", "node", "is_excused"), [(2, 3, True), (3, 3, False), (3, 2, False)])
+def test_a_leader_that_has_not_heard_of_an_unclean_election_may_be_read_in_vain(
+    epoch: int, node: int, is_excused: bool
+) -> None:
+    """3 led until 12; who knows of the epoch after it gives what the election left."""
+    history = after_an_unclean_election()
+    end_before(history, B0, B1, B2, OTHER_B3)
+    history.sends += [acked((17,), 12.1, 6, 2), send((18,), 11.7, node=3, client="q")]
+    eighteen, other_bytes = batch(6, 18, epoch=2), replace(B2, digest="other")
+    history.fetches += [
+        fetch(13, 6, eighteen, hw=7, epoch=epoch, node=node, client="late", seek=True),
+        fetch(13, 4, other_bytes, hw=7, epoch=epoch, node=node, client="later", seek=True),
+    ]
+    rules = judge(history).rules()
+    assert rules == (set() if is_excused else {"3 one value per offset", "11 bytes"})
+
+
 def test_who_has_not_heard_of_an_unclean_election_keeps_its_watermark() -> None:
     history = after_an_unclean_election()
     behind = replica(2, B0, B1, B2, hw=6, end=6)
@@ -533,7 +550,7 @@ def test_a_watermark_outlives_what_the_last_member_lost_until_its_replica_hears_
     history.crashes.append(Crash(node=3, life=1, at=12, power=True, kept_end={T: 6}))
     ahead = replica(1, B0, B1, B2, B3)
     behind = replica(3, B0, B1, B2, hw=6, end=6)
-    other = replica(3, B0, B1, B2, OTHER_B3)
+    other = replace(replica(3, B0, B1, B2, OTHER_B3), is_leader=True)
     history.samples.append(Sample(at=12.6, tp=T, logs=(ahead, behind)))
     history.samples.append(Sample(at=12.7, tp=T, logs=(ahead, other)))
     alone = slot(11.5, 3, 3, partitions=(state(3, 2, 5, (3,)),))
@@ -542,7 +559,8 @@ def test_a_watermark_outlives_what_the_last_member_lost_until_its_replica_hears_
     end_before(history, B0, B1, B2)
     assert not judge(history).violations
     history.crashes.pop()
-    assert {"9 replica watermarks", "10 replicas agree"} <= judge(history).rules()
+    rules = judge(history).rules()
+    assert {"9 replica watermarks", "10 replicas agree", "12 epochs of the tier"} <= rules
 
 
 @pytest.mark.parametrize("node", [1, 3])

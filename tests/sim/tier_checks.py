@@ -52,7 +52,8 @@ def leaders_have_all(case: Case) -> Iterator[str]:
 
 def epochs_are_those_of_the_records(case: Case) -> Iterator[str]:
     """12 (tier) What a replica knows of leader epochs is what its leader's records say, in the tier and in
-    the files, back to the log start: also what it was given with a place in the tier to begin at."""
+    the files, back to the log start: also what it was given with a place in the tier to begin at. Who holds
+    what all who were bound to it lost knows it by its old epoch until it hears from the leader."""
     for sample in case.history.samples:
         leader = next((log for log in sample.logs if log.is_leader), None)
         if leader is None or not leader.counted or _has_hole(leader):
@@ -65,9 +66,10 @@ def epochs_are_those_of_the_records(case: Case) -> Iterator[str]:
             start = max(log.log_start_offset, leader.log_start_offset)
             end = min(log.high_watermark, leader.high_watermark)
             known, owed = epochs_within(log.epochs, start, end), epochs_within(told, start, end)
-            if known == owed or (
-                not sample.is_final and case.custody.was_lost_before(sample.tp, start, sample.at)
-            ):
+            if known == owed:
+                continue
+            parted = min(first for _, first in {*known} ^ {*owed})
+            if not sample.is_final and case.custody.was_lost_before(sample.tp, parted, sample.at):
                 continue
             where = f"{sample.tp} on node {log.node} at {sample.at:.3f}"
             yield f"{where}: knows the epochs {known} of {start} to {end}, the records have {owed}"
