@@ -154,6 +154,44 @@ class Vanished(NamedTuple):
     end: int
 
 
+class StreamObject(NamedTuple):
+    """What matters of an object of the WAL tier beyond its partitions: seals, and objects that cannot be
+    read."""
+
+    place: str
+    stream: tuple[int, int, int]
+    seq: int
+    is_seal: bool
+    metadata_seq: int
+    """-1 of a bad object."""
+
+
+class Tally(NamedTuple):
+    """What was read of one place."""
+
+    place: str
+    size: int
+    """Bytes that were judged; requests and what they brought are effort, and differ from run to run."""
+    batches: int
+    records: int
+    requests: int = 0
+    received: int = 0
+
+
+class NotRead(NamedTuple):
+    """What the store or the disk did not give."""
+
+    place: str
+    why: str
+
+
+class NotChecked(NamedTuple):
+    """What was read and could not be judged whole."""
+
+    place: str
+    why: str
+
+
 class BatchRow(NamedTuple):
     """One batch, for the second pass."""
 
@@ -167,4 +205,10 @@ class BatchRow(NamedTuple):
     records: int
 
 
-PartitionFact = Run | ProducerRun | Mark | Digest | Fault | Piece | LocalLog | Vanished
+PartitionFact = Run | ProducerRun | Mark | Digest | RecordDigest | Fault | Piece | LocalLog | Vanished
+GlobalFact = StreamObject | Tally | NotRead | NotChecked | Fault | Vanished
+Fact = PartitionFact | GlobalFact
+
+Row = tuple[str, int, Fact]
+"""Topic id as text and partition, or "" and -1: not about one partition."""
+GENERAL: Final = ("", -1)

@@ -81,6 +81,10 @@ class PartitionContext(NamedTuple):
     explained: tuple[Explained, ...] = ()
     acks_by_store: bool = False
     """The store decides what is committed, so replicas may be short."""
+    is_dead: bool = False
+    """Its topic was deleted: what is left is collected, in any order."""
+    is_known: bool = True
+    """Whether its configuration is: else holes are taken for those of compaction."""
 
 
 class Verdict(NamedTuple):
@@ -165,11 +169,16 @@ class _Judge:
             if fault.place not in self._void:
                 self._find(fault.code, fault.first, fault.end, fault.place, fault.position,
                            fault.expected, fault.actual)  # fmt: skip
-        start, end = self._bounds(held, lineage)
-        self._find_gaps(held, lineage, start, end)
-        self._find_short_replicas(held)
-        self._count_aborted()
-        chains = self._chains(held)
+        start, end = self._bounds(lineage)
+        chains: list[Chain] = []
+        if self._context.is_dead:
+            for each in held:
+                self._count("dead", each.run.first, each.run.end)
+        else:
+            self._find_gaps(lineage, start, end)
+            self._find_short_replicas()
+            self._count_aborted()
+            chains = self._chains(held)
         found = suspects(chains)
         return Verdict(
             self._topic_id,
@@ -247,10 +256,11 @@ class _Judge:
 
     # --- bounds and gaps ---
 
-    def _bounds(self, held: list[_Held], lineage: Lineage) -> tuple[int, int]:
+    def _bounds(self, lineage: Lineage) -> tuple[int, int]:
         """Return where the log starts and ends, by all that tells."""
         covered = lineage.covered()
-        told = [self._context.moved_start, *(log.log_start for log in self._facts.logs)]
+        told = [self._context.moved_start]
+        told += [log.log_start for log in self._facts.logs if log.log_start <= log.end]
         told += [piece.log_start for piece in self._facts.pieces if piece.place not in self._void]
         lowest = min(
             [
@@ -264,15 +274,18 @@ class _Judge:
         start = max(told, default=-1)
         if start < 0:
             start = lowest
+        elif not self._facts.logs and self._context.moved_start < 0 and start < lowest:
+            # Only the logs of brokers that were not given can have what is below.
+            self._count("elsewhere", start, lowest)
+            start = lowest
         if start > 0:
             self._count("log-start", 0, start)
         ends = [end for _, end in covered[-1:]]
-        ends += [log.high_watermark for log in self._facts.logs]
         ends += [each.end for each in self._context.explained]
         ends.append(self._context.stored_to)
         return start, max(start, *ends)
 
-    def _find_gaps(self, held: list[_Held], lineage: Lineage, start: int, end: int) -> None:
+    def _find_gaps(self, lineage: Lineage, start: int, end: int) -> None:
         if start < 0 or end <= start:
             return
         missing = without([(start, end)], lineage.covered())
@@ -285,20 +298,20 @@ class _Judge:
         for gone in self._facts.vanished:
             for first, last in _within(missing, gone.first, gone.end):
                 self._count("between-listings", first, last)
-        missing = without(missing, self._explained(held))
+        missing = without(missing, self._explained())
         for first, last in missing:
-            if self._context.is_compacted:
+            if self._context.is_compacted or not self._context.is_known:
                 self._count("compaction", first, last)
             else:
                 self._find(GAP, first, last)
 
-    def _explained(self, held: list[_Held]) -> list[Range]:
+    def _explained(self) -> list[Range]:
         """Return the offsets that are missing for a reason that is told or counted already."""
         found: list[Range] = [(each.first, each.end) for each in self._context.explained]
         found += [(each.first, each.end) for each in self._facts.vanished]
         found += [(piece.first, piece.end) for piece in self._facts.pieces if piece.is_bad]
         found += self._damage
-        found += self._lost_slices(held)
+        found += self._lost_slices()
         return [each for each in found if each[0] < each[1]]
 
     def _fault_range(self, fault: Fault) -> Range:
@@ -314,7 +327,7 @@ class _Judge:
         ]
         return fault.first, min(ends, default=LIMITLESS)
 
-    def _lost_slices(self, held: list[_Held]) -> list[Range]:
+    def _lost_slices(self) -> list[Range]:
         """Return the ranges between slices of a stream that lie on both sides of objects that are lost."""
         by_stream: dict[Stream, list[Piece]] = defaultdict(list)
         for piece in self._facts.pieces:
@@ -335,10 +348,10 @@ class _Judge:
 
     # --- replicas ---
 
-    def _find_short_replicas(self, held: list[_Held]) -> None:
+    def _find_short_replicas(self) -> None:
         if self._context.acks_by_store:
             return
-        committed = max((log.high_watermark for log in self._facts.logs), default=-1)
+        committed = max((min(log.high_watermark, log.end) for log in self._facts.logs), default=-1)
         ends: dict[str, int] = {log.place: log.end for log in self._facts.logs}
         for log in self._facts.logs:
             damage = [
@@ -365,7 +378,8 @@ class _Judge:
 
     def _chains(self, held: list[_Held]) -> list[Chain]:
         """Return the copies: each replica, and tiers in layers, as offsets may lie there twice."""
-        if self._context.is_compacted:
+        has_holes = any(run.has_gaps for run in self._facts.runs)
+        if self._context.is_compacted or (has_holes and not self._context.is_known):
             return []
         digests: dict[str, list[Digest]] = defaultdict(list)
         for digest in self._facts.digests:

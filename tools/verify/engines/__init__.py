@@ -1,0 +1,1 @@
+"""What runs scans and judges: processes of one machine, or Spark."""
