@@ -48,22 +48,9 @@ class Expirer:
     async def expire(self, tenure: Tenure) -> float | None:
         """Do what is due. Return in how many seconds to come again, None for not before something changes."""
         tenure.check()
-        log = tenure.log
-        if not may_expire(log):
-            return None
-        fold = self._metadata.fold(tenure.partition)
-        start = log.log_start_offset if fold is None else self._log_start(log, fold)
-        if log.is_tiered and start > (0 if fold is None else fold.implied_start):
-            await self._tell_log_start(tenure, start)
+        if may_expire(tenure.log):
+            await self._move_log_start(tenure)
             tenure.check()
-            fold = self._metadata.fold(tenure.partition)
-        if fold is None:
-            return None
-        if start > log.log_start_offset:
-            logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
-            await tenure.start_log_at(start)
-            tenure.check()
-            fold = self._metadata.fold(tenure.partition) or fold
         due: list[RemoteSegment] = []
         waits_s: list[float] = []
         for segment in self.useless(tenure):
@@ -80,6 +67,17 @@ class Expirer:
             if left_s > 0:
                 waits_s.append(left_s)
         return min(waits_s, default=None)
+
+    async def _move_log_start(self, tenure: Tenure) -> None:
+        """Have the log start where retention wants it, once the metadata tells that."""
+        log, fold = tenure.log, self._metadata.fold(tenure.partition)
+        start = log.log_start_offset if fold is None else self._log_start(log, fold)
+        if log.is_tiered and start > (0 if fold is None else fold.implied_start):
+            await self._tell_log_start(tenure, start)
+            tenure.check()
+        if start > log.log_start_offset:
+            logger.info("%s starts at %d now: what was before it has expired", tenure.name, start)
+            await tenure.start_log_at(start)
 
     async def _tell_log_start(self, tenure: Tenure, start: int) -> None:
         """Have it in the metadata where no copy tells it: a disk that is lost takes it along."""
@@ -109,12 +107,15 @@ class Expirer:
 
     def useless(self, tenure: Tenure) -> Iterator[RemoteSegment]:
         """Copies that no reader is served from: below the log's start, of another lineage, covered by others,
-        never finished, or with a deletion that somebody began. Ask anew after a change."""
+        never finished, or with a deletion that somebody began. The last two are known without the log: after
+        an unclean election it may be empty, and nobody may ever write to it. Ask anew after a change."""
         log, fold = tenure.log, self._metadata.fold(tenure.partition)
-        if fold is None or not may_expire(log):
+        if fold is None:
             return
         yield from fold.deleting()
         yield from (each for each in fold.unfinished() if each.id not in self._copier.under_way)
+        if not may_expire(log):
+            return
         if log.is_tiered:
             yield from fold.below(log.log_start_offset)
             yield from fold.superseded(log.epochs, log.log_start_offset)
@@ -123,8 +124,8 @@ class Expirer:
 
 
 def may_expire(log: AbstractLog) -> bool:
-    """Whether this log can tell which copies are its own: its epochs reach back to its start, and it is not
-    one that has yet to be filled from the tier."""
+    """Whether this log can tell which finished copies are its own: its epochs reach back to its start, and it
+    is not one that has yet to be filled from the tier."""
     if not log.is_tiered:
         return log.config.remote_log_delete_on_disable
     return log.log_end_offset > 0 and not log.epochs_incomplete

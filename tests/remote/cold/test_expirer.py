@@ -421,11 +421,50 @@ async def test_a_log_that_lost_its_epochs_or_everything_deletes_nothing(tmp_path
     await stage.expire_all()
     assert stage.objects() == objects
     empty = Stage(tmp_path / "two")
-    empty.agreed, empty.store = stage.agreed, stage.store
+    empty.agreed, empty.store, empty.storage = stage.agreed, stage.store, stage.storage
     empty.live()
+    empty.lead(7)
     empty.log.epoch_start(7)
     await empty.expire_all()
     assert stage.objects() == objects
+    assert told_starts(empty) == []
+
+
+@pytest.mark.parametrize("begun", ["deletion", "copy"])
+async def test_what_nobody_finishes_goes_though_the_log_is_empty(tmp_path: Path, begun: str) -> None:
+    before = Stage(tmp_path / "one")
+    before.fill(1)
+    real = before.storage
+    before.storage = _StoresAndFails(real)
+    with pytest.raises(StoreError):
+        await before.copy_all()
+    if begun == "deletion":
+        (copy,) = before.fold.unfinished()
+        await before.removal.begin(before.tenure, copy)
+    assert before.objects()
+    empty = Stage(tmp_path / "two")
+    empty.agreed, empty.store, empty.storage = before.agreed, before.store, real
+    empty.live()
+    empty.lead(7)
+    assert empty.log.log_end_offset == 0
+    await empty.expire_all()
+    assert empty.objects() == []
+    assert empty.fold.unfinished_count == empty.fold.deleting_count == 0
+    assert told_starts(empty) == []
+
+
+class _StoresAndFails:
+    """The objects are there, and its answer is lost."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    async def copy_segment(self, *args: Any, **options: Any) -> None:
+        await self._real.copy_segment(*args, **options)
+        raise StoreError("503")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 async def test_a_few_are_removed_in_one_turn(stage: Stage) -> None:
