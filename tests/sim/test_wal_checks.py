@@ -42,7 +42,7 @@ from tests.sim.history import (
 from tests.sim.test_checks import T, final, send
 from tests.sim.verdict import judge
 from tests.sim.wal_checks import RULES, slices_are_in_the_log
-from tests.sim.wallog import Fold, covered_to, read_put
+from tests.sim.wallog import Fold, covered_to, read_put, useless
 
 CLUSTER = "cluster"
 TOPIC = UUID(int=7)
@@ -492,3 +492,25 @@ def test_what_goes_is_looked_for_in_other_slices() -> None:
     assert covered_to(2, other.row, [first, last], starts) == 2, "not by an earlier epoch, nor over a hole"
     assert covered_to(0, first.row, [again, last], starts) == 0
     assert covered_to(2, again.row, [other, last], starts) == 2
+
+
+def test_a_needed_object_holds_back_those_above_it_in_whatever_order_they_came() -> None:
+    dead, needed = row(B0, epoch=0, epoch_start=0), row(B1, epoch=0, epoch_start=0)
+    fold = Fold(
+        [
+            put_object(1.0, FIRST, 2, dead),
+            put_object(1.1, FIRST, 0, dead),
+            put_object(1.2, FIRST, 1, needed),
+            put_object(1.3, FIRST, 3, dead),
+            put_seal(2.0, FIRST, 4, slot=5),
+            put_object(2.1, FIRST, 5, needed),
+        ]
+    )
+    keys = [wal_key(FIRST, seq) for seq in range(6)]
+
+    def left(objects: list[str]) -> list[str]:
+        return list(useless(fold.streams[FIRST], objects, lambda row: row.end <= 2))
+
+    assert left(keys) == [keys[0], keys[5]]
+    assert left(keys[1:5]) == []
+    assert list(useless(fold.streams[FIRST], keys, lambda row: True)) == [*keys[:4], keys[5]]

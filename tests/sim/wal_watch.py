@@ -24,7 +24,7 @@ from tests.sim.history import TopicPartition, WalGone, WalLook
 from tests.sim.node import Node
 from tests.sim.tier import MetadataLog
 from tests.sim.tier_checks import FINISHED
-from tests.sim.wallog import Fold, Lineage, Slice, covered_to, lineage, valid_end
+from tests.sim.wallog import Fold, Lineage, Slice, covered_to, lineage, useless, valid_end
 
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
@@ -133,27 +133,23 @@ class WalWatch:
         """Objects that nothing needs any more and that are there."""
         if not self.rests:
             return []
-        objects, image = self._stage.bucket.objects, self._stage.truth.image
+        stage = self._stage
         starts: dict[TopicPartition, int] = {}
-        found = []
-        for stream, seen in self.fold.streams.items():
-            is_dead = True
-            for seq in (*seen.objects, *(seq for _, seq in seen.late)):
-                if wal_key(stream, seq) not in objects or seq in seen.seals:
-                    continue
-                is_void = seq <= seen.boundary or (seen.end is not None and seq > seen.end)
-                for row in () if is_void or not is_dead else seen.objects[seq].table.rows:
-                    topic = image.topic_by_id(row.topic_id)
-                    if topic is not None:
-                        tp = topic.name, row.partition
-                        if tp not in starts:
-                            # a deletion that an unclean election took back is still seen on followers
-                            leader = self._stage.leader(tp)
-                            led = None if leader is None else leader.log(tp)
-                            starts[tp] = 0 if led is None else led.log_start_offset
-                        is_dead = is_dead and row.end <= starts[tp]
-                if is_void or is_dead:
-                    found.append(wal_key(stream, seq))
+
+        def is_dead(row: combined_object.Row) -> bool:
+            topic = stage.truth.image.topic_by_id(row.topic_id)
+            if topic is None:
+                return True
+            tp = topic.name, row.partition
+            if tp not in starts:
+                # a deletion that an unclean election took back is still seen on followers
+                leader = stage.leader(tp)
+                led = None if leader is None else leader.log(tp)
+                starts[tp] = 0 if led is None else led.log_start_offset
+            return row.end <= starts[tp]
+
+        objects = stage.bucket.objects
+        found = [key for seen in self.fold.streams.values() for key in useless(seen, objects, is_dead)]
         return found + self.untold()
 
     def untold(self) -> list[str]:

@@ -12,14 +12,14 @@ stream's lowest seal; a seal at or below a boundary that was there before it is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from protocol import records
 from protocol.errors import CorruptBatch
 from remote.bad_object import BadObject
-from remote.keys import Stream, WalKey, WalPart, parse_wal_key
+from remote.keys import Stream, WalKey, WalPart, parse_wal_key, wal_key
 from remote.wal.combined_object import (
     Head,
     ObjectKind,
@@ -235,6 +235,20 @@ def valid_end(row: Row, starts: dict[int, int]) -> int:
     """Where what the slice holds becomes void: at the start of any later epoch."""
     later = (start for epoch, start in starts.items() if epoch > row.leader_epoch)
     return max(row.start, min((row.end, *later)))
+
+
+def useless(seen: SeenStream, objects: Container[str], is_dead: Callable[[Row], bool]) -> Iterator[str]:
+    """Objects of a stream that are there and are to go: void ones, and those that are dead with all that lie
+    below them. One that is needed holds back what lies above it, in whatever order they arrived."""
+    is_all_dead = True
+    for seq in sorted({*seen.objects, *(seq for _, seq in seen.late)}):
+        if wal_key(seen.stream, seq) not in objects or seq in seen.seals:
+            continue
+        is_void = seq <= seen.boundary or (seen.end is not None and seq > seen.end)
+        if not is_void:
+            is_all_dead = is_all_dead and all(map(is_dead, seen.objects[seq].table.rows))
+        if is_void or is_all_dead:
+            yield wal_key(seen.stream, seq)
 
 
 def is_replaced(each: Slice, start: int, end: int, slices: Iterable[Slice], starts: dict[int, int]) -> bool:
