@@ -97,6 +97,17 @@ class Span(NamedTuple):
     """The fewest places in which one of these offsets is."""
 
 
+class Holder(NamedTuple):
+    """One place that has offsets of a damaged range, itself damaged there or not."""
+
+    tier: str
+    place: str
+    position: int
+    """Of the first of their batches in it."""
+    first: int
+    end: int
+
+
 class Coverage(NamedTuple):
     """What is where of one partition, ascending within each tier."""
 
@@ -110,6 +121,8 @@ class Coverage(NamedTuple):
     spans: tuple[Span, ...] = ()
     damaged: tuple[tuple[int, int], ...] = ()
     """Ranges that findings name, ascending, end exclusive."""
+    holders: tuple[Holder, ...] = ()
+    """Of the damaged ranges, all that count: the good copies are among them. Sorted."""
 
 
 class Figures(NamedTuple):
