@@ -8,11 +8,13 @@ Invariant: whatever a fixture starts is stopped when its test ends, whether the 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,6 +162,31 @@ def bucket(minio_server: MinioServer) -> str:
     return "tidewal"
 
 
+@pytest.fixture
+def spark(spark_session: Any) -> Iterator[Any]:
+    """The one Spark session, with Spark's own Kafka connector."""
+    yield spark_session
+    gc.collect()  # PySpark leaves its sockets to the garbage collector, which the next test must not pay for
+
+
+@pytest.fixture(scope="session")
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Started once for all tests of a run."""
+    jars = sorted((PEERS / "spark" / "jars").glob("*.jar"))
+    if find_spec("pyspark") is None or not jars:
+        pytest.skip("PySpark or its Kafka connector is not here: make spark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java 17 on PATH")
+    from tools.spark.session import open_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {"spark.local.dir": f"{folder}", "spark.sql.warehouse.dir": f"{folder}/warehouse"}
+    session = open_session("local[2]", settings=settings, jars=jars, is_quick=True)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
 # --- generated sequences of requests ------------------------------------------------------------------------
 
 
@@ -192,6 +219,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # --- chaos: only when asked for by its mark, and each round once -------------------------------------------
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     journal = config.getoption("--chaos-journal")
     done = set(journal.read_text().splitlines()) if journal is not None and journal.exists() else set()
@@ -204,6 +232,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    # The first tests of a run go to one worker and are not stolen from it: so all share one session of Spark.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    for item in items:
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
 @pytest.hookimpl(wrapper=True)
