@@ -346,11 +346,22 @@ class TierCopy:
     objects: tuple[int | None, ...]
 
 
+class HadAlone(NamedTuple):
+    """The (offset, epoch) of the batches that only one finished copy of `tp` had, above the log start of its
+    leader: those that the leader's log had too, and those from which it had parted."""
+
+    tp: TopicPartition | None = None
+    shared: tuple[tuple[int, int], ...] = ()
+    parted: tuple[tuple[int, int], ...] = ()
+
+
+NOTHING_ALONE = HadAlone()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectChange:
     """One object of the tier that came or went, and what was said of its copy by then. `digest` is of what is
-    there afterwards; empty for nothing. Of one that went, `uncovered` are the (offset, epoch) of its batches
-    that no other finished copy of `tp` had, and that were above the leader's log start."""
+    there afterwards; empty for nothing. `alone` is what went with it."""
 
     at: float
     node: int
@@ -358,8 +369,7 @@ class ObjectChange:
     copy: str
     digest: str
     state: str
-    tp: TopicPartition | None = None
-    uncovered: tuple[tuple[int, int], ...] = ()
+    alone: HadAlone = NOTHING_ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,12 @@ from storage.log import AbstractLog
 from tests.sim import census, inspection, leak_checks, metalog, salvage, tier
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
 from tests.sim.history import (
+    NOTHING_ALONE,
     Batch,
     FinalLog,
     FoldSeen,
     Freed,
+    HadAlone,
     History,
     MetaSlot,
     Remains,
@@ -120,7 +122,7 @@ class Stage:
         self.bucket = Bucket(lambda: WALL_CLOCK_AT_ZERO_MS + int(self.loop.now * 1000))
         self.store = StoreProfile()  # the store itself; each node's line is its own
         self.bucket.said_of = self._said_of
-        self.bucket.needed_of = self._needed_of
+        self.bucket.alone_in = self._alone_in
         self.wal = WalWatch(self)
         self.bucket.wal_gone_of = self.wal.note_gone
         self._local: dict[tuple[int, int, TopicPartition], tuple[int, int]] = {}
@@ -423,25 +425,28 @@ class Stage:
         """What is said of the copy that has this object; empty for nothing."""
         return next((copy.state for copy in self.tier_copies() if key in copy.keys), "")
 
-    def _needed_of(self, key: str, data: bytes) -> tuple[TopicPartition | None, tuple[tuple[int, int], ...]]:
-        """What of the copy that had this data object and was finished is in no other, above the start of its
-        leader's log; nothing where copies go by retention or because a tier was switched off."""
+    def _alone_in(self, key: str, data: bytes) -> HadAlone:
+        """What the copy that had this data object and was finished had alone; nothing where copies go by
+        retention or because a tier was switched off."""
         if self.history.forgets:
-            return None, ()
+            return NOTHING_ALONE
         said = [one for _, index in self._tier_partitions() for one in self.tier_said(index)]
         copies = tier.copies(said)
         copy = next((copy for copy in copies if key == copy.keys[0]), None)
         if copy is None or not tier.was_finished(copy, said):
-            return None, ()
+            return NOTHING_ALONE
         topic = self.truth.image.topic_by_id(copy.topic_id)
         if topic is None:
-            return None, ()
+            return NOTHING_ALONE
         tp = topic.name, copy.index
         leader = self.leader(tp)
         log = None if leader is None else leader.log(tp)
         if log is None or not self._is_tier_told():
-            return None, ()
-        return tp, self._objects.had_alone(copy, data, log.log_start_offset, copies, self.bucket.objects)
+            return NOTHING_ALONE
+        alone = self._objects.had_alone(copy, data, log.log_start_offset, copies, self.bucket.objects)
+        epochs, end = log.epochs.entries(), log.log_end_offset
+        shared = tuple((at, epoch) for at, epoch in alone if at < end and tier.epoch_at(epochs, at) == epoch)
+        return HadAlone(tp, shared, tuple(place for place in alone if place not in shared))
 
     def watch_local_starts(self) -> None:
         """Look now and then, from now on, at where the files of each tiered log begin: what goes from there

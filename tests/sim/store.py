@@ -24,7 +24,7 @@ from protocol.checksum import Buffer
 from remote.keys import META, TIER, WAL, parse_tier_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import NoSuchUpload, ObjectInfo, PutResult, StoreError, Upload, cut
-from tests.sim.history import ObjectChange, StoreChange, TopicPartition, WalChange, WalRead, digest
+from tests.sim.history import NOTHING_ALONE, HadAlone, ObjectChange, StoreChange, WalChange, WalRead, digest
 from tests.sim.loop import Process, SimLoop
 from tests.sim.wallog import read_put
 
@@ -62,10 +62,8 @@ class Bucket(MemoryStore):
         """Is told of an object of the WAL tier that goes."""
         self.said_of: Callable[[str], str] = lambda key: ""
         """What is said of the copy that has this object."""
-        self.needed_of: Callable[[str, bytes], tuple[TopicPartition | None, tuple[tuple[int, int], ...]]] = (
-            lambda key, data: (None, ())
-        )
-        """What the copy that had this object, with these bytes, has alone: see ObjectChange."""
+        self.alone_in: Callable[[str, bytes], HadAlone] = lambda key, data: NOTHING_ALONE
+        """What the copy that had this object, with these bytes, has alone."""
 
     @property
     def uploads(self) -> list[tuple[str, int]]:
@@ -274,7 +272,6 @@ class SimStore:
     def _note_object(self, key: str, before: bytes) -> None:
         after = self._bucket.objects.get(key)
         named = parse_tier_key(key)
-        tp, uncovered = self._bucket.needed_of(key, before) if after is None else (None, ())
         self._bucket.tier_objects.append(
             ObjectChange(
                 at=self._loop.now,
@@ -283,8 +280,7 @@ class SimStore:
                 copy="" if named is None else str(named.segment_id),
                 digest="" if after is None else digest(after),
                 state=self._bucket.said_of(key),
-                tp=tp,
-                uncovered=uncovered,
+                alone=self._bucket.alone_in(key, before) if after is None else NOTHING_ALONE,
             )
         )
 

@@ -9,7 +9,19 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.sim.history import FoldSeen, Freed, History, ObjectChange, ReplicaLog, Sample, TierCopy, TierSeen
+from tests.sim.history import (
+    FoldSeen,
+    Freed,
+    HadAlone,
+    History,
+    MetaSlot,
+    ObjectChange,
+    PartitionState,
+    ReplicaLog,
+    Sample,
+    TierCopy,
+    TierSeen,
+)
 from tests.sim.test_checks import T, batch, fetch, final, send
 from tests.sim.tier_checks import RULES
 from tests.sim.verdict import judge
@@ -154,7 +166,12 @@ def free_what_is_not_in_the_tier(history: History) -> None:
 
 def delete_what_nothing_else_has(history: History) -> None:
     gone = change(8.0, "", "DELETE_STARTED")
-    history.tier_changes.append(replace(gone, tp=T, uncovered=((0, 0), (2, 0))))
+    history.tier_changes.append(replace(gone, alone=HadAlone(T, shared=((0, 0), (2, 0)))))
+
+
+def delete_what_a_log_gets_back_from_nowhere(history: History) -> None:
+    gone = change(8.0, "", "DELETE_STARTED")
+    history.tier_changes.append(replace(gone, alone=HadAlone(T, parted=((0, 0), (2, 0)))))
 
 
 def say_out_of_range(history: History) -> None:
@@ -174,6 +191,7 @@ def say_out_of_range(history: History) -> None:
         ("12 epochs of the tier", know_no_epochs_of_the_tier),
         ("17 freed is in the tier", free_what_is_not_in_the_tier),
         ("17 gone is not needed", delete_what_nothing_else_has),
+        ("17 gone is not needed", delete_what_a_log_gets_back_from_nowhere),
         ("17 leaders have all", let_go_of_what_is_not_in_the_tier),
         ("17 copies have objects", lose_an_object),
         ("17 copies have objects", finish_with_a_short_object),
@@ -215,9 +233,46 @@ def test_epochs_are_looked_at_from_where_both_logs_begin_to_what_both_have_commi
 def test_what_was_deleted_with_its_records_or_is_of_a_lost_lineage_is_not_needed() -> None:
     history = clean()
     gone = change(8.0, "", "DELETE_STARTED")
-    history.tier_changes.append(replace(gone, tp=T, uncovered=((0, 1), (9, 0))))
+    history.tier_changes.append(replace(gone, alone=HadAlone(T, shared=((0, 1),), parted=((9, 0),))))
     history.freed.append(Freed(at=4.9, tp=T, node=1, start=0, end=4, readable_to=4))
     assert judge(history).clean
+
+
+@pytest.mark.parametrize(
+    ("at", "alone", "is_needed"),
+    [
+        (6.5, HadAlone(T, parted=((0, 0), (2, 0))), False),
+        (7.5, HadAlone(T, parted=((0, 0), (2, 0))), True),
+        (6.5, HadAlone(T, shared=((0, 0), (2, 0))), True),
+    ],
+    ids=["by who had it not", "after it was given back", "by who had it"],
+)
+def test_what_a_second_unclean_election_gives_back_was_rightly_deleted_by_who_did_not_have_it(
+    at: float, alone: HadAlone, is_needed: bool
+) -> None:
+    """1 led with what 2 had not; 2 leads from 6 on, and from 7 on again 1."""
+    history = clean()
+    history.unclean_topics.add("t")
+    leads = [(0.1, 1, 0), (6.0, 2, 1), (7.0, 1, 2)]
+    history.slots = tuple(
+        MetaSlot(
+            seq=seq,
+            at=since,
+            node=1,
+            life=1,
+            controller_epoch=1,
+            hash=f"{seq}",
+            previous_hash=f"{seq - 1}",
+            partitions=(
+                PartitionState(
+                    tp=T, leader=node, leader_epoch=epoch, partition_epoch=epoch, replicas=(1, 2), isr=(node,)
+                ),
+            ),
+        )
+        for seq, (since, node, epoch) in enumerate(leads, 1)
+    )
+    history.tier_changes.append(replace(change(at, "", "DELETE_STARTED"), alone=alone))
+    assert ("17 gone is not needed" in judge(history).rules()) is is_needed
 
 
 def test_out_of_range_is_right_where_the_log_does_not_reach() -> None:

@@ -33,6 +33,8 @@ from tests.sim.history import (
     MetaSlot,
     PartitionState,
     Sample,
+    TierCopy,
+    TierSeen,
     WalChange,
     WalGone,
     WalLook,
@@ -453,9 +455,9 @@ def after_an_unclean_election(*, is_stored_again: bool) -> History:
     history.slots = (
         slot(1),
         slot(2),
-        slot(3, state(0, 1, 0)),
-        slot(4, state(1, 2, 1)),
-        slot(5, state(2, 1, 2)),
+        slot(3, state(0, 1, 0, isr=(1,))),
+        slot(4, state(1, 2, 1, isr=(2,))),
+        slot(5, state(2, 1, 2, isr=(1,))),
     )
     last = stored(4, 14, epoch=2)
     history.wal_changes = [
@@ -475,6 +477,28 @@ def test_what_an_epoch_had_that_a_log_has_nothing_of_is_missed_only_if_nothing_i
     assert not [*slices_are_in_the_log(Case(after_an_unclean_election(is_stored_again=True)))]
     (missed,) = slices_are_in_the_log(Case(after_an_unclean_election(is_stored_again=False)))
     assert "lacks 2 of epoch 1" in missed
+
+
+@pytest.mark.parametrize(("start", "end", "is_missed"), [(0, 4, False), (0, 2, True), (3, 5, True)])
+def test_what_an_epoch_had_is_not_missed_where_a_copy_in_the_cold_tier_is_in_its_place(
+    start: int, end: int, is_missed: bool
+) -> None:
+    """The leader to which the lead was given back stores what is behind the copy alone."""
+    history = after_an_unclean_election(is_stored_again=False)
+    copy = TierCopy(
+        partition=(str(TOPIC), 0),
+        id="one",
+        base=start,
+        end=end,
+        size=1,
+        state="COPY_FINISHED",
+        objects=(1, 1),
+    )
+    history.tiers = [TierSeen(at=9, copies=(copy,), is_final=True)]
+    assert bool([*slices_are_in_the_log(Case(history))]) is is_missed
+    by_clean_elections = (state(0, 1, 0), state(1, 2, 1), state(2, 1, 2))
+    history.slots = (slot(1), slot(2), *(slot(seq, one) for seq, one in enumerate(by_clean_elections, 3)))
+    assert [*slices_are_in_the_log(Case(history))]
 
 
 def test_what_goes_is_looked_for_in_other_slices() -> None:

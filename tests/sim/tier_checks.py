@@ -113,15 +113,18 @@ def what_leaves_a_disk_is_in_the_tier(case: Case) -> Iterator[str]:
 
 def what_leaves_the_tier_is_not_needed(case: Case) -> Iterator[str]:
     """17 A finished copy goes when its records were deleted, when another finished one has them, or when the
-    log parted from it: none of them is in the final log."""
+    log parted from it: none of them is in the final log, unless the copy went by a log that had parted from
+    it and an unclean election gave the lead back to one that had not."""
     for change in case.history.tier_changes:
-        log = None if change.tp is None else case.history.logs.get(change.tp)
-        if log is None or is_metadata_forgotten(case, change.at):
+        tp, shared, parted = change.alone
+        log = None if tp is None else case.history.logs.get(tp)
+        if tp is None or log is None or is_metadata_forgotten(case, change.at):
             continue
+        is_given_back = any(each.is_unclean and each.at > change.at for each in case.custody.moments(tp))
         kept = {(batch.base_offset, batch.leader_epoch) for batch in log.counted}
-        lost = sorted(kept.intersection(change.uncovered))
+        lost = sorted(kept.intersection(shared if is_given_back else (*shared, *parted)))
         if lost:
-            yield f"{change.key} goes at {change.at:.3f}, no other copy of {change.tp} has {lost[:3]}"
+            yield f"{change.key} goes at {change.at:.3f}, no other copy of {tp} has {lost[:3]}"
 
 
 def copies_have_their_objects(case: Case) -> Iterator[str]:

@@ -17,6 +17,7 @@ from remote.keys import Stream, WalPart, parse_floors_key, parse_tier_key, parse
 from remote.wal.combined_object import INDEXED_OBJECTS
 from tests.sim.checks import LATEST, Case
 from tests.sim.history import FinalLog, TopicPartition
+from tests.sim.tier_checks import FINISHED
 from tests.sim.wallog import Fold, SeenStream, Slice, is_replaced, lineage, valid_end
 
 METADATA_TOPIC = "__remote_wal_log_metadata"
@@ -134,7 +135,8 @@ def one_batch_per_offset(case: Case) -> Iterator[str]:
 
 def slices_are_in_the_log(case: Case) -> Iterator[str]:
     """10 (WAL) In the end every slice that counts, as far as no later epoch voids it, is in the log. What
-    the slices of a later epoch have in its place is in the log instead."""
+    the slices of a later epoch have in its place is in the log instead, or what a copy in the cold tier has,
+    where the lead was given back to the log of an earlier epoch: it is stored from there on only."""
     by_partition = fold_of(case).by_partition()
     for tp, log in case.history.logs.items():
         topic_id = _topic_id(case, tp)
@@ -144,14 +146,30 @@ def slices_are_in_the_log(case: Case) -> Iterator[str]:
         if state is not None:  # of an epoch in which nothing was written neither row nor log tells
             starts.setdefault(state.leader_epoch, log.log_end_offset)
         there = {(batch.base_offset, batch.leader_epoch) for batch in log.batches}
+        copied = _copied(case, topic_id, tp[1])
         for each in slices:
             end = valid_end(each.row, starts)
             for batch in each.batches:
                 is_owed = log.log_start_offset < batch.next <= end
                 if not is_owed or (batch.base, batch.epoch) in there:
                     continue
+                is_void = batch.epoch not in dict(log.epochs) and _was_given_back(case, tp, batch.epoch)
+                if is_void and any(start <= batch.base < stop for start, stop in copied):
+                    continue
                 if not is_replaced(each, batch.base, batch.next, slices, starts):
                     yield f"{tp} lacks {batch.base} of epoch {batch.epoch}, which {_place(each)} has"
+
+
+def _copied(case: Case, topic_id: UUID | None, index: int) -> list[tuple[int, int]]:
+    """From where to where the finished copies of a partition go, at the last look."""
+    copies = case.history.tiers[-1].copies if case.history.tiers else ()
+    whole = (each for each in copies if each.state == FINISHED and each.partition == (str(topic_id), index))
+    return [(each.base, each.end) for each in whole]
+
+
+def _was_given_back(case: Case, tp: TopicPartition, epoch: int) -> bool:
+    """Whether an unclean election took the lead from this epoch."""
+    return any(each.is_unclean and each.state.leader_epoch > epoch for each in case.custody.moments(tp))
 
 
 def _topic_id(case: Case, tp: TopicPartition) -> UUID | None:
