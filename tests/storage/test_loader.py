@@ -362,6 +362,23 @@ def test_log_start_past_the_end_begins_anew_there(tmp_path: Path) -> None:
     kill(manager)
 
 
+@pytest.mark.parametrize("ends", ["kill", "stop"])
+def test_producers_of_a_log_that_a_start_began_anew_do_not_come_back(tmp_path: Path, ends: str) -> None:
+    directory = written(tmp_path)
+    (tmp_path / "data" / "log-start-offset-checkpoint").write_text("0\n1\ntopic 0 500\n")
+    assert list(directory.glob("*.snapshot"))
+    manager, log = reopen(tmp_path)
+    append(log, batch_of(1), epoch=10)
+    if ends == "kill":
+        kill(manager)
+    else:
+        manager.close()
+    manager, log = reopen(tmp_path)
+    assert (log.log_start_offset, log.log_end_offset) == (500, 501)
+    assert log.producers() == []
+    kill(manager)
+
+
 def test_orphans_and_temporary_files_go(tmp_path: Path) -> None:
     directory = written(tmp_path)
     for name in (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
+from storage.checkpoints import Done
 from storage.log import TieredOffset
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
@@ -126,3 +128,33 @@ def test_what_is_in_the_tier_alone_is_not_out_of_range(tmp_path: Path) -> None:
             log.read(offset, 1000, bound=50, min_one=True)
         assert refused.value.code is ErrorCode.offset_out_of_range
     assert log.read(30, 1000, bound=50, min_one=True) is not None
+
+
+@pytest.mark.parametrize("takes", ["retention", "pressure"])
+def test_no_segment_goes_before_the_checkpoint_names_the_log(tmp_path: Path, takes: str) -> None:
+    """Without that the epochs alone tell where it starts, and their file may be damaged."""
+    jobs: list[tuple[Callable[[], None], Done]] = []
+    manager = manager_on(tmp_path, config=TIERED, background=lambda job, done: jobs.append((job, done)))
+    log = manager.create("topic", TOPIC_ID, 0, TIERED)
+    fill(log, 50)
+    log.tiered_end = 40
+
+    def go() -> int:
+        return expire(log) if takes == "retention" else log.free_tiered(LATER)
+
+    assert go() == 0
+    assert bases(log)[0] == 0
+    for _ in manager.maintain(LATER):
+        pass
+    while jobs:
+        job, done = jobs.pop(0)
+        job()
+        done(None)
+        for _ in manager.maintain(LATER):
+            pass
+    assert go() > 0
+    assert bases(log)[0] == 40
+    manager.close(clean=False)
+    (Path(log.directory) / "leader-epoch-checkpoint").write_bytes(b"no epochs")
+    again = manager_on(tmp_path, config=TIERED).logs["topic", 0]
+    assert (again.log_start_offset, again.local_log_start_offset) == (0, 40)
