@@ -1,0 +1,48 @@
+"""Data directories of real brokers, made once and only read.
+
+Owns when they are made. Does not own what is in them (real_logs). Invariant: whoever alters one has a copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.peers import ApacheKafka, Java
+from tests.tools.verify.core import real_logs
+
+KINDS = [
+    "ours-stopped",
+    "ours-killed",
+    pytest.param("kafka-stopped", marks=pytest.mark.kafka),
+    pytest.param("kafka-killed", marks=pytest.mark.kafka),
+]
+_made: dict[str, real_logs.Made] = {}
+
+
+def real_directory(kind: str, request: Any) -> Path:
+    """The data directory of a broker of ours, or of Apache Kafka, that was stopped or killed."""
+    whose = kind.rpartition("-")[0]
+    if whose not in _made:
+        folder = request.getfixturevalue("tmp_path_factory").mktemp(whose)
+        if whose == "kafka":
+            java = Java(request.getfixturevalue("kafka_home"))
+            _made[whose] = real_logs.make_kafkas(ApacheKafka(folder, java, settings=real_logs.KAFKAS))
+        else:
+            _made[whose] = real_logs.make_ours(folder)
+    return _made[whose].killed if kind.endswith("-killed") else _made[whose].stopped
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest) -> Path:
+    """Every kind of data directory, not to be written to."""
+    return real_directory(request.param, request)
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """A copy of each, to be altered."""
+    return Path(shutil.copytree(made, tmp_path / "copied", copy_function=shutil.copy2))
