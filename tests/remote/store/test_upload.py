@@ -8,8 +8,9 @@ import gc
 import mmap
 import random
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -30,11 +31,14 @@ from remote.store.upload import (
     read_apart,
     remove,
 )
+from remote.store.wrapper import Call, StoreWrapper
 from storage.files import DiskFiles
 from tests.remote.store.faulty_store import FaultProfile, FaultyStore
 from tests.remote.store.listing import listed
 from tests.remote.store.scripted import DONE, NEVER_S, NOT_DONE, Scripted, now_s, passing, run
 from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
 
 DATA = random.Random(1).randbytes(1000)
 
@@ -371,29 +375,45 @@ def test_a_cancelled_upload_leaves_nothing_and_holds_nothing(after_s: float, can
     run(main())
 
 
-def test_what_a_cancelled_upload_read_from_is_let_go_of_at_once() -> None:
-    async def main() -> None:
-        store = FaultyStore(
-            MemoryStore(), FaultProfile(latency_min_s=0.001, latency_max_s=0.001), random.Random(1)
-        )
-        read = reading(DATA)
+class _TakesTurns(StoreWrapper):
+    """A request takes some turns of the loop, and no time."""
+
+    async def _ask(self, call: Call, ask: Callable[[], Awaitable[T]]) -> T:
+        await asyncio.sleep(0)
+        answer = await ask()
+        await asyncio.sleep(0)
+        return answer
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+def test_what_a_cancelled_upload_read_from_is_let_go_of_at_once(cancels: int) -> None:
+    async def is_cancelled_after(turns: int) -> bool:
+        async def read(start: int, end: int) -> bytes:
+            await asyncio.sleep(0)
+            return DATA[start:end]
+
         source = weakref.ref(read)
-        job = asyncio.create_task(put_from(store, "k", 1000, read, part_bytes=100))
+        job = asyncio.create_task(put_from(_TakesTurns(MemoryStore()), "k", 1000, read, part_bytes=100))
         del read
-        await asyncio.sleep(0.005)
-        for _ in range(2):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for _ in range(cancels):
             job.cancel()
             await asyncio.sleep(0)
         await asyncio.wait([job])
-        assert job.cancelled()
+        is_cancelled = job.cancelled()
         del job
         await asyncio.sleep(0)
-        assert source() is None
+        assert source() is None, f"cancelled in turn {turns}"
+        return is_cancelled
 
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(main())
+        in_turn = 0
+        while asyncio.run(is_cancelled_after(in_turn)):
+            in_turn += 1
+        assert in_turn > 10
     finally:
         gc.enable()
 
