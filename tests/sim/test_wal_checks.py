@@ -442,6 +442,14 @@ def test_each_way_to_spoil_it_is_caught(spoil: Mutation) -> None:
     assert MUTATIONS[spoil] in judge(history).rules()
 
 
+def test_what_one_partition_deleted_may_be_needed_of_another() -> None:
+    history = clean()
+    other = replace(state(0, 1, 0), tp=("t", 1))
+    history.slots = (*history.slots[:5], replace(history.slots[5], partitions=(other,)))
+    history.logs["t", 1] = replace(final(*batches(B0, B1, B2, B3), log_start=7), node=1)
+    assert "17 WAL nothing left over" not in judge(history).rules()
+
+
 def test_every_rule_catches_something() -> None:
     assert set(MUTATIONS.values()) == set(RULES)
 

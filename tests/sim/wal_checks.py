@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
 from remote.keys import Stream, WalPart, parse_floors_key, parse_tier_key, parse_wal_key, wal_key
-from remote.wal.combined_object import INDEXED_OBJECTS
+from remote.wal.combined_object import INDEXED_OBJECTS, Row
 from tests.sim.checks import LATEST, Case
 from tests.sim.history import FinalLog, TopicPartition
 from tests.sim.tier_checks import FINISHED
@@ -301,7 +301,7 @@ def nothing_is_left_over(case: Case) -> Iterator[str]:
     a stream of which everything is below where a log starts or of a topic that is no more."""
     fold = fold_of(case)
     left = {*case.history.wal_left}
-    live = {_topic_id(case, tp): log for tp, log in case.history.logs.items()}
+    live = {(_topic_id(case, tp), tp[1]): log for tp, log in case.history.logs.items()}
     existing = set(_names(case)) - {
         event.topic_id for slot in case.history.slots for event in slot.events if event.kind == "delete"
     }
@@ -321,9 +321,8 @@ def nothing_is_left_over(case: Case) -> Iterator[str]:
     for seen in fold.streams.values():
         for seq in range(seen.boundary + 1, len(seen.counted_at)):
             rows = seen.objects[seq].table.rows
-            if not all(
-                _is_dead(str(row.topic_id), row.end, existing, live.get(row.topic_id)) for row in rows
-            ):
+            logs = (live.get((row.topic_id, row.partition)) for row in rows)
+            if not all(_is_dead(row, existing, log) for row, log in zip(rows, logs, strict=True)):
                 break
             if wal_key(seen.stream, seq) in left:
                 yield f"{wal_key(seen.stream, seq)} is left, of which nothing is needed"
@@ -337,8 +336,8 @@ def the_topic_tells_what_is_there(case: Case) -> Iterator[str]:
         yield from case.history.wal_untold
 
 
-def _is_dead(topic_id: str, end: int, existing: set[str], log: FinalLog | None) -> bool:
-    return topic_id not in existing or (log is not None and end <= log.log_start_offset)
+def _is_dead(row: Row, existing: set[str], log: FinalLog | None) -> bool:
+    return str(row.topic_id) not in existing or (log is not None and row.end <= log.log_start_offset)
 
 
 RULES: dict[str, Callable[[Case], Iterable[str]]] = {
