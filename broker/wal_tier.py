@@ -103,6 +103,7 @@ def build_wal_tier(
     )
     leading.known_stored = collecting.known_stored
     collecting.on_cold_lost.append(leading.begin_anew)
+    collecting.on_floors.append(leading.move_some)
     telling = WalTelling(
         config=config,
         now_ms=world.now_ms,

@@ -43,6 +43,7 @@ _COUNTERS: Final = (
     ("objects", "Objects stored that count."),
     ("slices", "Slices in them."),
     ("stored_bytes", "Bytes of them."),
+    ("moves", "Partitions stored once more, because what little is needed of them held back a stream."),
     ("void_objects", "Objects sent in vain, to a stream that had been sealed."),
     ("generations", "Streams opened after a seal."),
     ("mode_changes", "Partitions that began to be sent directly, or ended it."),

@@ -190,7 +190,8 @@ class Collector:
         return True
 
     def _is_dead(self, table: Table) -> bool:
-        return all(is_dead(row, table.head.metadata_seq, self._view) for row in table.rows)
+        head = table.head
+        return all(is_dead(row, head.place, head.metadata_seq, self._view) for row in table.rows)
 
     async def _indexed(self, stream: Stream, block: int) -> Sequence[memoryview]:
         """Return the tables of a block of objects as its index object has them, none without one."""

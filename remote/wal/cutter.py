@@ -146,10 +146,13 @@ class Cutter:
         return is_left or len(pieces) == slices_max or cut.bytes >= object_bytes
 
     async def _read_away(self, source: Source, found: LogSlice) -> Piece | None:
-        """Read what may not be in memory any more; None where the role has ended meanwhile."""
-        tail, generation = source.tail, source.log.generation
+        """Read what may not be in memory any more; None where the role has ended meanwhile, or something
+        else is to be cut next."""
+        tail, generation, cut_to = source.tail, source.log.generation, source.tail.cut_to
         data = await self._offload(found.read)
         if source not in self._sources or source.tail is not tail or source.log.generation != generation:
+            return None
+        if tail.cut_to != cut_to:
             return None
         return piece_of(source, found, data)
 

@@ -56,6 +56,7 @@ class WalStats:
         "hydrated_slices",
         "hydration_failures",
         "mode_changes",
+        "moves",
         "objects",
         "pointed_bytes",
         "report_s",
@@ -79,6 +80,7 @@ class WalStats:
         """From that answer to the Fetch that reports the slice's end."""
         self.cut_loop_s = Times()
         """How long one turn of a cut held the loop."""
+        self.moves = 0
         self.objects = 0
         """That count."""
         self.slices = 0

@@ -4,7 +4,8 @@ Owns: how far the log was cut into slices and how far these are stored, what a f
 has to be sent, since when the oldest record that is not stored has waited. Does not own: reading slices,
 sending them (uploader), sessions and packing (broker). Pure: time is an argument.
 
-Invariants. `stored_to` <= `cut_to`. A follower is pointed only to what this leader stored in this epoch; what
+Invariants. `stored_to` <= `cut_to`, but while the tail moves: then what it has stored is stored once more. A
+follower is pointed only to what this leader stored in this epoch; what
 is older it is sent at once, what is not stored yet only while the tail `is_direct`. What was cut and did not
 come to the store is cut again (`rewind`).
 """
@@ -43,6 +44,15 @@ class Offer(Enum):
     NOTHING = auto()
     POINTERS = auto()
     BYTES = auto()
+
+
+class Move(NamedTuple):
+    """A part of the log that is stored once more."""
+
+    start: int
+    end: int
+    place: Place | None
+    """Of its first slice, once that counts."""
 
 
 class EndTimes:
@@ -92,6 +102,8 @@ class Tail:
         "is_direct",
         "key",
         "leader_epoch",
+        "moved",
+        "moving",
         "previous",
         "stored_at",
         "stored_to",
@@ -122,6 +134,10 @@ class Tail:
         self.end_times = end_times
         self.is_direct = False
         """Whether followers are sent what is not stored."""
+        self.moving: Move | None = None
+        """What is stored once more at present."""
+        self.moved: Place | None = None
+        """What is needed of what lies before it was stored once more from there on."""
         self.previous = previous
         """Where the newest slice of this partition lies that this broker stored."""
         self.in_stream: Stream | None = None
@@ -136,6 +152,8 @@ class Tail:
     def stored(self, extent: Extent, now: float) -> None:
         """Take note that a slice counts: its object and all before it in the stream are in the store."""
         self.extents.add(extent)
+        if self.moving is not None:
+            self._moved_on(self.moving, extent)
         self.stored_at = now
         self.stored_to = max(self.stored_to, extent.end)
         self.previous = extent.place
@@ -152,6 +170,28 @@ class Tail:
         """Cut again what did not come to the store: the stream was sealed."""
         self.cut_to = self.stored_to
         self.cursor = None
+        self.moving = None
+
+    def cut_again(self, start: int) -> None:
+        """Cut once more what begins at `start`, or further down where the tail moves by now."""
+        self.cut_to = min(self.cut_to, start)
+        self.cursor = None
+
+    def move(self, start: int, end: int) -> None:
+        """Store once more what lies in [start, end) of the log, and then what follows."""
+        assert start < self.stored_to, (start, self)
+        self.moving = Move(start, end, None)
+        self.cut_to = start
+        self.cursor = None
+
+    def _moved_on(self, move: Move, extent: Extent) -> None:
+        """Take note of a slice: of those cut before the move none begins as low."""
+        place = extent.place if move.place is None and extent.start <= move.start else move.place
+        if place is None:
+            return
+        self.moving = move._replace(place=place)
+        if extent.end >= move.end:
+            self.moved, self.moving = place, None
 
     def skip_to(self, log_start: int) -> None:
         """Go on at the log's start: what lies below was deleted before it was stored."""

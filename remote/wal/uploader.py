@@ -214,7 +214,7 @@ class Uploader:
         finally:
             cut.end()
             for piece in pieces:  # of a cut that was cancelled, or for a stream that ended meanwhile
-                piece.tail.cut_to, piece.tail.cursor = piece.row.start, None
+                piece.tail.cut_again(piece.row.start)
                 if piece.source in self._sources:
                     combiner.mark(piece.source, self._loop.time())
         combiner.ended(self._loop.time(), loop_s=turns.total_s, was_full=was_full)

@@ -7,6 +7,7 @@ written again: a layout that changes is a new version with new files beside the 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -317,11 +318,14 @@ def wal() -> list[Sample]:
         written_ms=NOW_MS,
         rows=(Floor(TOPIC_ID, 0, 3, 90, 100, 102), Floor(TOPIC_ID, 7, 3, 5, 7, -1)),
     )
+    moved = Floor(TOPIC_ID, 7, 3, 5, 7, 9, Place(Stream(1, 40, 2), 3))
+    floors_2 = replace(floors, rows=(floors.rows[0], moved))
     return [
         Sample("wal-object", "wal object", table + b"".join(slices), wal_key(stream, 3)),
         Sample("wal-seal", "wal object", seal, wal_key(stream, 4)),
         Sample("wal-index", "wal index", index, wal_key(stream, 2, WalPart.INDEX)),
         Sample("wal-floors", "wal floors", encode_floors(floors), floors_key(1)),
+        Sample("wal-floors-2", "wal floors 2", encode_floors(floors_2), floors_key(1)),
         Sample("wal-boundary", "nothing", b"", wal_key(stream, 1, WalPart.BOUNDARY)),
     ]
 

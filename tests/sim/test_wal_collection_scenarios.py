@@ -146,6 +146,42 @@ def test_the_topic_about_the_tier_is_away_for_a_minute() -> None:
     clean(in_wal("untold for a minute", brokers=4, replicas=3).perform(script))
 
 
+def test_an_idle_partition_is_stored_once_more_and_holds_back_nothing() -> None:
+    async def script(play: Play) -> None:
+        admin = play.stage.client("admin of idle")
+        idle = ("idle", 0)
+        await play.stage.finish([admin.start(admin.create_topic_surely("idle", 1, INTO_WAL, replicas=3))])
+        load = play.load("idle load", tp=idle)
+        await play.progress(load)
+        load.stop()
+        await play.stage.finish([load.task])
+        await play.until("it is stored", lambda: play.stage.wal.slices(idle))
+        holder = play.stage.leader(idle)
+        assert holder is not None
+        first = objects_of(play, holder.id)
+        while (leader := play.stage.leader(TP)) is not holder and leader is not None:
+            leader.kill()
+            await until_leads_another(play, leader)
+            await leader.start()
+            await play.until("all are in sync", lambda: len(play.isr) == 3)
+        play.load("fast", acks=1)
+        await play.until("much came after it", lambda: len(objects_of(play, holder.id)) > 300, seconds=120)
+        for each in play.loads:
+            each.stop()
+        await play.stage.finish([each.task for each in play.loads])
+        await play.delete_before(log_of(holder).high_watermark)
+        await until_gone(play, first)
+        (moved, *_) = [each for each in play.stage.wal.slices(idle) if each.seq > 300]
+        assert (moved.row.start, moved.stream.node_id) == (0, holder.id)
+        await play.delete_topic("idle")
+        sends = play.stage.history.sends
+        sends[:] = [send for send in sends if send.tp == TP]  # what went with the topic is not missed
+
+    clean(
+        in_wal("idle", properties={"remote.wal.log.manager.combiner.task.interval.ms": "20"}).perform(script)
+    )
+
+
 def test_what_followers_lack_is_not_collected() -> None:
     async def script(play: Play) -> None:
         play.stage.wal.rests = True

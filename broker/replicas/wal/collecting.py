@@ -128,6 +128,8 @@ class WalCollecting:
         self.on_cold_lost: list[Callable[[Partition], None]] = []
         """Told of each partition led here that left the cold tier: what was collected for its sake is to be
         stored again."""
+        self.on_floors: list[Callable[[Iterable[tuple[Partition, int]]], None]] = []
+        """Told of the floors of what is led here, in each round."""
         self.on_gone: list[OnStream] = []
         """Told of each stream whose writer is gone, once it has ended."""
         self.sealer = Sealer(
@@ -275,18 +277,22 @@ class WalCollecting:
         before = self.floors.said.get(self._node_id)
         seq = self._control.image.seq if self._heard < 0 else self._heard
         rows = []
+        floors_here = []
         for at, partition in enumerate(list(self._replicas.partitions())):
             if at % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             row = self._floor(partition)
             if row is not None:
                 rows.append(row)
+                floors_here.append((partition, row.floor))
                 if partition.tail is not None:
                     partition.tail.floor = row.floor
                 if before is not None and _has_lost_cold(partition, row, before):
                     for listener in self.on_cold_lost:
                         listener(partition)
         said = self.floors.said[self._node_id] = _said(seq, rows)
+        for told in self.on_floors:
+            told(floors_here)
         if said == self._put:
             return
         floors = Floors(
@@ -316,6 +322,7 @@ class WalCollecting:
             epoch_start=partition.epoch_begin,
             floor=at,
             stored_to=stored_to,
+            moved=None if partition.tail is None else partition.tail.moved,
         )
 
     def _replica_ends(self, partition: Partition) -> Iterator[int]:

@@ -1,8 +1,9 @@
 """What this broker stores in the WAL tier as a leader: a tail for each partition that it leads and uploads.
 
 Owns: `Partition.tail` from the beginning of a role to its end, where a tail begins, what tells the uploader
-that a log has grown, and when followers are sent what waits for the store. Does not own: which partitions
-take part (parts), cutting and storing (remote.wal.uploader), what followers are answered (handlers).
+that a log has grown, when followers are sent what waits for the store, and that a tail is stored once more
+where it holds back much (remote.wal.moves). Does not own: which partitions take part (parts), cutting and
+storing (remote.wal.uploader), what followers are answered (handlers), what is needed of a tail (collecting).
 Invariant: a partition has a tail exactly while it is led here and uploads, one for each leader epoch; nothing
 stands on the way of an append: the log's growth is noted where waiting followers are woken, after the
 answers, and only by the first append since the last cut. What comes on top is seen by that cut, or by the
@@ -16,7 +17,7 @@ at the log's start, or where the cold tier ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.trouble import Trouble
 from broker.replicas.wal.parts import WalParts
 from protocol.errors import ErrorCode, KafkaError
+from remote.wal.moves import Candidate, Marks, MoveBudget, Stored, inherited
 from remote.wal.stats import WalStats
 from remote.wal.tail import EndTimes, Tail, TailKey
 from remote.wal.uploader import Uploader
@@ -62,12 +64,15 @@ class Led(Waiter):
     """One partition in one leader epoch. It stands among the followers that wait for records, and so hears of
     an append after its answer; until that is cut it stands there no more."""
 
-    __slots__ = ("_leading", "_looked_at", "is_marked", "noted_to", "partition", "tail")
+    __slots__ = ("_leading", "_looked_at", "_moved", "is_marked", "marks", "noted_to", "partition", "tail")
 
-    def __init__(self, leading: WalLeading, partition: Partition, tail: Tail) -> None:
+    def __init__(self, leading: WalLeading, partition: Partition, tail: Tail, marks: Marks) -> None:
         super().__init__()
         self.partition = partition
         self.tail = tail
+        self.marks = marks
+        """When the slices of this tail came to the store."""
+        self._moved = tail.moved
         self.noted_to = partition.log.log_end_offset
         self.is_marked = False
         """Whether a cut is to come, which sees what is appended until then."""
@@ -105,6 +110,15 @@ class Led(Waiter):
             self.tail.end_times.note(end, self._looked_at if self.is_marked else now)
             self.noted_to = end
         self._looked_at = now
+
+    def mark(self, now: Stored) -> None:
+        """Note what came to the store; once all of a move did, nothing older is needed."""
+        tail = self.tail
+        if tail.moved is not self._moved:
+            self._moved = tail.moved
+            self.marks = Marks(tail.stored_to, now)
+        elif tail.moving is None:
+            self.marks.note(tail.stored_to, now)
 
     def awaited(self) -> None:
         """Take note that a producer waits for the followers to have what it sends."""
@@ -148,6 +162,7 @@ class WalLeading:
         self._is_running = False
         self._is_used = False
         """Whether any topic uses the tier: then those of the brokers are stored too."""
+        self._moves = MoveBudget()
         self._trouble = Trouble("to be read for the WAL tier", self._loop.time)
         replicas.on_role.append(self._role_changed)
 
@@ -239,7 +254,7 @@ class WalLeading:
             end_times=end_times,
             previous=None if before is None else before.tail.previous,
         )
-        led = self._led[partition] = Led(self, partition, tail)
+        led = self._led[partition] = Led(self, partition, tail, inherited(begin, self._totals))
         partition.tail = tail
         partition.stored_to = begin
         partition.replica_waiters[led] = None
@@ -273,6 +288,9 @@ class WalLeading:
     def grown(self, led: Led) -> None:
         led.look(self._loop.time())
         self._watch(led)
+        self._mark(led)
+
+    def _mark(self, led: Led) -> None:
         self._uploader.mark(led)
         led.is_marked = True
         led.partition.replica_waiters.pop(led, None)
@@ -295,6 +313,7 @@ class WalLeading:
         self._trouble.ended(led)
         if self._led.get(partition) is not led:
             return
+        led.mark(self._totals)
         partition.stored_to = led.tail.stored_to
         led.tail.forget_read(follower.end_offset for follower in partition.followers())
         self._replicas.purgatory.wake_followers(partition)
@@ -303,6 +322,29 @@ class WalLeading:
         if self._led.get(led.partition) is led:  # its role may end while it is read in a thread
             self._trouble.failed(led, led.name, error)
         self.was_cut(led, has_more=False)
+
+    # --- what holds back much ---
+
+    @property
+    def _totals(self) -> Stored:
+        return Stored(self._stats.objects, self._stats.stored_bytes)
+
+    def move_some(self, floors: Iterable[tuple[Partition, int]]) -> None:
+        """Store once more what is needed of some partitions, of which nothing below these offsets is."""
+        candidates = []
+        for partition, floor in floors:
+            led = self._led.get(partition)
+            if led is None or led.tail.moving is not None or led.tail.is_direct:
+                continue
+            if not led.log.local_log_start_offset <= floor < led.tail.stored_to:
+                continue
+            since = led.marks.oldest(floor)
+            if since is not None:
+                candidates.append(((led, floor), Candidate(since, led.log.size_from(floor))))
+        for led, floor in self._moves.choose(candidates, self._totals):
+            led.tail.move(floor, led.log.log_end_offset)
+            self._stats.moves += 1
+            self._mark(led)
 
     # --- what waits too long ---
 

@@ -322,7 +322,7 @@ class Watched(SlowStore):
         named = parse_wal_key(key)
         assert named is not None and named.part is not WalPart.BOUNDARY
         if named.part is WalPart.OBJECT and key in self.objects:
-            self._bench.check_deletion(named.seq, decode_table(self.objects[key]).rows)
+            self._bench.check_deletion(Place(named.stream, named.seq), decode_table(self.objects[key]).rows)
         await super(SlowStore, self).delete(key)
 
 
@@ -342,12 +342,12 @@ class Chaos:
             self.store, cluster_id=lambda: CLUSTER, writer=lambda: (2, 50), rng=self.rng, now_ms=lambda: 0
         )
 
-    def check_deletion(self, seq: int, rows: Sequence[Row]) -> None:
-        now = asyncio.get_running_loop().time()
+    def check_deletion(self, place: Place, rows: Sequence[Row]) -> None:
+        now, seq = asyncio.get_running_loop().time(), place.seq
         if self.end is not None and seq > self.end:
             return
         assert self.end is None or seq < self.end, "the seal that counts"
-        assert all(is_dead(row, 10, self.truth) for row in rows), f"{seq} is needed"
+        assert all(is_dead(row, place, 10, self.truth) for row in rows), f"{seq} is needed"
         bounded = [at for boundary, at in self.store.bounded.items() if boundary >= seq]
         assert bounded and now >= min(bounded) + GRACE_S - 0.001, f"{seq} went without a boundary or a grace"
 

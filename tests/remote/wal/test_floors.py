@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.bad_object import BadObject
-from remote.wal.combined_object import Row
+from remote.keys import Stream
+from remote.wal.combined_object import Place, Row
 from remote.wal.floors import Floor, Floors, decode_floors, encode_floors, is_dead, stored_before
 from tests.remote.wal.wal_samples import I32, I64
 
 TOPIC = UUID(int=7)
+PLACE = Place(Stream(1, 40, 0), 3)
+PLACES = st.builds(Place, st.builds(Stream, I32, I64, st.integers(0, 2**32 - 1)), I64)
 FLOORS = st.builds(
     Floors,
     cluster_id=st.text(max_size=30),
@@ -21,7 +24,8 @@ FLOORS = st.builds(
     metadata_seq=I64,
     written_ms=I64,
     rows=st.lists(
-        st.builds(Floor, st.uuids(), I32, I32, I64, I64, st.integers(-1, 2**63 - 1)), max_size=5
+        st.builds(Floor, st.uuids(), I32, I32, I64, I64, st.integers(-1, 2**63 - 1), st.none() | PLACES),
+        max_size=5,
     ).map(tuple),
 )
 
@@ -64,40 +68,60 @@ def row(start: int, end: int, *, epoch: int = 5) -> Row:
     return Row(TOPIC, 0, epoch, 0, epoch, start, end, 0, 0, 16, 0, None)
 
 
+def at(seq: int, *, generation: int = 0, broker_epoch: int = 40) -> Place:
+    return Place(Stream(1, broker_epoch, generation), seq)
+
+
 def floor(at: int, *, epoch: int = 5, epoch_start: int = 0) -> Floor:
     return Floor(TOPIC, 0, epoch, epoch_start, at, -1)
 
 
 @pytest.mark.requirement("1176-44")
 def test_a_slice_is_dead_once_all_of_it_is_below_the_floor() -> None:
-    assert is_dead(row(90, 100), 40, Known(floor(100)))
-    assert not is_dead(row(90, 101), 40, Known(floor(100)))
+    assert is_dead(row(90, 100), at(3), 40, Known(floor(100)))
+    assert not is_dead(row(90, 101), at(3), 40, Known(floor(100)))
+
+
+@pytest.mark.requirement("1176-44")
+def test_what_was_stored_before_its_partition_moved_is_dead() -> None:
+    known = Known(floor(0)._replace(moved=at(7, generation=1)))
+    assert is_dead(row(90, 100), at(6, generation=1), 40, known)
+    assert is_dead(row(90, 100), at(90), 40, known), "in an older generation"
+    assert is_dead(row(90, 100, epoch=4), at(90, generation=9, broker_epoch=80), 40, known), (
+        "of an older leader"
+    )
+    assert not is_dead(row(0, 100), at(7, generation=1), 40, known)
+    assert not is_dead(row(100, 101), at(0, generation=2), 40, known)
+    assert not is_dead(row(90, 100, epoch=6), at(0), 40, known), "of a later leader"
+    assert not is_dead(row(90, 100), at(0, broker_epoch=39), 40, known), "not of the writer who says it"
 
 
 @pytest.mark.requirement("1176-44")
 def test_nothing_is_dead_of_a_partition_whose_leader_said_nothing() -> None:
-    assert not is_dead(row(0, 1), 40, Known(None))
+    assert not is_dead(row(0, 1), at(3), 40, Known(None))
 
 
 def test_a_slice_of_a_newer_epoch_is_not_judged_by_an_older_leader() -> None:
     """The image is old: that leader was replaced, and what it says does not hold for what its successor
     wrote at the same offsets."""
-    assert not is_dead(row(95, 98, epoch=6), 40, Known(floor(100, epoch=5)))
+    assert not is_dead(row(95, 98, epoch=6), at(3), 40, Known(floor(100, epoch=5)))
 
 
 @pytest.mark.requirement("1176-49")
 def test_what_an_older_epoch_has_past_its_end_is_void() -> None:
     known = Known(floor(90, epoch=6, epoch_start=95))
-    assert is_dead(row(95, 100, epoch=5), 40, known)
-    assert not is_dead(row(94, 100, epoch=5), 40, known)
-    assert is_dead(row(94, 100, epoch=5), 40, Known(floor(95, epoch=6, epoch_start=95)))
-    assert not is_dead(row(95, 100, epoch=6), 40, known), "this is not void"
+    assert is_dead(row(95, 100, epoch=5), at(3), 40, known)
+    assert not is_dead(row(94, 100, epoch=5), at(3), 40, known)
+    assert is_dead(row(94, 100, epoch=5), at(3), 40, Known(floor(95, epoch=6, epoch_start=95)))
+    assert not is_dead(row(95, 100, epoch=6), at(3), 40, known), "this is not void"
 
 
 @pytest.mark.requirement("X-6")
 def test_slices_of_a_topic_that_is_gone_are_dead_for_an_image_that_can_know() -> None:
-    assert is_dead(row(0, 1), 50, Known(seq=50, has_topic=False))
-    assert not is_dead(row(0, 1), 51, Known(seq=50, has_topic=False)), "it may be too new for the image"
+    assert is_dead(row(0, 1), at(3), 50, Known(seq=50, has_topic=False))
+    assert not is_dead(row(0, 1), at(3), 51, Known(seq=50, has_topic=False)), (
+        "it may be too new for the image"
+    )
 
 
 @given(
@@ -115,7 +139,7 @@ def test_an_offset_that_may_be_needed_keeps_its_slice(
         for offset in range(start, start + size)
         if offset >= at and not (epoch < leader_epoch and offset >= epoch_start)
     ]
-    assert is_dead(slice_, 40, known) is (not needed and epoch <= leader_epoch)
+    assert is_dead(slice_, PLACE, 40, known) is (not needed and epoch <= leader_epoch)
 
 
 # --- where a new leader goes on ---

@@ -103,3 +103,15 @@ def test_what_was_voided_is_cut_again_and_what_was_deleted_is_not() -> None:
     it.cut_to = 40
     it.skip_to(25)
     assert (it.cut_to, it.stored_to) == (40, 25)
+
+
+def test_a_cut_that_is_given_up_does_not_undo_a_move_that_began_meanwhile() -> None:
+    it = tail()
+    it.stored(extent(0, 10), 0.0)
+    it.cut_to = 20
+    it.move(0, 20)
+    it.cut_again(10)
+    assert it.cut_to == 0
+    it.cut_to = 20
+    it.cut_again(10)
+    assert it.cut_to == 10

@@ -89,6 +89,65 @@ def test_every_byte_is_stored_once_and_in_order_whatever_happens(steps: list[tup
     Rig().run(main)
 
 
+MOVES = st.tuples(st.just("move"), st.integers(0, PARTITIONS - 1), st.integers(0, 5))
+MANY = st.lists(
+    st.one_of(
+        APPENDS,
+        APPENDS,
+        MOVES,
+        st.tuples(st.just("wait"), st.integers(0, 40), st.just(0)),
+        st.tuples(st.just("seal"), st.integers(0, 5), st.integers(0, 2)),
+        st.tuples(st.just("direct"), st.integers(0, PARTITIONS - 1), st.just(0)),
+        st.tuples(st.just("lossy"), st.integers(0, 5), st.integers(0, 5)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.requirement("1176-44")
+@given(MANY)
+@settings(max_examples=150, deadline=None)
+def test_what_moved_is_whole_without_all_that_lies_before_it(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever is appended, sealed or lost meanwhile."""
+
+    async def main(rig: Rig) -> None:
+        asked: dict[int, set[int]] = {index: set() for index in range(PARTITIONS)}
+        for index in range(PARTITIONS):
+            rig.lead(index)
+        for kind, first, second in steps:
+            match kind:
+                case "append":
+                    rig.append(first, second)
+                case "move":
+                    asked[first].add(second)
+                    rig.move(first, second)
+                case "wait":
+                    await asyncio.sleep(first / 1000)
+                case "seal":
+                    rig.seal(first, asked_by=rig.metadata_seq + second)
+                case "direct":
+                    rig.led[first].tail.is_direct = not rig.led[first].tail.is_direct
+                case "lossy":
+                    rig.profile.error_before_chance = first / 10
+                    rig.profile.error_after_chance = second / 10
+        rig.profile.heal()
+        finish = asyncio.get_running_loop().create_task(rig.all_stored())
+        while not finish.done():
+            rig.image_comes()
+            await asyncio.sleep(0.05)
+        await finish
+        for index, led in rig.led.items():
+            if led.tail.moved is not None:
+                start, data = rig.moved_bytes(index)
+                assert start in asked[index]
+                assert data == rig.log_bytes(index, start)
+        assert not rig.failures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remote.wal.cutter.READ_HERE_BYTES", 0)
+        Rig().run(main)
+
+
 @pytest.mark.requirement("1176-09", "1176-43")
 def test_the_first_record_after_a_pause_leaves_at_once_and_others_wait_for_the_interval() -> None:
     async def main(rig: Rig) -> None:

@@ -200,6 +200,13 @@ class Rig:
         led.tail.end_times.note(led.log.log_end_offset, self.loop.now)
         self.uploader.mark(led)
 
+    def move(self, index: int, start: int) -> None:
+        """Store once more what lies from `start` on."""
+        led = self.led[index]
+        if led.tail.moving is None and start < led.tail.stored_to:
+            led.tail.move(start, led.log.log_end_offset)
+            self.uploader.mark(led)
+
     def seal(self, slots_up: int, *, asked_by: int) -> None:
         """Have another broker put a seal at the first free slot of the stream that is written, or further
         up; not where there is one: who asks for more than that seal does goes on to the next stream."""
@@ -277,9 +284,23 @@ class Rig:
                     found += body
         return bytes(found), end
 
-    def log_bytes(self, index: int) -> bytes:
+    def moved_bytes(self, index: int) -> tuple[int, bytes]:
+        """What the store has of one partition from the place on to which it moved, and where that begins."""
+        found, first, end = bytearray(), -1, -1
+        for place, rows, data in self.valid_objects():
+            for row in rows:
+                if row.partition == index and place >= self.led[index].tail.moved:
+                    if row.start < end:
+                        found, first = bytearray(), -1  # it moves once more
+                    assert first < 0 or row.start == end, (row, end)
+                    first = row.start if first < 0 else first
+                    end = row.end
+                    found += data[row.position : row.position + row.size]
+        return first, bytes(found)
+
+    def log_bytes(self, index: int, start: int = 0) -> bytes:
         log = self.led[index].log
-        found, at = bytearray(), log.log_start_offset
+        found, at = bytearray(), max(start, log.log_start_offset)
         while (part := log.read(at, 1 << 20, bound=log.log_end_offset, min_one=True)) is not None:
             found += part.read()
             at = part.next_offset

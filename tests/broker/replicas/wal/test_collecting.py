@@ -112,6 +112,49 @@ def test_what_is_below_the_log_start_goes() -> None:
     run(main)
 
 
+@pytest.mark.requirement("1176-44", "1176-45")
+def test_a_partition_of_which_little_is_needed_holds_back_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remote.wal.moves.OBJECTS_MIN", 5)
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        world.create(1, 2, topic="idle", **ENABLE)
+        await store_some(world, 1, 2, topic="idle")
+        await store_some(world, 1, 5)
+        await start_over(world, 1, 5)
+        await rounds(world, 1, count=10)
+        ((stream, numbers),) = streams(world).items()
+        assert numbers == [7], "one object has all of it"
+        rows = all_rows(world)
+        assert [(row.topic_id, row.start, row.end) for row in rows] == [(world.id_of("idle"), 0, 2)]
+        tail = world.nodes[1].partition(topic="idle").tail
+        assert tail is not None and tail.moved == Place(stream, 7)
+        assert world.nodes[1].components.wal_stats.moves == 1, "nothing came after it"
+
+    run(main)
+
+
+@pytest.mark.requirement("1176-44", "1176-48")
+def test_a_partition_of_which_little_is_needed_keeps_no_stream_of_a_gone_writer() -> None:
+    async def main(world: Replicas) -> None:
+        world.controller.publish(ControllerElected(controller_id=2, controller_epoch=1))
+        world.create(1, 2, **ENABLE)
+        await store_some(world, 1, 4)
+        (gone,) = streams(world)
+        await world.until(
+            lambda: all(each.end_offset == 4 for each in world.nodes[1].partition().followers())
+        )
+        world.kill(1)
+        world.change(leader=2, isr=(2,))
+        await world.start(1)
+        await rounds(world, 2, count=10)
+        ((stream, numbers),) = streams(world).items()
+        assert stream.node_id == 2 and gone not in streams(world)
+        assert [(row.start, row.end) for row in all_rows(world)] == [(0, 4)] and len(numbers) == 1
+
+    run(main)
+
+
 @pytest.mark.requirement("1176-44", "1176-47", "X-2")
 def test_with_a_cold_tier_what_it_has_goes_once_the_replicas_have_it_too() -> None:
     async def main(world: Replicas) -> None:
