@@ -130,7 +130,7 @@ class Cutter:
                 continue
             if piece is not None:
                 pieces.append(piece)
-                tail.cut_to = piece.row.end
+                tail.cut(piece.row.end, log.log_end_offset)
             now, since = self._clock(), cut.since
             has_more = found is not None and tail.cut_to < log.log_end_offset
             is_left = is_left or (has_more and not is_backlog)

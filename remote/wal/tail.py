@@ -51,8 +51,11 @@ class Move(NamedTuple):
 
     start: int
     end: int
-    place: Place | None
+    place: Place | None = None
     """Of its first slice, once that counts."""
+    is_cut: bool = False
+    """Whether all of it was read, and what came meanwhile is in `end`: compaction may have taken records for
+    the sake of that."""
 
 
 class EndTimes:
@@ -172,6 +175,13 @@ class Tail:
         self.cursor = None
         self.moving = None
 
+    def cut(self, end: int, log_end: int) -> None:
+        """Take note that the next slice, up to `end`, was read from a log that ends at `log_end`."""
+        self.cut_to = end
+        move = self.moving
+        if move is not None and not move.is_cut and end >= move.end:
+            self.moving = move._replace(end=max(move.end, log_end), is_cut=True)
+
     def cut_again(self, start: int) -> None:
         """Cut once more what begins at `start`, or further down where the tail moves by now."""
         self.cut_to = min(self.cut_to, start)
@@ -180,17 +190,19 @@ class Tail:
     def move(self, start: int, end: int) -> None:
         """Store once more what lies in [start, end) of the log, and then what follows."""
         assert start < self.stored_to, (start, self)
-        self.moving = Move(start, end, None)
+        self.moving = Move(start, end)
         self.cut_to = start
         self.cursor = None
 
     def _moved_on(self, move: Move, extent: Extent) -> None:
-        """Take note of a slice: of those cut before the move none begins as low."""
+        """Take note of a slice. With one that begins as low as the move a run begins: of those that were cut
+        before it each goes on where the last one ended, and one of them begins so low only where the log
+        start has come as far."""
         place = extent.place if move.place is None and extent.start <= move.start else move.place
         if place is None:
             return
         self.moving = move._replace(place=place)
-        if extent.end >= move.end:
+        if move.is_cut and extent.end >= move.end:
             self.moved, self.moving = place, None
 
     def skip_to(self, log_start: int) -> None:
@@ -198,6 +210,8 @@ class Tail:
         if self.cut_to < log_start:
             self.cut_to = log_start
             self.cursor = None
+            if self.moving is not None and self.moving.start < log_start:
+                self.moving = self.moving._replace(start=log_start)
         self.stored_to = max(self.stored_to, min(log_start, self.cut_to))
 
     def offer(self, offset: int, end: int) -> Offer:

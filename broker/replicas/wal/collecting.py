@@ -128,7 +128,7 @@ class WalCollecting:
         self.on_cold_lost: list[Callable[[Partition], None]] = []
         """Told of each partition led here that left the cold tier: what was collected for its sake is to be
         stored again."""
-        self.on_floors: list[Callable[[Iterable[tuple[Partition, int]]], None]] = []
+        self.on_floors: list[Callable[[Iterable[tuple[Partition, Floor]]], None]] = []
         """Told of the floors of what is led here, in each round."""
         self.on_gone: list[OnStream] = []
         """Told of each stream whose writer is gone, once it has ended."""
@@ -284,7 +284,7 @@ class WalCollecting:
             row = self._floor(partition)
             if row is not None:
                 rows.append(row)
-                floors_here.append((partition, row.floor))
+                floors_here.append((partition, row))
                 if partition.tail is not None:
                     partition.tail.floor = row.floor
                 if before is not None and _has_lost_cold(partition, row, before):

@@ -28,6 +28,7 @@ from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.trouble import Trouble
 from broker.replicas.wal.parts import WalParts
 from protocol.errors import ErrorCode, KafkaError
+from remote.wal.floors import Floor
 from remote.wal.moves import Candidate, Marks, MoveBudget, Stored, inherited
 from remote.wal.stats import WalStats
 from remote.wal.tail import EndTimes, Tail, TailKey
@@ -329,12 +330,14 @@ class WalLeading:
     def _totals(self) -> Stored:
         return Stored(self._stats.objects, self._stats.stored_bytes)
 
-    def move_some(self, floors: Iterable[tuple[Partition, int]]) -> None:
-        """Store once more what is needed of some partitions, of which nothing below these offsets is."""
+    def move_some(self, floors: Iterable[tuple[Partition, Floor]]) -> None:
+        """Store once more what is needed of some partitions, of which nothing below these floors is."""
         candidates = []
-        for partition, floor in floors:
-            led = self._led.get(partition)
-            if led is None or led.tail.moving is not None or led.tail.is_direct:
+        for partition, row in floors:
+            led, floor = self._led.get(partition), row.floor
+            if led is None or led.tail.leader_epoch != row.leader_epoch:
+                continue  # another role than that of which it was said
+            if led.tail.moving is not None or led.tail.is_direct:
                 continue
             if not led.log.local_log_start_offset <= floor < led.tail.stored_to:
                 continue

@@ -115,3 +115,44 @@ def test_a_cut_that_is_given_up_does_not_undo_a_move_that_began_meanwhile() -> N
     it.cut_to = 20
     it.cut_again(10)
     assert it.cut_to == 10
+
+
+def test_a_move_ends_with_all_that_was_there_when_it_was_read() -> None:
+    """A record of it may have been taken by compaction for the sake of one that came meanwhile."""
+    it = tail()
+    it.cut(20, 20)
+    it.stored(extent(0, 20, seq=1), 0.0)
+    it.move(0, 20)
+    it.cut(20, 35)
+    it.cut(30, 35)
+    it.stored(extent(0, 20, seq=2), 0.0)
+    it.stored(extent(20, 30, seq=3), 0.0)
+    assert it.moving is not None and it.moved is None
+    it.cut(40, 50)
+    it.stored(extent(30, 40, seq=4), 0.0)
+    assert it.moving is None and it.moved == extent(0, 20, seq=2).place
+
+
+@pytest.mark.parametrize("log_start", [15, 20, 30])
+def test_a_move_goes_on_where_the_log_starts_by_now(log_start: int) -> None:
+    it = tail()
+    it.cut(20, 20)
+    it.stored(extent(0, 20, seq=1), 0.0)
+    it.move(10, 20)
+    it.skip_to(log_start)
+    it.cut(40, 40)
+    it.stored(extent(log_start, 40, seq=2), 0.0)
+    assert it.moving is None and it.moved == extent(0, 0, seq=2).place
+
+
+def test_what_is_under_way_as_a_move_begins_is_no_part_of_it() -> None:
+    it = tail()
+    it.cut(20, 40)
+    it.stored(extent(0, 20, seq=1), 0.0)
+    it.cut(40, 40)
+    it.move(10, 40)
+    it.cut(40, 40)
+    it.stored(extent(20, 40, seq=2), 0.0)
+    assert it.moving is not None
+    it.stored(extent(10, 40, seq=3), 0.0)
+    assert it.moved == extent(0, 0, seq=3).place

@@ -328,7 +328,9 @@ class _Judge:
         return fault.first, min(ends, default=LIMITLESS)
 
     def _lost_slices(self) -> list[Range]:
-        """Return the ranges between slices of a stream that lie on both sides of objects that are lost."""
+        """Return the ranges between slices of a stream that lie on both sides of objects that are lost. Where
+        the partition began to be stored once more between them, both the end of what went before and the
+        beginning of the rest may be lost."""
         by_stream: dict[Stream, list[Piece]] = defaultdict(list)
         for piece in self._facts.pieces:
             if piece.tier == "wal" and piece.place not in self._void:
@@ -340,10 +342,9 @@ class _Judge:
                 continue
             pieces.sort(key=lambda piece: (piece.seq, piece.position))
             for lost in extent.lost:
-                before = [piece.end for piece in pieces if piece.seq < lost]
-                after = [piece.first for piece in pieces if piece.seq > lost]
-                if before or after:
-                    found.append((max(before, default=0), min(after, default=LIMITLESS)))
+                before = next((piece.end for piece in reversed(pieces) if piece.seq < lost), 0)
+                after = next((piece.first for piece in pieces if piece.seq > lost), LIMITLESS)
+                found += [(before, after)] if before <= after else [(before, LIMITLESS), (0, after)]
         return found
 
     # --- replicas ---

@@ -533,19 +533,23 @@ def _wal_head(data: bytes) -> tuple[WalHead, Cursor]:
 def _wal_slice(cursor: Cursor, position: int) -> WalSlice:
     at = cursor.at
     raw_id, *row = cursor.unpack(_SLICE, "slices")
-    places = cursor.u8("previous")
-    if places > 1:
-        raise Malformed(at, f"previous: {places} places")
-    previous = None
-    if places:
-        node, epoch, generation, seq = cursor.unpack(_PLACE, "previous")
-        previous = WalPlace(StreamKey(node, epoch, generation), seq)
-    found = WalSlice(topic_text(raw_id), *row, previous)  # type: ignore[call-arg]
+    found = WalSlice(topic_text(raw_id), *row, _wal_place(cursor, "previous"))  # type: ignore[call-arg]
     if found.position != position or found.size < 1:
         raise Malformed(at, f"slices: {found.size} bytes at {found.position}, and {position} comes next")
     if not 0 <= found.start < found.end or found.partition < 0:
         raise Malformed(at, f"slices: offsets {found.start} to {found.end} of partition {found.partition}")
     return found
+
+
+def _wal_place(cursor: Cursor, name: str) -> WalPlace | None:
+    at = cursor.at
+    places = cursor.u8(name)
+    if places > 1:
+        raise Malformed(at, f"{name}: {places} places")
+    if not places:
+        return None
+    node, epoch, generation, seq = cursor.unpack(_PLACE, name)
+    return WalPlace(StreamKey(node, epoch, generation), seq)
 
 
 class WalFloor(NamedTuple):
@@ -555,6 +559,8 @@ class WalFloor(NamedTuple):
     epoch_start: int
     floor: int
     stored_to: int
+    moved: WalPlace | None
+    """What is needed of slices before it lies in slices from it on once more."""
 
 
 class Floors(NamedTuple):
@@ -573,12 +579,14 @@ _FLOOR: Final = struct.Struct(">16siiqqq")
 def decode_floors(data: bytes) -> Floors:
     cursor = Cursor(data)
     cursor.expect(FLOORS_MAGIC, "magic")
-    cursor.expect(b"\0\1", "version")
+    version = cursor.u16("version")
+    if version not in (1, 2):
+        raise Malformed(4, f"version: {version}, and 1 and 2 are known")
     _check_crc_at_end(data, len(data))
     about = cursor.unpack(_FLOORS, "head")
     cluster_id = cursor.text("cluster_id")
     at = cursor.at
-    floors = tuple(_floor_rows(cursor))
+    floors = tuple(_floor_rows(cursor, has_moves=version == 2))
     if len({row[:2] for row in floors}) != len(floors):
         raise Malformed(at, "floors: a partition twice")
     cursor.at += 4  # the checksum
@@ -586,7 +594,8 @@ def decode_floors(data: bytes) -> Floors:
     return Floors(*about, cluster_id, floors)  # type: ignore[call-arg]
 
 
-def _floor_rows(cursor: Cursor) -> Iterator[WalFloor]:
-    for _ in cursor.count(cursor.u32("floors"), _FLOOR.size, "floors"):
+def _floor_rows(cursor: Cursor, *, has_moves: bool) -> Iterator[WalFloor]:
+    for _ in cursor.count(cursor.u32("floors"), _FLOOR.size + has_moves, "floors"):
         raw_id, *row = cursor.unpack(_FLOOR, "floors")
-        yield WalFloor(topic_text(raw_id), *row)
+        moved = _wal_place(cursor, "moved") if has_moves else None
+        yield WalFloor(topic_text(raw_id), *row, moved)  # type: ignore[call-arg]

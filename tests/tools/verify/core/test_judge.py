@@ -385,6 +385,22 @@ def test_lost_objects_of_a_stream_explain_what_is_missing_between_their_neighbou
     assert [(each.code, each.first, each.end) for each in made.judged()[1]] == [("gap", 12, 15)]
 
 
+def test_lost_objects_explain_what_is_missing_of_a_partition_that_moved() -> None:
+    made = simple(extents={STREAM: Extent(0, 9, lost=(5,))})
+    made.places[1].batches.clear()
+    made.logs.clear()
+    for seq, first, end in ((3, 10, 12), (4, 12, 16), (6, 14, 20)):
+        place = Place(
+            f"wal/{seq}", [Bytes(first, end, 0, seq)], "wal", leader_epoch=0, epoch_start=0, seq=seq
+        )
+        made.places.append(place)
+    made.places[-3].batches.clear()
+    made.extents = {STREAM: Extent(3, 9, lost=(3, 5))}
+    assert not made.judged()[1]
+    made.extents = {STREAM: Extent(3, 9, lost=(5,))}
+    assert not made.judged()[1], "the beginning of what was stored once more may lie there"
+
+
 def test_a_replica_in_sync_may_not_end_below_what_is_committed() -> None:
     made = simple(context=PartitionContext(leader=0, in_sync=(0, 1)))
     made.logs.append(LocalLog("1:t-0", 1, 0, 10, 15, 15, ((0, 0),)))

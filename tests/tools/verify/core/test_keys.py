@@ -92,6 +92,7 @@ def test_the_parts_of_a_key_are_what_they_name() -> None:
         "wal-index": WalIndex(stream, 2),
         "wal-boundary": WalBoundary(stream, 1),
         "wal-floors": WalFloors(1),
+        "wal-floors-2": WalFloors(1),
     }
 
 

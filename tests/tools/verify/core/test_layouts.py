@@ -45,6 +45,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "wal-seal": lambda data: decode_wal_table(data, len(data)),
     "wal-index": decode_wal_index,
     "wal-floors": decode_floors,
+    "wal-floors-2": decode_floors,
     "block-sums": decode_block_sums,
 }
 
@@ -134,12 +135,16 @@ def test_a_seal_and_an_index_object_of_the_wal_tier() -> None:
     assert tables[1] == decode_wal_table(whole, len(whole))
 
 
-def test_floors() -> None:
-    data, told = golden("wal-floors")
+@pytest.mark.parametrize("version", ["wal-floors", "wal-floors-2"])
+def test_floors(version: str) -> None:
+    data, told = golden(version)
     floors = decode_floors(data)
     for name in ("node", "broker_epoch", "metadata_seq", "written_ms", "cluster_id"):
         assert getattr(floors, name) == told[name]
-    assert [[*row[1:]] for row in floors.floors] == [list(row.values())[1:] for row in told["floors"]]
+    for row, one in zip(floors.floors, told["floors"], strict=True):
+        places = [list(place.values()) for place in one.pop("moved", [])]
+        assert list(row[1:-1]) == list(one.values())[1:]
+        assert [[*place.stream, place.seq] for place in (row.moved,) if place is not None] == places
     assert {row.topic_id for row in floors.floors} == {text_of(told["floors"][0]["topic_id"])}
 
 
@@ -218,6 +223,7 @@ CHECKSUMS = {  # where they lie, the inner ones first
     "wal-object": [_WAL["head_size"] - 4, _WAL["head_size"] + _WAL["table_size"] - 4],
     "wal-index": [golden("wal-index")[1]["head"]["head_size"] - 4, -4],
     "wal-floors": [-4],
+    "wal-floors-2": [-4],
 }
 
 
