@@ -1,0 +1,150 @@
+"""A topic read without its broker is what the broker answered, whatever holds it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.tools.verify.left_behind import IN_STORE, KINDS, LeftBehind, leave
+from tools.pipelines.source import Aborted, pieces
+from tools.verify.core.stores import Source, open_source
+from tools.verify.core.topic import ClusterBytes, Missing, NoSuchTopic, PartitionBytes, open_topic, read_part
+
+LATER = 1 << 62
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> LeftBehind:
+    return leave(tmp_path_factory.mktemp("left"))[0]
+
+
+def opened(sources: Sequence[Source], name: str) -> PartitionBytes:
+    return open_topic(sources, name).partition(0)
+
+
+def places(left: LeftBehind, which: str) -> list[Source]:
+    found = []
+    if "store" in which:
+        found.append(open_source(left.url))
+    if "data" in which:
+        found.append(open_source(str(left.data)))
+    return found
+
+
+CASES = [
+    *((name, "store and data") for name in KINDS),
+    *((name, "store") for name in IN_STORE),
+    ("plain", "data"),
+    ("open", "data"),
+]
+
+
+@pytest.mark.parametrize(("name", "which"), CASES)
+def test_it_is_what_the_broker_answered(left: LeftBehind, name: str, which: str) -> None:
+    wanted = left.answers[name]
+    found = opened(places(left, which), name)
+    assert found.bounds == (wanted.start, wanted.end)
+    assert found.stable_end == wanted.stable_end
+    assert not found.holes(0, LATER)
+    raw = list(found.batches(0, LATER))
+    offsets = [batch.head.base_offset for batch in raw]
+    assert offsets == sorted(set(offsets))
+    if (name, which) == ("compact", "store"):  # the WAL tier has what compaction took from the disk
+        assert offsets == list(range(300))
+        return
+    assert b"".join(bytes(batch.data) for batch in raw) == wanted.raw
+    assert {time: found.offset_at(time) for time in wanted.times} == wanted.times
+
+
+@pytest.mark.parametrize(("name", "which"), [case for case in CASES if case[0] in ("tiers", "open", "plain")])
+def test_what_was_aborted(left: LeftBehind, name: str, which: str) -> None:
+    wanted = left.answers[name]
+    found = opened(places(left, which), name)
+    for start, end in ((0, found.stable_end), (101, 205), (wanted.start + 50, found.stable_end)):
+        records = b"".join(bytes(batch.data) for batch in found.batches(start, end))
+        aborted = Aborted(found.aborted(start, end))
+        delivered = [
+            (piece.end, bytes(piece.batch))
+            for piece in pieces(records, max(start, found.bounds.start), aborted)
+            if piece.batch is not None
+        ]
+        assert delivered == [
+            (last, batch)
+            for last, batch in wanted.committed
+            if last > start and int.from_bytes(batch[:8], "big") < end
+        ]
+
+
+@pytest.mark.parametrize(("name", "which"), CASES)
+def test_any_cut_gives_the_same_batches(left: LeftBehind, name: str, which: str) -> None:
+    found = opened(places(left, which), name)
+    start, end = found.bounds
+    whole = {batch.head.base_offset: bytes(batch.data) for batch in found.batches(start, end)}
+    for first, last in ((start, end), (start + 3, end - 5), (start + 40, start + 41)):
+        wanted = {
+            base: data
+            for base, data in whole.items()
+            if base < last and base + int.from_bytes(data[23:27], "big") >= first
+        }
+        for bytes_max in (None, 4000):
+            parts = found.parts(first, last, bytes_max=bytes_max)
+            cut = [batch for part in parts for batch in read_part(part)]
+            assert {batch.head.base_offset: bytes(batch.data) for batch in cut} == wanted
+            assert len(cut) == len(wanted)
+            assert [part.first for part in parts[1:]] == [
+                part.end for part in parts[:-1]
+            ] or name == "compact"
+
+
+def test_a_large_segment_is_cut_by_its_index(left: LeftBehind) -> None:
+    found = opened(places(left, "store"), "tiers")
+    parts = found.parts(0, LATER, bytes_max=4000)
+    keys = [part.key for part in parts if part.key.startswith("tier/")]
+    assert len(keys) > len(set(keys))
+    assert sum(part.size for part in found.parts(*found.bounds)) >= len(left.answers["tiers"].raw)
+    (one,) = found.parts(60, 61)
+    assert one.size < 16384
+
+
+def test_what_is_damaged_is_read_elsewhere(left: LeftBehind, tmp_path: Path) -> None:
+    data, url = tmp_path / "data", f"file://{tmp_path}/store"
+    shutil.copytree(left.data, data)
+    shutil.copytree(left.url.removeprefix("file://"), tmp_path / "store")
+    whole = left.answers["cut"].raw
+    copy = open_source(url), open_source(str(data))
+    parts = opened(copy, "cut").parts(0, LATER)
+    local = [part for part in parts if not part.key.startswith(("tier/", "wal/"))]
+    assert local
+    log = data / local[-1].key
+    log.write_bytes(log.read_bytes()[:200] + b"?" + log.read_bytes()[201:])
+    found = opened(copy, "cut")
+    assert b"".join(bytes(batch.data) for batch in found.batches(0, LATER)) == whole
+    shutil.rmtree(tmp_path / "store" / "wal")
+    shutil.rmtree(tmp_path / "store" / "tier")
+    with pytest.raises(Missing, match=r"cut-0: offsets \d+ to \d+ are in no place"):
+        list(opened(copy, "cut").batches(0, LATER))
+
+
+def test_what_is_gone_is_a_hole(left: LeftBehind, tmp_path: Path) -> None:
+    shutil.copytree(left.url.removeprefix("file://"), tmp_path / "store")
+    store = [open_source(f"file://{tmp_path}/store")]
+    segments = [part.key for part in opened(store, "tiers").parts(0, LATER) if part.key.startswith("tier/")]
+    gone = next(part for part in opened(store, "tiers").parts(0, LATER) if part.key == segments[1])
+    (tmp_path / "store" / gone.key).unlink()
+    shutil.rmtree(tmp_path / "store" / "wal")
+    found = opened(store, "tiers")
+    holes = found.holes(0, LATER)
+    assert holes and holes[0][0] >= gone.first
+    with pytest.raises(Missing):
+        list(found.batches(0, LATER))
+
+
+def test_names(left: LeftBehind) -> None:
+    assert set(KINDS) <= set(ClusterBytes(places(left, "store")).names())
+    assert set(KINDS) <= set(ClusterBytes(places(left, "data")).names())
+    for which in ("store", "data"):
+        with pytest.raises(NoSuchTopic, match="topic nope is not"):
+            open_topic(places(left, which), "nope")
