@@ -17,6 +17,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka
@@ -60,11 +61,13 @@ class Batching:
 # --- the runs ---
 
 
-def produce(load: Load, batching: Batching, *, partitions: int, progress: Progress) -> Result:
+def produce(
+    load: Load, batching: Batching, *, partitions: int, progress: Progress, manifest: Path | None = None
+) -> Result:
     """Keep the client's queue full until every record is sent, then wait for the last acknowledgement."""
     _ensure_topic(load, partitions)
     deliveries = _Deliveries(progress)
-    producer = confluent_kafka.Producer(
+    with _producer(
         {
             **_common(load),
             "acks": batching.acks,
@@ -75,27 +78,29 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
             "max.in.flight.requests.per.connection": batching.in_flight,
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": max(QUEUE_KB_MAX, 2 * load.record_size_bytes >> 10),
-        }
-    )
-    payloads = payloads_of(load.record_size_bytes)
-    send, poll, delivered, topic = producer.produce, producer.poll, deliveries.delivered, load.topic
-    started_s = time.perf_counter()
-    for number in range(load.records):
-        while True:
-            try:
-                send(topic, payloads[number % len(payloads)], on_delivery=delivered)
-                break
-            except BufferError:
-                poll(0.05)
+        },
+        load,
+        manifest,
+    ) as producer:
+        payloads = payloads_of(load.record_size_bytes)
+        send, poll, delivered, topic = producer.produce, producer.poll, deliveries.delivered, load.topic
+        started_s = time.perf_counter()
+        for number in range(load.records):
+            while True:
+                try:
+                    send(topic, payloads[number % len(payloads)], on_delivery=delivered)
+                    break
+                except BufferError:
+                    poll(0.05)
+                    deliveries.check_silence()
+            if number % POLL_EVERY == 0:
+                poll(0)
                 deliveries.check_silence()
-        if number % POLL_EVERY == 0:
-            poll(0)
+        while len(producer):
+            poll(0.1)
             deliveries.check_silence()
-    while len(producer):
-        poll(0.1)
+        elapsed_s = time.perf_counter() - started_s
         deliveries.check_silence()
-    elapsed_s = time.perf_counter() - started_s
-    deliveries.check_silence()
     return {
         "run": "produce",
         **asdict(load),
@@ -103,6 +108,24 @@ def produce(load: Load, batching: Batching, *, partitions: int, progress: Progre
         **_rates(deliveries.count, deliveries.count * load.record_size_bytes, elapsed_s),
         "latency_ms": summary(deliveries.latencies_ms),
     }
+
+
+@contextlib.contextmanager
+def _producer(config: dict[str, Any], load: Load, manifest: Path | None) -> Iterator[Any]:
+    """Make a producer; with a manifest one that notes each record there, and ends it after a failure too."""
+    if manifest is None:
+        yield confluent_kafka.Producer(config)
+        return
+    from tools.verify.manifest.confluent_producer import ManifestProducer
+
+    try:
+        producer = ManifestProducer(config, manifest, topic_ids=_topic_ids(load))
+    except OSError as error:
+        raise Failure(f"--manifest {manifest}: {error.strerror or error}") from None
+    try:
+        yield producer
+    finally:
+        producer.close(timeout=0)
 
 
 def consume(load: Load, *, fetch_size_bytes: int, progress: Progress) -> Result:
@@ -334,6 +357,18 @@ def _ensure_topic(load: Load, partitions: int) -> None:
         reason = error.args[0]
         if reason.code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
             raise Failure(f"cannot create topic {load.topic}: {reason.str()}") from None
+
+
+def _topic_ids(load: Load) -> dict[str, bytes]:
+    """Ask for the topic's id; a cluster that has none is no error."""
+    admin = AdminClient(_common(load))  # by name: without it the answer is lost
+    asked = admin.describe_topics(confluent_kafka.TopicCollection([load.topic]), request_timeout=REACH_S)
+    try:
+        found = asked[load.topic].result().topic_id
+    except confluent_kafka.KafkaException:
+        return {}
+    halves = found.get_most_significant_bits(), found.get_least_significant_bits()
+    return {load.topic: b"".join(half.to_bytes(8, "big", signed=True) for half in halves)}
 
 
 @contextlib.contextmanager

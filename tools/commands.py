@@ -508,11 +508,21 @@ def bench_produce(
         int, typer.Option(min=1, max=1_000_000, help="Requests in flight to one broker.")
     ] = 5,
     partitions: Partitions = 1,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Note here what became of each record, for tidewal verify --manifest.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Write records as fast as the broker takes them; every one is waited for."""
     _need_bench_client()
+    if manifest is not None and (find_spec("numpy") is None or find_spec("xxhash") is None):
+        raise Failure("--manifest needs numpy and xxhash: pip install 'tidewal[verify]'")
     from tools import bench
 
     load = _load(bootstrap, topic, records, record_size)
@@ -528,6 +538,7 @@ def bench_produce(
             ),
             partitions=partitions,
             progress=progress,
+            manifest=manifest,
         ),
         json_file,
         quiet,
