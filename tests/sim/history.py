@@ -251,8 +251,8 @@ class CommitRead:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
     """A life of a broker that ended without a clean stop, and what the disk kept of each log: as read from
-    the bytes (`kept_end`), and as the broker's own recovery has it. `replaced` when the next life begins on
-    an empty disk."""
+    the bytes (`kept_end`), and as the broker's own recovery has it, which may be more: what this life had cut
+    off. `replaced` when the next life begins on an empty disk."""
 
     life: int
     at: float

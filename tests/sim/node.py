@@ -31,7 +31,7 @@ from tests.sim.history import Crash, History, TopicPartition
 from tests.sim.loop import Killed, Process, SimFailure, SimLoop
 from tests.sim.net import Fabric
 from tests.sim.restart import TopicConfigs, recovered_ends, told_nothing
-from tests.sim.salvage import TornFiles, readable_ends
+from tests.sim.salvage import TornFiles, kept_ends, readable_ends
 from tests.sim.store import Bucket, SimStore, StoreProfile
 
 T = TypeVar("T")
@@ -278,14 +278,16 @@ class Node:
         if not was_ready:
             ready.set_result(False)
         synced = {}
-        whole = self._torn.whole(self.disk.snapshot())
+        before = self.disk.snapshot()
+        whole = self._torn.whole(before)
         if power:
             self._fabric.power_off(self.name)
             synced = readable_ends(self.disk.durable_snapshot(), self.log_dirs, whole)
             self.disk.power_cut()
         left = self.disk.snapshot()
         self._torn.note(whole, left)
-        self._left = kept = readable_ends(left, self.log_dirs, whole)
+        self._left = readable_ends(left, self.log_dirs, whole)
+        kept = kept_ends(before, left, self.log_dirs, whole) if power else self._left
         if self._stopped:
             return
         self.loop.trace("crash", self.name, process.life, power, sorted(kept.items()))

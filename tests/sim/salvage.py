@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from protocol import records
 from protocol.errors import CorruptBatch
+from protocol.records import BatchHeader
 from tests.sim.history import TopicPartition
 
 _LOG_DIRECTORY = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<index>\d+)")
@@ -59,6 +60,46 @@ def readable_ends(
     return {tp: _readable_end(parts, whole or {}) for tp, parts in segments(snapshot, log_dirs).items()}
 
 
+def kept_ends(
+    before: Mapping[str, bytes],
+    left: Mapping[str, bytes],
+    log_dirs: Sequence[str],
+    whole: Mapping[str, bytes] | None = None,
+) -> dict[TopicPartition, int]:
+    """Up to where each log that a crash left is the one that was there before. A cut of a file that was not
+    synced may be undone: what had been cut off is there again, in place of what was written since."""
+    found = readable_ends(left, log_dirs, whole)
+    had = segments(before, log_dirs)
+    for tp, parts in segments(left, log_dirs).items():
+        if tp in had:
+            end = _readable_end(had[tp], whole or {})
+            found[tp] = min(found[tp], end, *_parted([*_batches(had[tp])], [*_batches(parts)]))
+    return found
+
+
+def _parted(one: Sequence[BatchHeader], other: Sequence[BatchHeader]) -> Iterator[int]:
+    """Offsets from which on two logs are of different leader epochs."""
+    mine = iter(one)
+    at = next(mine, None)
+    for header in other:
+        while at is not None and at.next_offset <= header.base_offset:
+            at = next(mine, None)
+        if at is None:
+            return
+        if at.base_offset < header.next_offset and at.leader_epoch != header.leader_epoch:
+            yield max(at.base_offset, header.base_offset)
+
+
+def _batches(parts: list[tuple[str, int, bytes]]) -> Iterator[BatchHeader]:
+    """Every valid batch of a log, up to the first in a segment that is none."""
+    end = 0
+    for _, base, data in parts:
+        end = max(base, end)
+        for header in _valid(data, end):
+            yield header
+            end = header.next_offset
+
+
 def _readable_end(parts: list[tuple[str, int, bytes]], whole: Mapping[str, bytes]) -> int:
     """Where a careful reader stops: at the first byte that is not part of a valid batch, or at a gap."""
     end = parts[0][1]
@@ -67,18 +108,28 @@ def _readable_end(parts: list[tuple[str, int, bytes]], whole: Mapping[str, bytes
         if base > end and not is_whole:
             return end
         end, is_whole = max(base, end), whole.get(path) == data
-        at = 0
-        while at < len(data):
-            if len(data) - at < records.HEADER_SIZE:
-                return end
-            try:
-                header = records.parse_header(data, at)
-            except CorruptBatch:
-                return end
-            if header.size < records.HEADER_SIZE or at + header.size > len(data) or header.base_offset < end:
-                return end
-            if not records.crc_ok(data, at, header):
-                return end
+        size = 0
+        for header in _valid(data, end):
             end = header.next_offset
-            at += header.size
+            size += header.size
+        if size < len(data):
+            return end
     return end
+
+
+def _valid(data: bytes, end: int) -> Iterator[BatchHeader]:
+    """The batches of a segment one after the other, the first of them at `end` or above, up to the first
+    byte that is not part of a valid one."""
+    at = 0
+    while len(data) - at >= records.HEADER_SIZE:
+        try:
+            header = records.parse_header(data, at)
+        except CorruptBatch:
+            return
+        if header.size < records.HEADER_SIZE or at + header.size > len(data) or header.base_offset < end:
+            return
+        if not records.crc_ok(data, at, header):
+            return
+        yield header
+        end = header.next_offset
+        at += header.size
