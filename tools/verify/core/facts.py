@@ -192,6 +192,16 @@ class NotChecked(NamedTuple):
     why: str
 
 
+class Skipped(NamedTuple):
+    """A place that is there and whose batches nobody knows: left out of the sample, or not read."""
+
+    place: str
+    first: int
+    end: int
+    what: str = "sampled"
+    """As what it is counted."""
+
+
 class BatchRow(NamedTuple):
     """One batch, for the second pass."""
 
@@ -205,7 +215,9 @@ class BatchRow(NamedTuple):
     records: int
 
 
-PartitionFact = Run | ProducerRun | Mark | Digest | RecordDigest | Fault | Piece | LocalLog | Vanished
+PartitionFact = (
+    Run | ProducerRun | Mark | Digest | RecordDigest | Fault | Piece | LocalLog | Vanished | Skipped
+)
 GlobalFact = StreamObject | Tally | NotRead | NotChecked | Fault | Vanished
 Fact = PartitionFact | GlobalFact
 

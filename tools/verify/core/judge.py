@@ -22,6 +22,7 @@ from tools.verify.core.facts import (
     Piece,
     ProducerRun,
     Run,
+    Skipped,
     Vanished,
 )
 from tools.verify.core.findings import Counted, Finding, Severity, declare
@@ -85,6 +86,8 @@ class PartitionContext(NamedTuple):
     """Its topic was deleted: what is left is collected, in any order."""
     is_known: bool = True
     """Whether its configuration is: else holes are taken for those of compaction."""
+    is_told: bool = True
+    """Whether the topic about the cold tier was read: else a copy may be one that retention is taking."""
 
 
 class Verdict(NamedTuple):
@@ -115,6 +118,7 @@ class _Facts:
         self.pieces: list[Piece] = kinds[Piece]  # type: ignore[assignment]
         self.logs: list[LocalLog] = kinds[LocalLog]  # type: ignore[assignment]
         self.vanished: list[Vanished] = kinds[Vanished]  # type: ignore[assignment]
+        self.skipped: list[Skipped] = kinds[Skipped]  # type: ignore[assignment]
 
 
 class _Held(NamedTuple):
@@ -175,7 +179,7 @@ class _Judge:
             for each in held:
                 self._count("dead", each.run.first, each.run.end)
         else:
-            self._find_gaps(lineage, start, end)
+            self._find_gaps(lineage, held, start, end)
             self._find_short_replicas()
             self._count_aborted()
             chains = self._chains(held)
@@ -268,6 +272,7 @@ class _Judge:
                 *(each.first for each in self._context.explained),
                 *(piece.first for piece in self._facts.pieces if piece.is_bad),
                 *(fault.first for fault in self._facts.faults if fault.first >= 0),
+                *(each.first for each in self._facts.skipped if each.place not in self._void),
             ],
             default=-1,
         )
@@ -282,10 +287,13 @@ class _Judge:
             self._count("log-start", 0, start)
         ends = [end for _, end in covered[-1:]]
         ends += [each.end for each in self._context.explained]
+        ends += [
+            each.end for each in self._facts.skipped if each.place not in self._void and each.end < LIMITLESS
+        ]
         ends.append(self._context.stored_to)
         return start, max(start, *ends)
 
-    def _find_gaps(self, lineage: Lineage, start: int, end: int) -> None:
+    def _find_gaps(self, lineage: Lineage, held: list[_Held], start: int, end: int) -> None:
         if start < 0 or end <= start:
             return
         missing = without([(start, end)], lineage.covered())
@@ -298,7 +306,15 @@ class _Judge:
         for gone in self._facts.vanished:
             for first, last in _within(missing, gone.first, gone.end):
                 self._count("between-listings", first, last)
+        for one in self._facts.skipped:
+            for first, last in _within(missing, one.first, one.end):
+                self._count(one.what, first, last)
         missing = without(missing, self._explained())
+        if not self._context.is_told:
+            others = [first for each in held if each.tier != "cold" for first, _ in each.counting]
+            for first, last in _within(missing, start, min(others, default=end)):
+                self._count("untold", first, last)
+            missing = without(missing, [(start, min(others, default=end))])
         for first, last in missing:
             if self._context.is_compacted or not self._context.is_known:
                 self._count("compaction", first, last)
@@ -309,6 +325,7 @@ class _Judge:
         """Return the offsets that are missing for a reason that is told or counted already."""
         found: list[Range] = [(each.first, each.end) for each in self._context.explained]
         found += [(each.first, each.end) for each in self._facts.vanished]
+        found += [(each.first, each.end) for each in self._facts.skipped if each.place not in self._void]
         found += [(piece.first, piece.end) for piece in self._facts.pieces if piece.is_bad]
         found += self._damage
         found += self._lost_slices()
@@ -389,8 +406,9 @@ class _Judge:
         faults: dict[str, list[Range]] = defaultdict(list)
         for fault in self._facts.faults:
             faults[tier_of(fault.place)[1]].append(self._fault_range(fault))
-        for gone in self._facts.vanished:
-            faults[tier_of(gone.place)[1]].append((gone.first, gone.end))
+        unread: list[Vanished | Skipped] = [*self._facts.vanished, *self._facts.skipped]
+        for one_place in unread:
+            faults[tier_of(one_place.place)[1]].append((one_place.first, one_place.end))
         chains = []
         for log in self._facts.logs:
             mine = [each for each in held if each.copy == log.place]
@@ -400,9 +418,10 @@ class _Judge:
             chains.append(_chain(f"local {log.place}", rank, mine, ranges, faults[log.place], digests))
         for tier, rank in (("cold", 2), ("wal", 3)):
             mine = [each for each in held if each.tier == tier and each.counting]
-            places: dict[str, list[_Held]] = defaultdict(list)
+            places: dict[tuple[str, int], list[_Held]] = defaultdict(list)
             for each in mine:
-                places[each.copy].append(each)
+                piece = self._piece(each.run) if tier == "wal" else None
+                places[each.copy, piece.position if piece is not None else 0].append(each)
             names = sorted(places)
             spans = [
                 (min(each.run.first for each in places[name]), max(each.run.end for each in places[name]), at)
@@ -411,7 +430,7 @@ class _Judge:
             for number, row in enumerate(layers(spans)):
                 layer = [each for at in row for each in places[names[at]]]
                 ranges = [part for at in row for part in _should_hold(places[names[at]])]
-                damage = [part for at in row for part in faults[names[at]]]
+                damage = [part for at in row for part in faults[names[at][0]]]
                 chains.append(_chain(f"{tier} {number}", rank, layer, ranges, damage, digests))
         return chains
 

@@ -7,12 +7,14 @@ every unit in one task; the cut depends on the listing alone, so that two engine
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tools.verify.core.keys import StreamKey
 from tools.verify.core.outcome import PlannedPart
 from tools.verify.core.stores import Listed, Source
+from tools.verify.core.tier_topics import ToldCopy, ToldSlice
 
 LIMITLESS: Final = 1 << 62
 WHOLE: Final = (0, LIMITLESS)
@@ -20,34 +22,6 @@ READ_BYTES: Final = 8 << 20
 """Of one request."""
 INDEX_OBJECTS: Final = 256
 """Tables that an index object of the WAL tier repeats, at most."""
-
-
-class ToldCopy(NamedTuple):
-    """A copy in the cold tier by the topic about it."""
-
-    topic_id: str
-    partition: int
-    segment_id: str
-    state: int
-    base: int
-    end: int
-    """Exclusive."""
-    size: int
-    max_timestamp_ms: int
-    epochs: tuple[tuple[int, int], ...]
-    event_ms: int
-
-
-class ToldSlice(NamedTuple):
-    """A slice by the topic about the WAL tier."""
-
-    topic_id: str
-    partition: int
-    position: int
-    last_position: int
-    leader_epoch: int
-    start: int
-    end: int
 
 
 class ColdUnit(NamedTuple):
@@ -60,6 +34,8 @@ class ColdUnit(NamedTuple):
     data: Listed | None
     index_object: Listed | None
     told: ToldCopy | None
+    is_young: bool = False
+    """It may be under way, and nobody told whether it is."""
 
     @property
     def size(self) -> int:
@@ -174,6 +150,23 @@ class LogUnit(NamedTuple):
 Unit = ColdUnit | WalUnit | WalIndexUnit | LogUnit
 
 
+class Choice(NamedTuple):
+    """Which data of a task is read."""
+
+    share: float = 1.0
+    """Of what may be left out."""
+    seed: int = 0
+    topics: frozenset[str] = frozenset()
+    """Ids, empty: all. Slices of others are passed over."""
+
+    def takes(self, name: str) -> bool:
+        """Whether what has this name is in the sample, the same for the same seed."""
+        return self.share >= 1.0 or random.Random(f"{self.seed} {name}").random() < self.share
+
+
+EVERYTHING: Final = Choice()
+
+
 class Task(NamedTuple):
     number: int
     kind: str
@@ -182,6 +175,7 @@ class Task(NamedTuple):
     cluster_id: str
     units: tuple[Unit, ...]
     size: int
+    choice: Choice = EVERYTHING
 
 
 def unit_place(unit: Unit) -> str:
@@ -295,10 +289,10 @@ def log_tasks(units: Iterable[LogUnit], sources: Sequence[Source], size_max: int
     return found
 
 
-def numbered(tasks: Iterable[Task]) -> list[Task]:
+def numbered(tasks: Iterable[Task], choice: Choice = EVERYTHING) -> list[Task]:
     """Number the tasks, the largest first, so that no engine ends with a long one."""
     ordered = sorted(tasks, key=lambda task: (-task.size, task.kind, unit_place(task.units[0])))
-    return [task._replace(number=number) for number, task in enumerate(ordered)]
+    return [task._replace(number=number, choice=choice) for number, task in enumerate(ordered)]
 
 
 def parts_of(tasks: Iterable[Task]) -> tuple[PlannedPart, ...]:

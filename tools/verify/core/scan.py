@@ -9,7 +9,7 @@ memory is bounded by one piece, one batch and the largest head.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -20,10 +20,12 @@ from tools.verify.core.facts import (
     BatchRow,
     Fact,
     Fault,
+    NotChecked,
     NotRead,
     Piece,
     Row,
     Run,
+    Skipped,
     StreamObject,
     Tally,
     Vanished,
@@ -45,11 +47,11 @@ from tools.verify.core.layouts import (
     wal_table_end,
 )
 from tools.verify.core.plan import (
+    LIMITLESS,
     READ_BYTES,
     ColdUnit,
     LogUnit,
     Task,
-    ToldSlice,
     Unit,
     WalIndexUnit,
     WalUnit,
@@ -57,6 +59,7 @@ from tools.verify.core.plan import (
 )
 from tools.verify.core.stores import Gone, Listed, Source, SourceFailed, TooLarge
 from tools.verify.core.tables import Table
+from tools.verify.core.tier_topics import ToldSlice
 
 COLD_BAD_INDEX = declare(
     "cold-bad-index",
@@ -130,9 +133,13 @@ WAL_METADATA_DIFFERS = declare(
     "The topic about the WAL tier tells of other slices than the object has.",
     "The store is right; readers that follow the topic are not told of all there is.",
 )
-INDEX_BYTES_MAX: Final = 1 << 30
+INDEX_BYTES_MAX: Final = 256 << 20
 TABLE_BYTES_MAX: Final = 64 << 20
 FIRST_READ: Final = 64 << 10
+
+
+Tables = dict[tuple[int, int, int, int], int]
+"""Hashes of the tables of a task's objects by stream and number: the tables themselves may be large."""
 
 
 class ScannedUnit(NamedTuple):
@@ -144,16 +151,17 @@ class ScannedUnit(NamedTuple):
 
 def scan(task: Task) -> Iterator[ScannedUnit]:
     """Read a task, unit by unit."""
-    tables: dict[tuple[int, int, int, int], WalTable] = {}
+    tables: Tables = {}
     for unit in task.units:
         before = task.source.counts.requests, task.source.counts.received
-        place = unit_place(unit)
         try:
             rows = _scan_unit(task, unit, tables)
         except SourceFailed as error:
-            rows = [("", -1, NotRead(place, str(error)))]
+            rows = unread(unit, str(error))
+        except Gone as error:
+            rows = _gone(unit, str(error))
         except MemoryError:
-            rows = [("", -1, NotRead(place, "it needs more memory than there is"))]
+            rows = unread(unit, "it needs more memory than there is")
         counts = task.source.counts
         rows.append(("", -1, Tally("", 0, 0, 0, counts.requests - before[0], counts.received - before[1])))
         yield ScannedUnit(unit.identity if is_sound(rows) else "", rows)
@@ -161,10 +169,38 @@ def scan(task: Task) -> Iterator[ScannedUnit]:
 
 def is_sound(rows: list[Row]) -> bool:
     """Whether a unit was read whole and nothing was wrong with it."""
-    return not any(isinstance(row[2], (Fault, NotRead, Vanished)) for row in rows)
+    return not any(isinstance(row[2], (Fault, NotRead, NotChecked, Vanished, Skipped)) for row in rows)
 
 
-def _scan_unit(task: Task, unit: Unit, tables: dict[tuple[int, int, int, int], WalTable]) -> list[Row]:
+def unread(unit: Unit, why: str) -> list[Row]:
+    """Say that it could not be read, and to judges which offsets they know nothing of."""
+    place = unit_place(unit)
+    rows: list[Row] = [("", -1, NotRead(place, why))]
+    match unit:
+        case ColdUnit():
+            end = unit.told.end if unit.told else LIMITLESS
+            rows.append((unit.topic_id, unit.partition, Skipped(place, unit.base, end, "unread")))
+        case LogUnit():
+            rows.append((unit.topic_id, unit.partition, Skipped(f"{place}/", *unit.bases, "unread")))
+        case WalUnit():
+            rows += [
+                (each.topic_id, each.partition, Skipped(place, each.start, each.end, "unread"))
+                for each in unit.told or ()
+            ]
+    return rows
+
+
+def _gone(unit: Unit, place: str) -> list[Row]:
+    """Say that it went between the listing and the reading: also to whom it may matter more than to judges
+    of partitions."""
+    if not isinstance(unit, ColdUnit):
+        return [("", -1, Vanished(place, -1, -1))]
+    end = unit.told.end if unit.told else LIMITLESS
+    gone = Vanished(place, unit.base, end)
+    return [(unit.topic_id, unit.partition, gone), ("", -1, gone)]
+
+
+def _scan_unit(task: Task, unit: Unit, tables: Tables) -> list[Row]:
     match unit:
         case ColdUnit():
             return [
@@ -176,7 +212,7 @@ def _scan_unit(task: Task, unit: Unit, tables: dict[tuple[int, int, int, int], W
         case WalIndexUnit():
             return list(_scan_wal_index(task, unit, tables))
         case LogUnit():
-            return [("", -1, NotRead(unit_place(unit), "this release does not read logs"))]
+            return unread(unit, "this release does not read logs")
 
 
 # --- the cold tier ---
@@ -186,6 +222,7 @@ class _Copy:
     """The data of a copy, its index object, and what metadata says of both."""
 
     def __init__(self, task: Task, unit: ColdUnit) -> None:
+        self._task = task
         self._source = task.source
         self._cluster_id = task.cluster_id
         self._unit = unit
@@ -197,20 +234,19 @@ class _Copy:
         found: list[Fact] = []
         head: IndexHead | None = None
         if unit.index_object is not None:
-            try:
-                head = self._read_index(unit.index_object, found)
-            except Gone:
-                found.append(Vanished(unit.index_object.key, unit.base, max(self._end, unit.base)))
+            head = self._read_index(unit.index_object, found)
         if unit.data is None:
             return found
         if head is not None:
             self._end = head.end_offset
+        if unit.is_young and head is not None and head.size != unit.data.size:
+            return found
+        if self._end >= 0 and not self._task.choice.takes(self._key):
+            read = unit.index_object.size if unit.index_object else 0
+            return [*found, Skipped(self._key, unit.base, self._end), Tally(self._key, read, 0, 0)]
         scanner = RunScanner(self._key, first=unit.base)
-        try:
-            for piece in read_pieces(self._source, unit.data):
-                scanner.feed(piece)
-        except Gone:
-            return [Vanished(self._key, unit.base, max(self._end, unit.base))]
+        for piece in read_pieces(self._source, self._key, 0, unit.data.size):
+            scanner.feed(piece)
         scanned = scanner.finish()
         due = unit.told.size if unit.told else head.size if head else scanned.size
         if scanned.size != due:
@@ -344,17 +380,12 @@ def blocks_crc(head: IndexHead) -> int:
 # --- the WAL tier ---
 
 
-def _scan_object(
-    task: Task, unit: WalUnit, tables: dict[tuple[int, int, int, int], WalTable]
-) -> Iterator[Row]:
+def _scan_object(task: Task, unit: WalUnit, tables: Tables) -> Iterator[Row]:
     key, size = unit.listed.key, unit.listed.size
     try:
         whole = size <= READ_BYTES
         first = task.source.read(key, 0, size if whole else FIRST_READ)
         found = _table_of(task, unit, first)
-    except Gone:
-        yield "", -1, Vanished(key, -1, -1)
-        return
     except Malformed as error:
         yield "", -1, Fault(WAL_BAD_OBJECT, key, error.position, actual=error.why)
         yield "", -1, StreamObject(key, unit.stream, unit.seq, False, -1)
@@ -364,7 +395,7 @@ def _scan_object(
         yield "", -1, fault
         yield "", -1, StreamObject(key, unit.stream, unit.seq, False, -1)
         return
-    tables[(*unit.stream, unit.seq)] = table
+    tables[(*unit.stream, unit.seq)] = hash(table)
     yield from _judge_told(unit, table)
     if table.head.kind == SEAL:
         yield "", -1, StreamObject(key, unit.stream, unit.seq, True, table.head.metadata_seq)
@@ -372,18 +403,22 @@ def _scan_object(
         code = WAL_SHORT if size < table.object_size else WAL_TAIL
         expected, actual = f"{table.object_size} bytes", f"{size} bytes"
         yield "", -1, Fault(code, key, min(size, table.object_size), -1, -1, expected, actual)
-    at = 0
     read = table.data_at
     for each in table.slices:
-        if at + len(first) < each.position + each.size and not whole:
-            at = each.position
-            first = task.source.read(key, at, max(each.size, READ_BYTES))
-        data = memoryview(first)[each.position - at : each.position - at + each.size]
-        for fact in _slice_facts(unit, each, data):
+        if task.choice.topics and each.topic_id not in task.choice.topics:
+            continue
+        if not task.choice.takes(f"{key} {each.position}"):
+            yield each.topic_id, each.partition, Skipped(key, each.start, each.end)
+            continue
+        stop = min(each.position + each.size, size)
+        if stop <= len(first):
+            pieces: Iterable[bytes | memoryview] = (memoryview(first)[each.position : stop],)
+        else:
+            pieces = read_pieces(task.source, key, each.position, stop)
+        for fact in _slice_facts(unit, each, pieces):
             yield each.topic_id, each.partition, fact
         read += each.size
-    records = sum(0 for _ in table.slices)
-    yield "", -1, Tally(key, read, 0, records)
+    yield "", -1, Tally(key, read, 0, 0)
 
 
 def _table_of(task: Task, unit: WalUnit, first: bytes) -> tuple[WalTable, Fault | None]:
@@ -421,12 +456,13 @@ def _judge_told(unit: WalUnit, table: WalTable) -> Iterator[Row]:
         )
 
 
-def _slice_facts(unit: WalUnit, told: WalSlice, data: memoryview) -> Iterator[Fact]:
+def _slice_facts(unit: WalUnit, told: WalSlice, pieces: Iterable[bytes | memoryview]) -> Iterator[Fact]:
     key = unit.listed.key
     scanner = RunScanner(key, position=told.position, first=told.start)
-    scanner.feed(data)
+    for piece in pieces:
+        scanner.feed(piece)
     scanned = scanner.finish()
-    is_short = len(data) < told.size
+    is_short = scanned.size < told.size
     if is_short:
         # the object's size is a fault already
         yield from rows_of(scanned, is_without_faults=True)
@@ -455,15 +491,10 @@ def _slice_facts(unit: WalUnit, told: WalSlice, data: memoryview) -> Iterator[Fa
     yield tally("", 0, scanned)
 
 
-def _scan_wal_index(
-    task: Task, unit: WalIndexUnit, tables: dict[tuple[int, int, int, int], WalTable]
-) -> Iterator[Row]:
+def _scan_wal_index(task: Task, unit: WalIndexUnit, tables: Tables) -> Iterator[Row]:
     key = unit.listed.key
     try:
         head, repeated = decode_wal_index(task.source.read_all(key, TABLE_BYTES_MAX))
-    except Gone:
-        yield "", -1, Vanished(key, -1, -1)
-        return
     except TooLarge as error:
         if unit.is_first:
             yield "", -1, Fault(WAL_INDEX_DIFFERS, key, 0, actual=str(error))
@@ -480,7 +511,7 @@ def _scan_wal_index(
         return
     for table in repeated:
         there = tables.get((*unit.stream, table.head.seq))
-        if there is not None and there != table:
+        if there is not None and there != hash(table):
             actual = f"another table of object {table.head.seq}"
             yield "", -1, Fault(WAL_INDEX_DIFFERS, key, 0, actual=actual)
         if unit.is_first and table.head.seq in unit.missing:
@@ -496,11 +527,10 @@ def _scan_wal_index(
 # --- for all ---
 
 
-def read_pieces(source: Source, listed: Listed) -> Iterator[bytes]:
-    """Yield an object's bytes, up to the size that was listed."""
-    at = 0
-    while at < listed.size:
-        piece = source.read(listed.key, at, min(READ_BYTES, listed.size - at))
+def read_pieces(source: Source, key: str, at: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes from `at` to `end`, or to where there are no more."""
+    while at < end:
+        piece = source.read(key, at, min(READ_BYTES, end - at))
         if not piece:
             return
         yield piece
@@ -581,13 +611,8 @@ def _batch_rows(task: LookTask, start: int, stop: int) -> tuple[list[BatchRow], 
         rows.extend(BatchRow(task.place, *values) for values in zip(*columns, strict=True))
 
     scanner = RunScanner(task.place, position=start, on_table=on_table)
-    at = start
-    while at < stop:
-        piece = task.source.read(task.key, at, min(READ_BYTES, stop - at))
-        if not piece:
-            break
+    for piece in read_pieces(task.source, task.key, start, stop):
         scanner.feed(piece)
-        at += len(piece)
     return rows, not scanner.finish().faults
 
 

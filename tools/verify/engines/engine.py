@@ -21,9 +21,11 @@ class Judging(NamedTuple):
 
     contexts: Mapping[tuple[str, int], PartitionContext]
     extents: Mapping[Stream, Extent]
+    other: PartitionContext = PartitionContext(is_known=False)
+    """Of partitions that are in no context."""
 
     def judge(self, partition: tuple[str, int], facts: Iterable[Fact]) -> Verdict:
-        context = self.contexts.get(partition, PartitionContext())
+        context = self.contexts.get(partition, self.other)
         return judge(*partition, context, self.extents, facts)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,187 @@
+"""A store and data directories at one moment, as far as there is such a thing while brokers write.
+
+Owns the order in which metadata, files and objects are listed, and what is read at once: the metadata log,
+floors, the topics about the tiers. Does not own the reading of batches (scan) or judging.
+Invariant: metadata is read before and after the listings; files are listed before objects, so that what
+leaves a disk for the store in between is seen twice rather than never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tools.verify.core.facts import Fault
+from tools.verify.core.findings import Counted, Finding, Severity, declare
+from tools.verify.core.judge import PartitionContext
+from tools.verify.core.keys import WAL, StreamKey, WalFloors, parse_key
+from tools.verify.core.layouts import Floors, Malformed, decode_floors
+from tools.verify.core.listing import Listing, sort_out
+from tools.verify.core.meta import Meta, read_meta
+from tools.verify.core.outcome import Unchecked, Unread
+from tools.verify.core.stores import Gone, Listed, Source, SourceFailed, TooLarge
+from tools.verify.core.tier_topics import Copy, ToldCopy, ToldSlice
+
+WAL_FLOORS_BAD = declare(
+    "wal-floors-bad",
+    Severity.ERROR,
+    "The floors of a broker cannot be read by their layout, or say that they are another's.",
+    "The broker puts them again within half a minute while it runs.",
+)
+FLOORS_BYTES_MAX = 64 << 20
+
+
+@dataclass(slots=True)
+class StoreView:
+    """What one reading of a store gave, without its data."""
+
+    listing: Listing | None = None
+    floors: list[Floors] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Told:
+    """What the topics about the tiers say, before and after the listing; None: nobody told."""
+
+    copies_before: Mapping[Copy, ToldCopy] | None = None
+    copies_after: Mapping[Copy, ToldCopy] | None = None
+    counting: Mapping[StreamKey, frozenset[int]] = field(default_factory=dict)
+    """Objects of the WAL tier that counted both times."""
+    slices: Mapping[tuple[StreamKey, int], tuple[ToldSlice, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """All that is read once, before any batch."""
+
+    before: Meta | None = None
+    after: Meta | None = None
+    store: StoreView = field(default_factory=StoreView)
+    told: Told = field(default_factory=Told)
+    moved_starts: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Topics of the logs in data directories."""
+    files: int = 0
+    files_size: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    unchecked: list[Unchecked] = field(default_factory=list)
+    cluster_id: str = ""
+
+    @property
+    def last_slot(self) -> int:
+        """Of the metadata log, -1: nothing says which."""
+        return self.after.state.seq if self.after is not None and self.after.is_there else -1
+
+    @property
+    def has_image(self) -> bool:
+        """Whether all topics of the cluster are known."""
+        return self.after is not None and self.after.is_there and self.after.is_whole
+
+    def dead_topics(self) -> frozenset[str] | None:
+        """Return the topics of copies that the cluster does not have, None: nobody knows which it has."""
+        if not self.has_image or self.after is None or self.store.listing is None:
+            return None
+        return frozenset(copy[0] for copy in self.store.listing.copies) - self.after.state.topics.keys()
+
+    def other_context(self) -> PartitionContext:
+        """Return what is to be said of partitions that nothing tells of."""
+        return PartitionContext(
+            is_known=False, is_dead=self.has_image, is_told=self.told.copies_after is not None
+        )
+
+    def ids_of(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Return the ids of topics that are named or given as they are."""
+        found = {topic_id for (topic_id, _), name in self.names.items() if name in wanted}
+        for meta in (self.before, self.after):
+            if meta is not None:
+                found |= {each.topic_id for each in meta.state.topics.values() if each.name in wanted}
+        return frozenset(found | {each for each in wanted if len(each) == 22})
+
+
+def freeze(store: Source | None, data: Sequence[Source]) -> Snapshot:
+    """Read what there is to read at once. What does not answer is in `unread`."""
+    found = Snapshot()
+    if store is not None:
+        found.before = _try_meta(store, found)
+        found.store = _view_store(store, found)
+        found.after = _try_meta(store, found)
+        _take_meta(found)
+    else:
+        why = "no store was given (--store), so neither its objects nor the metadata log were looked at"
+        found.unchecked.append(Unchecked("store", why))
+    if not data:
+        why = "no data directory was given (--data), so what only the logs of brokers have was not looked at"
+        found.unchecked.append(Unchecked("data-directories", why))
+    return found
+
+
+def _take_meta(found: Snapshot) -> None:
+    if found.after is None:
+        return
+    found.findings += found.after.findings
+    found.counted += found.after.counted
+    found.cluster_id = found.after.state.cluster_id
+    for fault in found.store.faults:
+        found.findings.append(_finding(fault))
+    if not found.after.is_there:
+        why = "there is no metadata log in the store, so topics, configuration and leaders are not known"
+        found.unchecked.append(Unchecked("metadata", why))
+
+
+def _finding(fault: Fault) -> Finding:
+    return Finding(fault.code, place=fault.place, position=fault.position, expected=fault.expected,
+                   actual=fault.actual)  # fmt: skip
+
+
+def _try_meta(source: Source, found: Snapshot) -> Meta | None:
+    try:
+        return read_meta(source)
+    except SourceFailed as error:
+        found.unread.append(Unread("meta/", str(error)))
+        return None
+
+
+def _view_store(source: Source, snapshot: Snapshot) -> StoreView:
+    """List a store, its floors first: what they say is stored must be listed after."""
+    found = StoreView()
+    cluster_id = snapshot.before.state.cluster_id if snapshot.before is not None else ""
+    try:
+        keys = [each for each in source.list(WAL) if isinstance(parse_key(each.key), WalFloors)]
+        for each in keys:
+            _read_floors(source, each, cluster_id, found)
+        found.listing = sort_out(source.list(""))
+    except SourceFailed as error:
+        snapshot.unread.append(Unread("", str(error)))
+    return found
+
+
+def _read_floors(source: Source, listed: Listed, cluster_id: str, found: StoreView) -> None:
+    key = parse_key(listed.key)
+    assert isinstance(key, WalFloors)
+    try:
+        floors = decode_floors(source.read_all(listed.key, FLOORS_BYTES_MAX))
+    except Gone:
+        return
+    except TooLarge as error:
+        found.faults.append(Fault(WAL_FLOORS_BAD, listed.key, 0, actual=str(error)))
+        return
+    except Malformed as error:
+        found.faults.append(Fault(WAL_FLOORS_BAD, listed.key, error.position, actual=error.why))
+        return
+    if floors.node != key.node or (cluster_id and floors.cluster_id != cluster_id):
+        expected, actual = f"{key.node} {cluster_id}", f"{floors.node} {floors.cluster_id}"
+        found.faults.append(Fault(WAL_FLOORS_BAD, listed.key, 0, -1, -1, expected, actual))
+        return
+    found.floors.append(floors)
+
+
+def boundaries_now(source: Source, prefixes: Sequence[str]) -> dict[str, int]:
+    """Return the highest boundary of each stream by its prefix, as it is now."""
+    found = {}
+    for prefix in prefixes:
+        numbers = [int(each.key.rpartition("/")[2]) for each in source.list(f"{prefix}boundary/")]
+        found[prefix] = max(numbers, default=-1)
+    return found

@@ -1,0 +1,150 @@
+"""The engine of one machine: plain processes.
+
+Owns the pool of workers, and the facts they bring. Does not own scans or judges (core). Invariant: as many
+tasks are under way as there are workers and as many again; a worker that dies costs its task another try, and
+a task that kills three workers is told as not read.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Final, TypeVar
+
+from tools.verify.core.facts import BatchRow, Fact, NotRead, Row
+from tools.verify.core.judge import Verdict
+from tools.verify.core.plan import Task
+from tools.verify.core.scan import LookTask, ScannedUnit, look, scan, unread
+from tools.verify.engines.engine import DoneListener, Judging, Keeper
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+
+TRIES_MAX: Final = 3
+INLINE_BYTES: Final = 32 << 20
+"""Less than this is read by the process itself: it is done before a worker has started."""
+
+
+class LocalEngine:
+    def __init__(self, workers: int = 0, inline_bytes: int = INLINE_BYTES) -> None:
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._inline_bytes = inline_bytes
+        self._pool: ProcessPoolExecutor | None = None
+        self._facts: dict[tuple[str, int], list[Fact]] = defaultdict(list)
+
+    def scan(
+        self,
+        tasks: Sequence[Task],
+        known: Iterable[Row],
+        on_done: DoneListener,
+        keep: Keeper | None,
+    ) -> list[Fact]:
+        for row in known:
+            self._facts[row[:2]].append(row[2])
+
+        def done(task: Task, units: list[ScannedUnit]) -> None:
+            for unit in units:
+                for topic_id, partition, fact in unit.rows:
+                    self._facts[topic_id, partition].append(fact)
+            if keep is not None:
+                keep(units)
+            on_done(task)
+
+        is_small = sum(task.size for task in tasks) <= self._inline_bytes
+        self._map(run_task, tasks, done, _not_read, is_small)
+        return self._facts.pop(("", -1), [])
+
+    def judge(self, judging: Judging) -> list[Verdict]:
+        partitions = sorted({*self._facts, *judging.contexts})
+        return [judging.judge(partition, self._facts.pop(partition, ())) for partition in partitions]
+
+    def look(self, tasks: Sequence[LookTask]) -> list[list[BatchRow | Fact]]:
+        found: dict[int, list[BatchRow | Fact]] = {}
+
+        def done(task: LookTask, rows: list[BatchRow | Fact]) -> None:
+            found[task.number] = rows
+
+        is_small = sum(task.size for task in tasks) <= self._inline_bytes
+        self._map(look, tasks, done, _not_looked, is_small)
+        return [found[task.number] for task in tasks]
+
+    def _map(
+        self,
+        call: Callable[[I], O],
+        tasks: Sequence[I],
+        done: Callable[[I, O], None],
+        failed: Callable[[I], O],
+        is_inline: bool,
+    ) -> None:
+        if is_inline or (self._workers == 1 and len(tasks) == 1):
+            for task in tasks:
+                done(task, call(task))
+            return
+        left = list(reversed(tasks))
+        tries: dict[int, int] = defaultdict(int)
+        running: dict[Future[O], I] = {}
+        while left or running:
+            # After a death each suspect runs alone, so that the next death names the guilty one.
+            suspected = [task for task in left if tries[id(task)]]
+            width = 1 if suspected else 2 * self._workers
+            while left and len(running) < width:
+                task = left.pop()
+                running[self._workers_pool().submit(call, task)] = task
+            ready, _ = wait(running, return_when=FIRST_COMPLETED)
+            is_broken = False
+            for each in ready:
+                task = running.pop(each)
+                try:
+                    result = each.result()
+                except BrokenProcessPool:
+                    is_broken = True
+                    tries[id(task)] += 1
+                    if tries[id(task)] < TRIES_MAX:
+                        left.append(task)
+                    else:
+                        done(task, failed(task))
+                else:
+                    done(task, result)
+            if is_broken:
+                for task in running.values():
+                    tries[id(task)] += 1
+                    left.append(task)
+                running.clear()
+                self.close()
+
+    def _workers_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context: Any = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["tools.verify.core.scan"])
+            self._pool = ProcessPoolExecutor(self._workers, context, initializer=_begin_worker)
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+DIED: Final = "the process that read it was killed, three times"
+
+
+def run_task(task: Task) -> list[ScannedUnit]:
+    return list(scan(task))
+
+
+def _begin_worker() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def _not_looked(task: LookTask) -> list[BatchRow | Fact]:
+    return [NotRead(task.place, DIED)]
+
+
+def _not_read(task: Task) -> list[ScannedUnit]:
+    return [ScannedUnit("", unread(unit, DIED)) for unit in task.units]
