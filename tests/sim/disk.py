@@ -18,6 +18,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tests.sim.loop import Killed, Process
@@ -324,8 +325,9 @@ class Disk:
         self.name_changes = waiting
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in posixpath.normpath(path).split("/") if part and part != "."]
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in posixpath.normpath(path).split("/") if part and part != ".")
 
 
 class SimFiles:

@@ -103,7 +103,7 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 class SimFuture(asyncio.Future[Any]):
     def __init__(self, *, loop: SimLoop) -> None:
         super().__init__(loop=loop)
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
 
     def __hash__(self) -> int:
         return self.serial
@@ -111,11 +111,60 @@ class SimFuture(asyncio.Future[Any]):
 
 class SimTask(asyncio.Task[Any]):
     def __init__(self, coro: Any, *, loop: SimLoop, **kwargs: Any) -> None:
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
         super().__init__(coro, loop=loop, **kwargs)
 
     def __hash__(self) -> int:
         return self.serial
+
+
+class SimHandle(asyncio.Handle):
+    """As asyncio makes them, without its debug mode: a run makes forty thousand of them."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class SimTimer(asyncio.TimerHandle):
+    """The same with a time; the loop finds out by itself that one was cancelled."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
 
 
 class SimLoop(base_events.BaseEventLoop):
@@ -124,7 +173,8 @@ class SimLoop(base_events.BaseEventLoop):
         self.set_debug(False)
         self._clock_resolution = 1e-9
         self._virtual_now = 1_000.0
-        self._serial = 0
+        self.serial = 0
+        """Of the newest task or future."""
         self.steps = 0
         self.max_steps = max_steps
         self.slack_s = 0.0
@@ -133,6 +183,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.first_error: BaseException | None = None
         self.trace_lines: list[str] | None = [] if keep_trace else None
         self._trace_hash = hashlib.blake2b(digest_size=8)
+        self._timers: list[tuple[float, SimTimer]] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_error)
@@ -152,6 +203,22 @@ class SimLoop(base_events.BaseEventLoop):
         """Time passes and nothing runs: a collector pause, a suspended machine, a blocking call."""
         self._virtual_now += seconds
 
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = SimHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
     def call_at(
         self,
         when: float,
@@ -164,7 +231,9 @@ class SimLoop(base_events.BaseEventLoop):
             process = PROCESS.get() if context is None else context.get(PROCESS)
             if process is not None:
                 when = math.ceil(when / slack_s) * slack_s
-        return super().call_at(when, callback, *args, context=context)
+        timer = SimTimer(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, timer))
+        return timer
 
     # trace --------------------------------------------------------------------------------------------------
 
@@ -195,43 +264,43 @@ class SimLoop(base_events.BaseEventLoop):
             self.close()
 
     def _run_once(self) -> None:
-        ready = self._ready
-        scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)._scheduled = False
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][1]._cancelled:
+            heapq.heappop(timers)
         if not ready and not self._stopping:
-            if not scheduled:
+            if not timers:
                 self.fail("deadlock: nothing is ready and no timer is set", None)
                 return
-            self._virtual_now = max(self._virtual_now, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._virtual_now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
+            self._virtual_now = max(self._virtual_now, timers[0][0])
+        while timers and timers[0][0] <= self._virtual_now:
+            ready.append(heapq.heappop(timers)[1])
         for _ in range(len(ready)):
-            self._step(ready.popleft())
-
-    def _step(self, handle: asyncio.Handle) -> None:
-        if handle._cancelled:
-            return
-        process = handle._context.get(PROCESS)
-        if process is not None:
-            if not process.alive:
-                return
-            if process.paused:
-                process.parked.append(handle)
-                return
-            process.steps += 1
-            if process.steps == process.die_at_step:
-                process.die(power=process.power_at_step)
-                return
-        self.steps += 1
-        self._virtual_now += STEP_SECONDS
-        if self.steps > self.max_steps:
-            self.fail(f"livelock: more than {self.max_steps} steps", None)
-            return
-        handle._run()
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            context = handle._context
+            process = context.get(PROCESS)
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.paused:
+                    process.parked.append(handle)
+                    continue
+                process.steps += 1
+                if process.steps == process.die_at_step:
+                    process.die(power=process.power_at_step)
+                    continue
+            self.steps += 1
+            self._virtual_now += STEP_SECONDS
+            if self.steps > self.max_steps:
+                self.fail(f"livelock: more than {self.max_steps} steps", None)
+                continue
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self._on_error(self, {"message": f"Exception in {handle!r}", "exception": error})
 
     def ready_again(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
@@ -278,10 +347,6 @@ class SimLoop(base_events.BaseEventLoop):
             self._tasks.clear()
 
     # asyncio's own hooks ------------------------------------------------------------------------------------
-
-    def next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
 
     def create_future(self) -> SimFuture:
         return SimFuture(loop=self)
