@@ -201,14 +201,16 @@ class Fetcher:
             await self._wait_for_news()
             return
         hydrating = self.hydrating
-        waits = session.told and (hydrating is None or not hydrating.is_busy)
+        wait_s = config.replica_fetch_wait_max_ms / 1000 if session.told else 0.0
+        if hydrating is not None:
+            wait_s = hydrating.stay_s(wait_s)
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
         frame = encode_replica_fetch(
             self._correlation_id,
             self._client_id,
             replica_id=self._replicas.node_id,
             replica_epoch=self._owner.broker_epoch(),
-            max_wait_ms=config.replica_fetch_wait_max_ms if waits else 0,
+            max_wait_ms=round(wait_s * 1000),
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
             session_id=session.id,

@@ -32,7 +32,10 @@ logger = logging.getLogger(__name__)
 REPORT_WAIT_S: Final = 0.1
 """So long the next Fetch waits for what the last one pointed to: it reports how far the log has come."""
 LOOK_S: Final = 0.02
-"""How soon the leader is asked for more while only slower reads are under way."""
+"""How long a Fetch stays at the leader while there is no room for what it points to."""
+SLOW_SHARE: Final = 0.2
+"""While only slower reads are under way a Fetch stays at the leader for such a part of the time they take by
+now: that much later may they be reported, and no longer than `REPORT_WAIT_S`."""
 GAP_BYTES: Final = 64 << 10
 """What is read between two slices rather than asking twice, unless they are larger themselves."""
 TURN_BYTES: Final = 1 << 20
@@ -112,10 +115,13 @@ class Hydrating:
 
     # --- requests ---
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether no Fetch may stay at the leader: there will be something to report, or room for more."""
-        return bool(self._reads) or self.waits_for_room
+    def stay_s(self, most_s: float) -> float:
+        """Return how long the next Fetch may stay at the leader: less while there will be something to
+        report, or room for more."""
+        if self._reads:
+            age_s = self._appender.now() - next(reversed(self._reads)).asked_at
+            most_s = min(most_s, SLOW_SHARE * age_s if age_s >= REPORT_WAIT_S else 0.0, REPORT_WAIT_S)
+        return min(most_s, LOOK_S) if self.waits_for_room else most_s
 
     @property
     def waits_for_room(self) -> bool:
@@ -133,16 +139,13 @@ class Hydrating:
         return queue.pointed(position.partition.log.log_end_offset, self._appender.now())
 
     async def wait_reads(self) -> None:
-        """Wait for what was pointed to last, or for room, and no longer than a report may wait."""
+        """Wait for what was pointed to last, and no longer than a report may wait."""
         now = self._appender.now()
         fresh = [each for each in self._reads if now - each.asked_at < REPORT_WAIT_S]
-        if not fresh and not self.is_busy:
+        if not fresh:
             return
-        wait_s = fresh[0].asked_at + REPORT_WAIT_S - now if fresh else LOOK_S
-        self._has_moved.clear()
         try:
-            async with asyncio.timeout(wait_s):
-                await self._has_moved.wait()
+            async with asyncio.timeout(fresh[0].asked_at + REPORT_WAIT_S - now):
                 while any(each in self._reads for each in fresh):
                     self._has_moved.clear()
                     await self._has_moved.wait()

@@ -13,6 +13,7 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.metadata_records import ConfigChanged
 from broker.handlers.follower_fetch import GATHER_S
+from broker.replicas.wal.hydrating import REPORT_WAIT_S, SLOW_SHARE
 from protocol.pointers import BYTES, FROM_OFFSET
 from remote.wal.hydrator import AWAY_MAX_S
 from tests.broker.replicas.wal_driver import ENABLED, followed, stats_of
@@ -292,7 +293,35 @@ def test_a_report_waits_for_a_slow_read_no_longer_than_it_may() -> None:
         begun = world.loop.now
         world.store.held[wal.key(0)].set()
         await world.until(is_even(world))
-        assert world.loop.now - begun < 0.1
+        assert world.loop.now - begun < REPORT_WAIT_S + 0.02
+
+    Replicas(2, replica_fetch_wait_max_ms="20000").run(main)
+
+
+@pytest.mark.parametrize("slow_s", [0.15, 0.4, 0.9])
+def test_while_a_read_is_slow_the_leader_is_asked_seldom_and_others_lose_nothing(slow_s: float) -> None:
+    async def main(world: Replicas) -> None:
+        wal = await followed(world, "t", "u")
+        await asyncio.sleep(GATHER_S)
+        slow = world.store.held[wal.key(0)] = asyncio.Event()
+        seen = fetches_of(fetcher_of(world))
+        await wal.append(b"slow")
+        await wal.copy()
+        await world.until(lambda: world.store.ranges)
+        begun = world.loop.now
+        await asyncio.sleep(slow_s * 0.9)
+        asked = [at for at, _ in seen if at > begun]
+        assert len(asked) <= 3 + 12 * slow_s
+        await wal.append(b"quick", topic="u")
+        await wal.copy("u")
+        quick = world.loop.now
+        await world.until(is_even(world, "u"))
+        assert world.loop.now - quick < 0.02, "it was told while a Fetch stayed at the leader"
+        await asyncio.sleep(begun + slow_s - world.loop.now)
+        slow.set()
+        await world.until(is_even(world))
+        late_s = world.loop.now - begun - slow_s
+        assert late_s < min(SLOW_SHARE * slow_s, REPORT_WAIT_S) + 0.02
 
     Replicas(2, replica_fetch_wait_max_ms="20000").run(main)
 
