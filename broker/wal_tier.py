@@ -52,9 +52,10 @@ class WalTier:
         self.telling.start(task_group)
 
     async def stop(self) -> None:
-        """Store what is there within a second, and tell nothing more."""
+        """Store what is there within a second, say so within another, and tell nothing more."""
         self.leading.stop()
         await self.uploader.stop()
+        await self.collecting.stop()
         self.telling.stop()
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from broker.replicas.wal.collecting import WalCollecting
-from remote.keys import WalPart, parse_wal_key
+from remote.keys import WalPart, floors_key, parse_wal_key
 from tests.sim.node import Node
 from tests.sim.operators import INTO_WAL
 from tests.sim.play import TP, Play
@@ -180,6 +180,25 @@ def test_an_idle_partition_is_stored_once_more_and_holds_back_nothing() -> None:
     clean(
         in_wal("idle", properties={"remote.wal.log.manager.combiner.task.interval.ms": "20"}).perform(script)
     )
+
+
+@pytest.mark.requirement("1176-18")
+def test_who_starts_after_a_clean_stop_goes_on_where_it_had_stored() -> None:
+    async def script(play: Play) -> None:
+        node = play.leader
+        await play.until("it said something", lambda: floors_key(node.id) in play.stage.bucket.objects)
+        load = play.load("more", acks=1)
+        await play.progress(load)
+        await node.stop()
+        end = max(each.row.end for each in play.stage.wal.slices(TP))
+        await node.start()
+        await play.progress(load)
+        later = [each for each in play.stage.wal.slices(TP) if each.row.end > end]
+        assert later, "this life stores too"
+        (stream,) = {each.stream for each in later}
+        assert min(each.row.start for each in play.stage.wal.slices(TP) if each.stream == stream) == end
+
+    clean(in_wal("clean stop", brokers=1, replicas=1).perform(script))
 
 
 def test_what_followers_lack_is_not_collected() -> None:

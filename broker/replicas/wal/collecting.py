@@ -41,6 +41,8 @@ from storage.epochs import EpochCache
 
 FIRST_S: Final = 2.0
 ROUND_S: Final = 30.0
+STOP_S: Final = 1.0
+"""A stop waits so long for the floors to be put."""
 LOOK_EVERY_ROUNDS: Final = 10
 HEARD_FROM_S: Final = 600.0
 """A replica that was silent for longer is sent records directly when it comes back."""
@@ -163,6 +165,8 @@ class WalCollecting:
         self._rounds = 0
         self._is_bucket_used = False
         self._put: Said | None = None
+        self._putting = asyncio.Lock()
+        self._is_over = False
         self._has_read_all = False
         self._heard = -1
         """The newest slot of which all parts of this broker have heard."""
@@ -225,7 +229,19 @@ class WalCollecting:
             await self.take_round()
             await asyncio.sleep(ROUND_S * self._random.uniform(0.9, 1.1))
 
+    async def stop(self) -> None:
+        """Take no more rounds, and say at once how far the logs here are stored: the next leader begins
+        there. A store that takes long is not waited for."""
+        self._is_over = True
+        if not self._parts.is_used or not self._has_read_all:
+            return
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._put_floors(is_last=True)
+
     async def take_round(self) -> None:
+        if self._is_over:
+            return
         looks = self._rounds % LOOK_EVERY_ROUNDS == 0
         self._rounds += 1
         try:
@@ -273,7 +289,14 @@ class WalCollecting:
                 self.floors.said[node_id] = _said(floors.metadata_seq, floors.rows)
         self._has_read_all = self._has_read_all or is_all
 
-    async def _put_floors(self) -> None:
+    async def _put_floors(self, *, is_last: bool = False) -> None:
+        """Say what is needed and what is stored of all that is led here; at last also what was said of that
+        before others led it."""
+        async with self._putting:
+            if is_last or not self._is_over:
+                await self._put_floors_alone(keeps_former=is_last)
+
+    async def _put_floors_alone(self, *, keeps_former: bool) -> None:
         before = self.floors.said.get(self._node_id)
         seq = self._control.image.seq if self._heard < 0 else self._heard
         rows = []
@@ -290,6 +313,9 @@ class WalCollecting:
                 if before is not None and _has_lost_cold(partition, row, before):
                     for listener in self.on_cold_lost:
                         listener(partition)
+        if keeps_former and before is not None:
+            led = {(row.topic_id, row.partition) for row in rows}
+            rows += [row for key, row in before.rows.items() if key not in led]
         said = self.floors.said[self._node_id] = _said(seq, rows)
         for told in self.on_floors:
             told(floors_here)

@@ -332,6 +332,8 @@ class WalLeading:
 
     def move_some(self, floors: Iterable[tuple[Partition, Floor]]) -> None:
         """Store once more what is needed of some partitions, of which nothing below these floors is."""
+        if not self._is_running:
+            return
         candidates = []
         for partition, row in floors:
             led, floor = self._led.get(partition), row.floor

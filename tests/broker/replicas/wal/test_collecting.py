@@ -11,7 +11,7 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from broker.control.metadata_records import ConfigChanged, ControllerElected
-from broker.replicas.wal.collecting import LEARN_S, CurrentFloors, Said, WalCollecting
+from broker.replicas.wal.collecting import LEARN_S, STOP_S, CurrentFloors, Said, WalCollecting
 from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import ObjectKind, Place, Row, decode_table
@@ -320,6 +320,47 @@ def test_a_broker_that_leads_at_once_after_its_start_goes_on_where_it_had_stored
         starts = [row.start for row in all_rows(world) if row.topic_id == world.id_of("t")]
         assert starts[:4] == [0, 1, 2, 3]
         assert starts[4] == (0 if is_away else 4)
+
+    run(main)
+
+
+def test_at_a_stop_it_is_said_how_far_all_is_stored_and_what_was_said_before_others_led() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, **ENABLE)
+        world.create(1, 2, topic="moves", **ENABLE)
+        await store_some(world, 1, 2, topic="moves")
+        await store_some(world, 1, 2)
+        await rounds(world, 1)
+        await store_some(world, 1, 3)
+        world.change(leader=2, topic="moves")
+        await world.until(lambda: not world.nodes[1].partition(topic="moves").is_leader)
+        node = world.nodes[1]
+        await node.run(collecting(world, 1).stop())
+        said = decode_floors(world.store.objects[floors_key(1)])
+        ends = {(row.topic_id, row.leader_epoch): row.stored_to for row in said.rows}
+        assert ends == {(world.id_of("t"), 0): 5, (world.id_of("moves"), 0): 2}
+        await store_some(world, 1, 1)
+        await rounds(world, 1)
+        assert decode_floors(world.store.objects[floors_key(1)]) == said, "there are no rounds any more"
+
+    run(main)
+
+
+@pytest.mark.parametrize("round_hangs", [False, True])
+def test_a_stop_waits_for_a_slow_store_no_longer_than_it_may(round_hangs: bool) -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, **ENABLE)
+        await store_some(world, 1, 2)
+        await rounds(world, 1)
+        await store_some(world, 1, 1)
+        node = world.nodes[1]
+        world.store.hangs_at = "floors"
+        if round_hangs:
+            node.process.spawn(collecting(world, 1)._put_floors())
+            await asyncio.sleep(1.0)
+        began = world.loop.now
+        await node.run(collecting(world, 1).stop())
+        assert world.loop.now - began == pytest.approx(STOP_S, abs=0.01)
 
     run(main)
 
