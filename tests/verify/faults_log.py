@@ -331,7 +331,9 @@ def aborted_elsewhere(plan: Plan) -> Planted | None:
             continue
         entries = replica.history.aborted_in(segment.base, segment.end)
         if entries and entries[0].first >= replica.start and plan.take(path):
-            if plan.rng.random() < 0.3:
+            is_live = not plan.world.directories[replica.directory].is_clean
+            may_lack = is_live and entries[0].last >= replica.recovery  # after a crash
+            if plan.rng.random() < 0.3 and not may_lack:
                 plan.files[path] = b""
             else:
                 data = bytearray(plan.files[path])
@@ -368,7 +370,7 @@ def _snapshot(plan: Plan, *, is_checked: bool) -> Planted | None:
         ]
         if inside and plan.take(path):
             data = bytearray(plan.files[path])
-            row = 10 + plan.rng.choice(inside) * 50
+            row = 10 + plan.rng.choice(inside) * 46
             if is_checked:
                 sequence = int.from_bytes(data[row + 10 : row + 14], "big") ^ 1
                 data[row + 10 : row + 14] = sequence.to_bytes(4, "big")
@@ -391,7 +393,9 @@ def epochs_elsewhere(plan: Plan) -> Planted | None:
         epochs = list(replica.epochs)
         at = plan.rng.choice(inside)
         epochs[at] = epochs[at][0], epochs[at][1] + 1
-        if plan.rng.random() < 0.4:
+        is_live = not plan.world.directories[replica.directory].is_clean
+        may_lack = is_live and epochs[at] == epochs[-1] and epochs[at][1] > replica.recovery
+        if plan.rng.random() < 0.4 and not may_lack:  # a crash may take the newest
             del epochs[at]
         plan.files[path] = kafka.epochs_file(epochs)
         return Planted(

@@ -119,7 +119,8 @@ def marker_of_nothing(plan: Plan) -> Planted | None:
     """The marker of a transaction that has no records."""
     for history, batch in local_batches(plan):
         single = batch.base == batch.last and batch.producer_id < 0
-        if single and plan.take(history=history):
+        is_whole = any(replica.start == 0 for replica in plan.world.of(history))
+        if single and is_whole and plan.take(history=history):
             marker = replace(
                 batch,
                 records=(kafka.marker_record(kafka.COMMIT, 4),),
@@ -158,7 +159,8 @@ def lost_everywhere(plan: Plan) -> Planted | None:
             continue  # an epoch would begin elsewhere
         if plan.take(history=history):
             plan.replace_batch(history, batch, None)
-            return Planted("", [about(history, "gap", first=batch.base, end=batch.end)])
+            gap = about(history, "gap", first=batch.base, end=batch.end)
+            return Planted("", [gap], [about(history, "checkpoint-outside-log")])
     return None
 
 

@@ -178,6 +178,10 @@ class World:
         epochs = self._epochs(history, is_leader=is_leader)
         if not is_leader:
             edges = [*history.edges(), history.end]
+            if history.is_compacted:
+                # a log ends where a batch does
+                ends = {batch.end for batch in history.batches}
+                edges = [each for each in edges if each in ends or each in (bases[0], history.end)]
             lowest = history.high if is_in_sync else max(bases[0], history.log_start)
             end = rng.choice([each for each in edges if each >= lowest])
             high = rng.choice(
@@ -275,7 +279,7 @@ class World:
 
     def aborted(self, replica: Replica, segment: Segment) -> list[Aborted]:
         found = replica.history.aborted_in(segment.base, segment.end)
-        present = {batch.base for batch in segment.batches}
+        present = {batch.base for batch in segment.batches if batch.marker is not None}
         return [each for each in found if each.last in present]
 
     def _write_directory(self, number: int, directory: DataDirectory) -> None:

@@ -22,6 +22,7 @@ from tools.verify.core import crc as sums
 from tools.verify.core.facts import Digest, Fault, Mark, ProducerRun, Run
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.heads import FRAME, HEAD_SIZE, LENGTH, Batch, Buffer, head, is_sound, read_marker
+from tools.verify.core.records import BadRecords, count_records
 from tools.verify.core.tables import CONTROL, Facts, Markers, Table
 
 Column = npt.NDArray[Any]
@@ -191,8 +192,7 @@ class RunScanner:
             start = len(whole) - len(self._rest)
             rows.append(np.frombuffer(whole[:HEAD_SIZE], _ROW))
             positions.append(np.array([at - len(self._rest)], np.int64))
-            if whole[22] & CONTROL:
-                self._marker(whole, 0, at - len(self._rest))
+            self._look_inside(whole, 0, at - len(self._rest))
             self._crc = crc32c(view[:start], self._crc)
         found, stop = _frames(view, start, self._limit)
         if found:
@@ -207,9 +207,11 @@ class RunScanner:
             self._crc = crc
             rows.append(heads)
             positions.append(where + at)
+            fields = heads.view(_FIELDS)
             flags = heads.view(np.uint8).reshape(-1, HEAD_SIZE)[:, 22]
-            for index in np.flatnonzero(flags & CONTROL).tolist():
-                self._marker(view, found[index], at + found[index])
+            odd = (flags & CONTROL != 0) | (fields["count"] - 1 != fields["delta"])
+            for index in np.flatnonzero(odd).tolist():
+                self._look_inside(view, found[index], at + found[index])
         self._crc = crc32c(view[stop:], self._crc)
         self._rest = b""
         if rows:
@@ -290,8 +292,7 @@ class RunScanner:
         if good:
             where = np.array(good, np.int64)
             for each in good:
-                if data[each + 22] & CONTROL:
-                    self._marker(data, each, at + each)
+                self._look_inside(data, each, at + each)
             self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), _ROW, data, strides=(1,))[where], where + at)
 
     def _search(self, data: bytes, start: int, lost: int) -> tuple[int | None, int]:
@@ -412,15 +413,27 @@ class RunScanner:
 
     # --- sound batches ---
 
-    def _marker(self, data: Buffer, at: int, position: int) -> None:
+    def _look_inside(self, data: Buffer, at: int, position: int) -> None:
+        """Read a marker, and count the records of a batch that has not one for each of its offsets."""
         batch = head(data, at)
-        marker = read_marker(bytes(data[at + HEAD_SIZE : at + min(batch.size, 4096)]), batch)
-        if marker is None and batch.record_count > 0:
-            offset = batch.base_offset
-            text = "no control record"
-            self._fault(Fault(COUNT_MISMATCH, self._place, position, offset, offset + 1, "", text))
-        elif marker is not None:
-            self._markers[position] = marker
+        if batch.is_control:
+            marker = read_marker(bytes(data[at + HEAD_SIZE : at + min(batch.size, 4096)]), batch)
+            if marker is not None:
+                self._markers[position] = marker
+            elif batch.record_count > 0 and batch.producer_id >= 0:
+                self._miscounted(batch, position, "", "no control record")
+        elif 0 <= batch.record_count <= batch.last_offset - batch.base_offset:
+            try:
+                count = count_records(memoryview(data)[at : at + batch.size], batch)
+            except BadRecords as error:
+                self._miscounted(batch, position, str(batch.record_count), str(error))
+            else:
+                if count != batch.record_count:
+                    self._miscounted(batch, position, str(count), str(batch.record_count))
+
+    def _miscounted(self, batch: Batch, position: int, expected: str, actual: str) -> None:
+        first, end = batch.base_offset, batch.last_offset + 1
+        self._fault(Fault(COUNT_MISMATCH, self._place, position, first, end, expected, actual))
 
     def _sound(self, rows: Column, positions: Column) -> None:
         """Take the heads of batches whose checksums are right; the last is held back."""

@@ -49,6 +49,22 @@ def read_records(data: Buffer, batch: Batch) -> Iterator[Record]:
     return _records(plain, batch)
 
 
+def count_records(data: Buffer, batch: Batch) -> int:
+    """Return how many records a batch holds, by their sizes alone."""
+    plain = unpack(batch.codec, memoryview(data)[HEAD_SIZE:])
+    count = at = 0
+    try:
+        while at < len(plain):
+            size, at = _varint(plain, at)
+            at += size
+            if size < 0 or at > len(plain):
+                raise BadRecords(f"a record of {size} bytes")
+            count += 1
+    except IndexError:
+        raise BadRecords("a record ends behind its batch") from None
+    return count
+
+
 def _records(plain: bytes, batch: Batch) -> Iterator[Record]:
     at = 0
     for _ in range(batch.record_count):
