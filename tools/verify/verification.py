@@ -10,11 +10,13 @@ from __future__ import annotations
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tools.verify.bootstrap import read_topic
 from tools.verify.core import price
 from tools.verify.core.contexts import make_contexts
+from tools.verify.core.data_view import log_units
 from tools.verify.core.facts import Fact, Fault, NotChecked, NotRead, StreamObject, Tally, Vanished
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.judge import GAP, Verdict
@@ -41,9 +43,20 @@ from tools.verify.core.outcome import (
     Unread,
     damaged_ranges,
 )
-from tools.verify.core.plan import Choice, ColdUnit, Task, cold_tasks, numbered, parts_of, wal_tasks
+from tools.verify.core.plan import (
+    Choice,
+    ColdUnit,
+    LogUnit,
+    Task,
+    cold_tasks,
+    log_tasks,
+    numbered,
+    parts_of,
+    wal_tasks,
+)
 from tools.verify.core.snapshot import Snapshot, boundaries_now, freeze
 from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
+from tools.verify.core.told import Take, TopicReader
 from tools.verify.engines.engine import Engine, EngineFailed, Judging
 from tools.verify.refining import refine
 
@@ -56,7 +69,7 @@ def verify(options: Options, listener: ProgressListener | None = None) -> Outcom
 def plan(options: Options) -> Planned:
     """Say what a verification would read, and what that costs. Raise BadSourceUrl and SourceFailed."""
     run = Verification(options, _ignore)
-    snapshot = freeze(run.store, run.data)
+    snapshot = freeze(run.store, run.data, run.reader)
     if snapshot.unread:
         raise SourceFailed(f"{snapshot.unread[0].place}: {snapshot.unread[0].why}")
     work = run.prepare(snapshot)
@@ -143,15 +156,18 @@ class Verification:
     def __init__(self, options: Options, listener: ProgressListener) -> None:
         self._options = options
         self._listener = listener
+        if options.ledger:
+            raise EngineFailed("this release keeps no ledger: leave --ledger out")
         self.store = open_source(options.store) if options.store else None
         self.data = [open_source(path) for path in options.data]
+        self.reader = _cluster_reader(options.bootstrap) if options.bootstrap else None
         self._wanted = frozenset(options.topics)
         self._ids: frozenset[str] = frozenset()
 
     def run(self) -> Outcome:
         began, cpu = time.monotonic(), _cpu_seconds()
         self._listener(Progress("listing"))
-        snapshot = freeze(self.store, self.data)
+        snapshot = freeze(self.store, self.data, self.reader)
         work = self.prepare(snapshot)
         asked = [source.counts for source in self._sources()]
         effort = sum(each.requests for each in asked), sum(each.received for each in asked)
@@ -173,7 +189,7 @@ class Verification:
                 snapshot.names,
                 snapshot.store.floors,
                 work.copies.explained,
-                snapshot.moved_starts,
+                snapshot.told.moved_starts,
                 snapshot.told.copies_after is not None,
             )
             self._listener(Progress("judging"))
@@ -200,6 +216,8 @@ class Verification:
         for findings in by_partition.values():
             found += findings
         found = [each for each in found if not each.topic_id or self._is_wanted(each.topic_id, "")]
+        if self._options.manifests:
+            unchecked.append(Unchecked("manifest", "this release compares no manifest with the logs"))
         if self._options.sample < 1.0:
             why = f"of the data about {self._options.sample:g} was read: damage elsewhere was not looked for"
             unchecked.append(Unchecked("sampled", why))
@@ -215,8 +233,8 @@ class Verification:
             unchecked=tuple(sorted(set(unchecked))),
             figures=Figures(
                 objects=listing.objects if listing is not None else 0,
-                files=snapshot.files,
-                listed_bytes=(listing.size if listing is not None else 0) + snapshot.files_size,
+                files=snapshot.data.files,
+                listed_bytes=(listing.size if listing is not None else 0) + snapshot.data.size,
                 scanned_bytes=scans.size - work.proved_bytes,
                 proved_bytes=work.proved_bytes,
                 batches=scans.batches,
@@ -260,8 +278,14 @@ class Verification:
             cluster_id = snapshot.cluster_id
             tasks += cold_tasks(_known(units), self.store, cluster_id, options.task_bytes)
             tasks += wal_tasks(objects, indexes, self.store, cluster_id, options.task_bytes)
+        tasks += log_tasks(self.logs(snapshot), self.data, options.task_bytes)
         choice = Choice(options.sample, options.sample_seed, self._ids if self._wanted else frozenset())
         return _Work(numbered(tasks, choice), copies)
+
+    def logs(self, snapshot: Snapshot) -> list[LogUnit]:
+        """Return the pieces of logs to read."""
+        units = log_units(snapshot.data, self._options.task_bytes)
+        return [unit for unit in units if self._is_wanted(unit.topic_id, unit.topic)]
 
     # --- scanning ---
 
@@ -306,6 +330,13 @@ class Verification:
 
 def _known(units: Iterable[ColdUnit]) -> list[ColdUnit]:
     return [unit for unit in units if unit.data is not None or unit.index_object is not None]
+
+
+def _cluster_reader(bootstrap: str) -> TopicReader:
+    def read(topic: str, take: Take, starts: Mapping[int, int]) -> Mapping[int, int]:
+        return read_topic(bootstrap, topic, take, starts).ends
+
+    return read
 
 
 def _open_engine(options: Options) -> Engine:

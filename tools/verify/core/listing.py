@@ -30,7 +30,15 @@ from tools.verify.core.keys import (
 )
 from tools.verify.core.plan import ColdUnit, WalIndexUnit, WalUnit
 from tools.verify.core.stores import Listed
-from tools.verify.core.tier_topics import COPY_FINISHED, Copy, ToldCopy, ToldSlice
+from tools.verify.core.tier_topics import (
+    COPY_FINISHED,
+    COPY_STARTED,
+    DELETE_FINISHED,
+    DELETE_STARTED,
+    Copy,
+    ToldCopy,
+    ToldSlice,
+)
 
 UNKNOWN_KEY = declare(
     "unknown-key",
@@ -230,6 +238,11 @@ def _judge_told(
         found.explained[topic_id, partition].append(Explained(one.base, one.end, "between-listings"))
         found.counted.append(Counted("between-listings", topic_id, partition, one.base, one.end))
         return
+    state = told.after.state if told.after is not None else DELETE_FINISHED
+    if state in (COPY_STARTED, DELETE_STARTED):
+        what = "unfinished-copy" if state == COPY_STARTED else "deleting"
+        found.counted.append(Counted(what, topic_id, partition, base, -1))
+        return
     newest = max((each.event_ms for each in told if each is not None), default=-1)
     for each, end in ((index, "idx"), (data, "log")):
         if each is None:
@@ -237,9 +250,9 @@ def _judge_told(
         is_old = now_ms - max(each.modified_ms, newest) > grace_ms
         if is_old and (told.after is not None or told.before is None):
             place = tier_key(topic_id, partition, base, segment_id, end)
-            state = "nothing" if told.after is None else f"state {told.after.state}"
+            says = "nothing told" if told.after is None else "told to be deleted"
             found.findings.append(
-                Finding(COLD_ORPHAN, topic_id, partition, base, -1, place, -1, "a copy that counts", state)
+                Finding(COLD_ORPHAN, topic_id, partition, base, -1, place, -1, "a copy that counts", says)
             )
         else:
             found.counted.append(Counted("young-orphan", topic_id, partition, base, -1))

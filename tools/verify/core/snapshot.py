@@ -8,19 +8,21 @@ leaves a disk for the store in between is seen twice rather than never.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tools.verify.core.data_view import DataView, judge_directories, view_directories
 from tools.verify.core.facts import Fault
 from tools.verify.core.findings import Counted, Finding, Severity, declare
 from tools.verify.core.judge import PartitionContext
-from tools.verify.core.keys import WAL, StreamKey, WalFloors, parse_key
+from tools.verify.core.keys import WAL, WalFloors, parse_key
 from tools.verify.core.layouts import Floors, Malformed, decode_floors
 from tools.verify.core.listing import Listing, sort_out
 from tools.verify.core.meta import Meta, read_meta
+from tools.verify.core.meta_fold import State
 from tools.verify.core.outcome import Unchecked, Unread
 from tools.verify.core.stores import Gone, Listed, Source, SourceFailed, TooLarge
-from tools.verify.core.tier_topics import Copy, ToldCopy, ToldSlice
+from tools.verify.core.told import TierTopics, Told, TopicReader
 
 WAL_FLOORS_BAD = declare(
     "wal-floors-bad",
@@ -41,17 +43,6 @@ class StoreView:
 
 
 @dataclass(slots=True)
-class Told:
-    """What the topics about the tiers say, before and after the listing; None: nobody told."""
-
-    copies_before: Mapping[Copy, ToldCopy] | None = None
-    copies_after: Mapping[Copy, ToldCopy] | None = None
-    counting: Mapping[StreamKey, frozenset[int]] = field(default_factory=dict)
-    """Objects of the WAL tier that counted both times."""
-    slices: Mapping[tuple[StreamKey, int], tuple[ToldSlice, ...]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Snapshot:
     """All that is read once, before any batch."""
 
@@ -59,16 +50,22 @@ class Snapshot:
     after: Meta | None = None
     store: StoreView = field(default_factory=StoreView)
     told: Told = field(default_factory=Told)
-    moved_starts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    names: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Topics of the logs in data directories."""
-    files: int = 0
-    files_size: int = 0
+    data: DataView = field(default_factory=DataView)
     findings: list[Finding] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     cluster_id: str = ""
+
+    @property
+    def names(self) -> dict[tuple[str, int], str]:
+        """Topics of the logs in data directories."""
+        return {(own.topic_id, own.log.partition): own.log.topic for own in self.data.logs if own.topic_id}
+
+    @property
+    def states(self) -> list[State]:
+        """The cluster before and after the listing, as far as it is known."""
+        return [each.state for each in (self.before, self.after) if each is not None and each.is_there]
 
     @property
     def last_slot(self) -> int:
@@ -101,21 +98,50 @@ class Snapshot:
         return frozenset(found | {each for each in wanted if len(each) == 22})
 
 
-def freeze(store: Source | None, data: Sequence[Source]) -> Snapshot:
-    """Read what there is to read at once. What does not answer is in `unread`."""
+def freeze(store: Source | None, data: Sequence[Source], read: TopicReader | None = None) -> Snapshot:
+    """Read what there is to read at once. What does not answer is in `unread`.
+
+    `read`: how the topics about the tiers are read from a running cluster; None: out of the directories.
+    """
     found = Snapshot()
     if store is not None:
         found.before = _try_meta(store, found)
+    found.data = view_directories(data, found.states)
+    topics = TierTopics(found.states[0] if found.states else None)
+    topics.read_before(found.data, data, read)
+    if store is not None:
         found.store = _view_store(store, found)
+    again = view_directories(data, found.states) if found.data.is_live and read is None else found.data
+    found.told = topics.read_after(again, data, read)
+    if store is not None:
         found.after = _try_meta(store, found)
         _take_meta(found)
-    else:
-        why = "no store was given (--store), so neither its objects nor the metadata log were looked at"
-        found.unchecked.append(Unchecked("store", why))
-    if not data:
-        why = "no data directory was given (--data), so what only the logs of brokers have was not looked at"
-        found.unchecked.append(Unchecked("data-directories", why))
+    found.findings += judge_directories(found.data, found.states, has_image=found.has_image)
+    found.findings += topics.findings()
+    found.unread += [*found.data.unread, *topics.unread]
+    found.unchecked += _unchecked(found, topics, has_store=store is not None, has_data=bool(data))
+    if not found.cluster_id:
+        found.cluster_id = next(
+            (told for each in found.data.directories if (told := each.properties.get("cluster.id", ""))), ""
+        )
     return found
+
+
+def _unchecked(
+    found: Snapshot, topics: TierTopics, *, has_store: bool, has_data: bool
+) -> Iterator[Unchecked]:
+    listing = found.store.listing
+    if not has_store:
+        why = "no store was given (--store), so neither its objects nor the metadata log were looked at"
+        yield Unchecked("store", why)
+    elif found.after is not None and not found.after.is_there:
+        why = "there is no metadata log in the store, so topics, configuration and leaders are not known"
+        yield Unchecked("metadata", why)
+    if not has_data:
+        why = "no data directory was given (--data), so what only the logs of brokers have was not looked at"
+        yield Unchecked("data-directories", why)
+    if listing is not None and (listing.copies or listing.streams):
+        yield from topics.unchecked()
 
 
 def _take_meta(found: Snapshot) -> None:
@@ -124,11 +150,7 @@ def _take_meta(found: Snapshot) -> None:
     found.findings += found.after.findings
     found.counted += found.after.counted
     found.cluster_id = found.after.state.cluster_id
-    for fault in found.store.faults:
-        found.findings.append(_finding(fault))
-    if not found.after.is_there:
-        why = "there is no metadata log in the store, so topics, configuration and leaders are not known"
-        found.unchecked.append(Unchecked("metadata", why))
+    found.findings += [_finding(fault) for fault in found.store.faults]
 
 
 def _finding(fault: Fault) -> Finding:
