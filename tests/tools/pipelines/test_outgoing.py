@@ -77,6 +77,15 @@ def test_only_what_was_asked_for_goes_out(
     assert (content(out) if out is not None else []) == wanted
 
 
+@given(contents, codecs, st.integers(0, 12), st.integers(0, 12))
+def test_a_batch_that_is_asked_for_in_part_goes_out_in_part(
+    rows: list[Content], codec: int, skip: int, take: int
+) -> None:
+    batch = stored(rows, base=100, gaps=False, codec=codec)
+    out = outgoing(batch, parse_header(batch), 100 + skip, 100 + skip + take)
+    assert (content(out) if out is not None else []) == rows[skip : skip + take]
+
+
 def test_an_untouched_batch_keeps_its_compressed_bytes() -> None:
     batch = stored([(1, b"k", b"v" * 500, ())] * 3, base=10, gaps=False, codec=4)
     out = outgoing(batch, parse_header(batch), 0, 100)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from tests.tools.verify.manifest.against_log import judged
 from tests.tools.verify.manifest.test_confluent_producer import ROOT, make_topic
 from tools.verify.core.manifest import open_rows
 from tools.verify.core.manifest_files import Guarantee, Outcome
-from tools.verify.manifest.aiokafka_producer import ManifestProducer
+from tools.verify.manifest import outcomes
+from tools.verify.manifest.aiokafka_producer import ManifestProducer, _outcome
 
 StartBroker = Callable[..., BrokerProcess]
 
@@ -143,7 +145,8 @@ async def test_kills_of_the_broker_lose_nothing_that_is_noted(
 
 WRITER = """
 import asyncio, sys
-from tools.verify.manifest.aiokafka_producer import ManifestProducer
+from tools.verify.manifest import outcomes
+from tools.verify.manifest.aiokafka_producer import ManifestProducer, _outcome
 address, topic, folder = sys.argv[1:]
 
 async def main():
@@ -180,3 +183,15 @@ def test_a_killed_writer_leaves_a_manifest_that_agrees_with_the_log(
     found = judged(tmp_path / "m", broker_process.bootstrap, topic, 1)
     assert found.findings == [] and not found.manifest.files[0].is_whole
     assert 16_384 <= found.outcomes[Outcome.OK] <= found.log_records
+
+
+async def test_a_duplicate_whose_offset_the_broker_forgot_is_acknowledged_without_one() -> None:
+    """aiokafka counts on from the base offset of the batch, which is −1 then."""
+    loop = asyncio.get_running_loop()
+    future, whole = loop.create_future(), loop.create_future()
+    future.set_result(SimpleNamespace(offset=3))
+    whole.set_result(SimpleNamespace(offset=-1))
+    assert _outcome(future, SimpleNamespace(future=whole)) == (outcomes.Outcome.OK, -1)
+    sound = loop.create_future()
+    sound.set_result(SimpleNamespace(offset=0))
+    assert _outcome(future, SimpleNamespace(future=sound)) == (outcomes.Outcome.OK, 3)
