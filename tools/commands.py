@@ -18,6 +18,7 @@ import typer
 from tools.broker_command import LISTEN, BrokerOptions, run_broker
 from tools.console import Failure, check_address, check_writable, read_pairs, write_json
 from tools.pipelines import commands as pipelines
+from tools.verify import command as verification
 
 if TYPE_CHECKING:
     from tools.bench import Load
@@ -684,3 +685,4 @@ def dump_log(
 
 
 pipelines.register(app)
+verification.register(app)

@@ -140,7 +140,7 @@ def _terminal(outcome: Outcome, summary: Summary) -> Iterator[str]:
     if summary.unread:
         yield f"could not be read: {len(outcome.unread):,}"
         for unread in summary.unread[:TERMINAL_ROWS_MAX]:
-            yield f"  {plain(unread.place)}: {plain(unread.why)}"
+            yield f"  {plain(unread.place or 'all')}: {plain(unread.why)}"
         if len(outcome.unread) > TERMINAL_ROWS_MAX:
             yield f"  … and {len(outcome.unread) - TERMINAL_ROWS_MAX:,} more"
     if summary.unchecked:

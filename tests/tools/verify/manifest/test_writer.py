@@ -118,6 +118,16 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
     assert sorted(orders.tolist()) == list(range(1, 36_001))
 
 
+def test_offsets_that_go_back_from_one_block_to_the_next_are_named(tmp_path: Path) -> None:
+    with writer_at(tmp_path / "a.manifest", is_ordered=True) as writer:
+        topic = writer.topic("t", TOPIC_ID)
+        for number in (10, 11, 5, 12):
+            note(writer, number, topic=topic)
+            writer.flush()
+    manifest = read_manifests([str(tmp_path)], {})
+    assert [(each.code, each.first) for each in manifest.findings] == [("manifest-order", 5)]
+
+
 # --- killed ---
 
 KILLED = """
