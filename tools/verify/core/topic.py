@@ -137,14 +137,16 @@ class PartitionBytes:
             told.append(max(replicas, key=lambda each: _authority(each.places)).first)
         start = max(*told, covered[0][0])
         by_node = {replica.node: replica for replica in replicas}
-        committed = [each.high_watermark for each in replicas] + [place.end for place in cold]
+        ends = [place.end for place in cold]
         if in_sync and all(node in by_node for node in in_sync):
-            committed.append(min(by_node[node].end for node in in_sync))
+            ends.append(min(by_node[node].end for node in in_sync))
         elif replicas and in_sync is None:
-            committed.append(min(replica.end for replica in replicas))
+            ends.append(min(replica.end for replica in replicas))
         else:
-            committed.append(max((place.end for place in places), default=-1))
-        return Bounds(start, max(start, min(max(committed), covered[-1][1])))
+            ends.append(max((place.end for place in places), default=-1))
+        # What a watermark says is committed, be it there or not; the rest only as far as it is there.
+        committed = [each.high_watermark for each in replicas]
+        return Bounds(start, max(start, *committed, min(max(ends), covered[-1][1])))
 
     def _links(self, excluded: frozenset[str]) -> list[_Link]:
         """Return where each offset between start and end is read, in their order."""

@@ -128,6 +128,19 @@ def test_what_is_damaged_is_read_elsewhere(left: LeftBehind, tmp_path: Path) -> 
         list(opened(copy, "cut").batches(0, LATER))
 
 
+def test_what_was_committed_and_is_not_there_is_a_hole(left: LeftBehind, tmp_path: Path) -> None:
+    shutil.copytree(left.data, tmp_path / "data")
+    log = sorted((tmp_path / "data" / "open-0").glob("*.log"))[-1]
+    log.write_bytes(log.read_bytes()[:-30])
+    found = opened([open_source(f"{tmp_path}/data")], "open")
+    end = left.answers["open"].end
+    assert found.bounds.end == end
+    ((first, last),) = found.holes(0, LATER)
+    assert (first < end, last) == (True, end)
+    with pytest.raises(Missing, match=f"offsets {first} to {end} are in no place"):
+        list(found.batches(0, LATER))
+
+
 def test_what_is_gone_is_a_hole(left: LeftBehind, tmp_path: Path) -> None:
     shutil.copytree(left.url.removeprefix("file://"), tmp_path / "store")
     store = [open_source(f"file://{tmp_path}/store")]
