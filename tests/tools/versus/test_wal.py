@@ -237,6 +237,17 @@ def test_requests_of_one_size_reach_every_partition_once() -> None:
 TINY = wal.Sizes(seconds=1.0, warm_s=0.5, many=20, gb_max=0.05)
 
 
+@pytest.mark.requirement("1176-56")
+def test_the_throughput_run_of_the_proposal_in_small(tmp_path: Path) -> None:
+    """Its records, linger and rate; how long it goes on decides what the figures are worth."""
+    row = wal_rows.select(["acks1-latency"])[0]
+    sizes = wal.Sizes(seconds=1.0, warm_s=0.5, many=20, gb_max=0.1)
+    runs = wal.measure([row], FILE, 1, sizes, tmp_path)[row.name]
+    assert not runs.failure
+    assert {measure.name for measure in row.measures} <= runs.on[0].keys()
+    assert runs.on[0]["record_share"] == 0
+
+
 def test_both_kinds_go_through_rows_in_turn(tmp_path: Path) -> None:
     chosen = wal_rows.select(["e2e-alone"])
     found = wal.measure(chosen, FILE, 1, TINY, tmp_path)

@@ -42,6 +42,7 @@ CASES = [
 ]
 
 
+@pytest.mark.requirement("1176-41")
 @pytest.mark.parametrize(("name", "which"), CASES)
 def test_it_is_what_the_broker_answered(left: LeftBehind, name: str, which: str) -> None:
     wanted = left.answers[name]
