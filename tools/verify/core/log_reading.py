@@ -175,6 +175,9 @@ class _LogCheck:
         self._has_lost_end = any(fault.position >= sound_to for fault in scanned.faults)
         is_open = following < 0 and self._log.is_live
         is_final = following >= 0 and self._end <= self._unsure_from
+        is_swap = listed.key.endswith(".swap")  # it covers those behind it
+        if following not in self._bases and scanned.runs and not is_swap:
+            self._faults += _past(scanned.runs[-1], following)
         self._faults += scanned.faults
         self._faults += self._producers.faults[faults_before:]
         if offsets is not None:
@@ -393,6 +396,14 @@ class _LogCheck:
                 self._faults.append(
                     Fault(CHECKPOINT_OUTSIDE, place, -1, self._end, offset, text, str(offset))
                 )
+
+
+def _past(run: Run, following: int) -> list[Fault]:
+    """A segment that goes on past the base of the next one, which somebody else reads."""
+    if not 0 <= following < run.end:
+        return []
+    text = f"at most {following}"
+    return [Fault(OFFSET_BACK, run.place, run.position, following, run.end, text, str(run.end))]
 
 
 def _base_of(place: str) -> int:

@@ -46,6 +46,7 @@ from tools.verify.core.layouts import (
     index_head_size,
     wal_table_end,
 )
+from tools.verify.core.log_scan import scan_log
 from tools.verify.core.plan import (
     LIMITLESS,
     READ_BYTES,
@@ -212,7 +213,7 @@ def _scan_unit(task: Task, unit: Unit, tables: Tables) -> list[Row]:
         case WalIndexUnit():
             return list(_scan_wal_index(task, unit, tables))
         case LogUnit():
-            return unread(unit, "this release does not read logs")
+            return scan_log(task.source, unit)
 
 
 # --- the cold tier ---

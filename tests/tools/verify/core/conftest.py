@@ -5,6 +5,8 @@ Owns when they are made. Does not own what is in them (real_logs). Invariant: wh
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,25 @@ KINDS = [
     pytest.param("kafka-stopped", marks=pytest.mark.kafka),
     pytest.param("kafka-killed", marks=pytest.mark.kafka),
 ]
-_made: dict[str, real_logs.Made] = {}
 
 
 def real_directory(kind: str, request: Any) -> Path:
     """The data directory of a broker of ours, or of Apache Kafka, that was stopped or killed."""
-    whose = kind.rpartition("-")[0]
-    if whose not in _made:
-        folder = request.getfixturevalue("tmp_path_factory").mktemp(whose)
-        if whose == "kafka":
-            java = Java(request.getfixturevalue("kafka_home"))
-            _made[whose] = real_logs.make_kafkas(ApacheKafka(folder, java, settings=real_logs.KAFKAS))
-        else:
-            _made[whose] = real_logs.make_ours(folder)
-    return _made[whose].killed if kind.endswith("-killed") else _made[whose].stopped
+    whose, _, how = kind.partition("-")
+    root = request.getfixturevalue("tmp_path_factory").getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # one for all workers
+    folder = root / f"real-{whose}"
+    with (root / f"real-{whose}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            if whose == "kafka":
+                java = Java(request.getfixturevalue("kafka_home"))
+                real_logs.make_kafkas(ApacheKafka(folder, java, settings=real_logs.KAFKAS))
+            else:
+                real_logs.make_ours(folder)
+            (folder / "made").touch()
+    return folder / (how if whose == "ours" else {"stopped": "data", "killed": "killed"}[how])
 
 
 @pytest.fixture(params=KINDS)
