@@ -22,6 +22,7 @@ from broker.control.internal_topics import is_of_the_brokers
 from protocol.errors import ErrorCode
 from protocol.records import BatchHeader
 from remote.cold.segments import SegmentState
+from remote.keys import parse_tier_key
 from storage.log import AbstractLog
 from tests.sim import census, inspection, leak_checks, metalog, salvage, tier
 from tests.sim.client import BROKER_PORT, RETRY_S, Env, Lost, SimClient
@@ -129,6 +130,7 @@ class Stage:
         """By node, life and partition: the log's generation and where its files began."""
         self.truth = Truth(self.bucket)
         self._metadata_log = tier.MetadataLog()
+        self._copies: dict[int, tuple[list[object], list[tier.Copy]]] = {}
         self._objects = tier.Objects()
         self.stuck: list[str] = []
         self._clients: list[SimClient] = []
@@ -410,7 +412,7 @@ class Stage:
         leader = self.leader((tier.METADATA_TOPIC, index))
         if leader is None or not leader.is_ready:
             return []
-        return list(self._metadata_log.said(leader.disk, leader.log_dirs, index))
+        return self._metadata_log.said(leader.disk, leader.log_dirs, index)
 
     def _is_tier_told(self) -> bool:
         """Whether all that is committed about the tier can be seen."""
@@ -419,11 +421,20 @@ class Stage:
 
     def tier_copies(self) -> list[tier.Copy]:
         """Every copy that these leaders speak of."""
-        return [copy for _, index in self._tier_partitions() for copy in tier.copies(self.tier_said(index))]
+        return [copy for _, index in self._tier_partitions() for copy in self._copies_of(index)]
+
+    def _copies_of(self, index: int) -> list[tier.Copy]:
+        said = self.tier_said(index)
+        known = self._copies.get(index)
+        if known is None or known[0] is not said:
+            known = self._copies[index] = said, tier.copies(said)
+        return known[1]
 
     def _said_of(self, key: str) -> str:
         """What is said of the copy that has this object; empty for nothing."""
-        return next((copy.state for copy in self.tier_copies() if key in copy.keys), "")
+        named = parse_tier_key(key)
+        mine = (copy for copy in self.tier_copies() if named is not None and copy.id == named.segment_id)
+        return next((copy.state for copy in mine if key in copy.keys), "")
 
     def _alone_in(self, key: str, data: bytes) -> HadAlone:
         """What the copy that had this data object and was finished had alone; nothing where copies go by

@@ -62,16 +62,19 @@ class _File:
     decode: Decode
     end: int = 0
     batches: list[tuple[int, bytes, list[object]]] = field(default_factory=list)
+    changes: int = 0
 
     def read(self) -> None:
         data = self.inode.data
         while self.batches and not data.startswith(self.batches[-1][1], self.batches[-1][0]):
             self.end = self.batches.pop()[0]
+            self.changes += 1
         rest = bytes(memoryview(data)[self.end :])
         for at, header in _whole_batches(rest):
             said = [self.decode(row.key, row.value) for row in records.iter_records(rest, at, header)]
             head = rest[at : at + records.HEADER_SIZE]
             self.batches.append((self.end + at, head, said))
+            self.changes += 1
         if self.batches:
             at, head, _ = self.batches[-1]
             self.end = at + records.parse_header(head, 0).size
@@ -84,9 +87,19 @@ class MetadataLog:
         self._topic = topic
         self._decode = decode
         self._files: dict[int, _File] = {}
+        self._said: dict[int, tuple[list[tuple[int, int]], list[object]]] = {}
 
-    def said(self, disk: Disk, log_dirs: Sequence[str], index: int) -> Iterator[object]:
-        """Everything it says, in order."""
+    def said(self, disk: Disk, log_dirs: Sequence[str], index: int) -> list[object]:
+        """Return everything it says, in order: the same list until it says something else."""
+        files = list(self._read(disk, log_dirs, index))
+        state = [(id(file.inode), file.changes) for file in files]
+        known = self._said.get(index)
+        if known is None or known[0] != state:
+            said = [one for file in files for _, _, rows in file.batches for one in rows]
+            known = self._said[index] = state, said
+        return known[1]
+
+    def _read(self, disk: Disk, log_dirs: Sequence[str], index: int) -> Iterator[_File]:
         for log_dir in log_dirs:
             path = posixpath.join(log_dir, f"{self._topic}-{index}")
             directory = disk.lookup(path)
@@ -97,8 +110,7 @@ class MetadataLog:
                     continue
                 read = self._files.setdefault(id(inode), _File(inode, self._decode))
                 read.read()
-                for _, _, said in read.batches:
-                    yield from said
+                yield read
 
 
 def _whole_batches(data: bytes) -> Iterator[tuple[int, records.BatchHeader]]:
@@ -276,7 +288,8 @@ class Objects:
             is_whole = copy.state == SegmentState.COPY_FINISHED.name
             if is_whole and (copy.topic_id, copy.index) == partition:
                 for stored in self.batches(copy.keys[0], objects):
-                    for offset in range(stored.batch.base_offset, stored.batch.next_offset):
+                    first, last = max(start, stored.batch.base_offset), min(end, stored.batch.next_offset)
+                    for offset in range(first, last):
                         mine.setdefault(offset, []).append(stored)
         chosen: list[Stored] = []
         at = start
