@@ -442,6 +442,15 @@ def test_each_way_to_spoil_it_is_caught(spoil: Mutation) -> None:
     assert MUTATIONS[spoil] in judge(history).rules()
 
 
+@pytest.mark.parametrize(("log_start", "is_right"), [(1, True), (0, False)])
+def test_an_epoch_may_be_said_to_begin_where_the_log_began_then(log_start: int, is_right: bool) -> None:
+    """A deletion of the leader alone is taken back by an unclean election."""
+    history = clean()
+    late = row(B1, epoch=0, epoch_start=1, log_start=log_start)
+    history.wal_changes[1] = put_object(1.2, FIRST, 2, late)
+    assert ("12 WAL epochs" not in judge(history).rules()) is is_right
+
+
 def test_what_one_partition_deleted_may_be_needed_of_another() -> None:
     history = clean()
     other = replace(state(0, 1, 0), tp=("t", 1))
@@ -487,12 +496,16 @@ def test_what_an_epoch_had_that_a_log_has_nothing_of_is_missed_only_if_nothing_i
     assert "lacks 2 of epoch 1" in missed
 
 
-@pytest.mark.parametrize(("start", "end", "is_missed"), [(0, 4, False), (0, 2, True), (3, 5, True)])
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("start", "end", "is_missed"), [(0, 4, False), (0, 2, True), (4, 5, True)])
 def test_what_an_epoch_had_is_not_missed_where_a_copy_in_the_cold_tier_is_in_its_place(
-    start: int, end: int, is_missed: bool
+    start: int, end: int, is_missed: bool, epoch: int
 ) -> None:
-    """The leader to which the lead was given back stores what is behind the copy alone."""
+    """The leader to which the lead was given back stores what is behind the copy alone; who led before it may
+    have stored what an earlier one had written."""
     history = after_an_unclean_election(is_stored_again=False)
+    of_other = row(stored(3, 78, epoch=epoch), epoch=1, epoch_start=4 - epoch)
+    history.wal_changes[1] = put_object(1.1, OTHER, 0, of_other)
     copy = TierCopy(
         partition=(str(TOPIC), 0),
         id="one",

@@ -153,7 +153,8 @@ def slices_are_in_the_log(case: Case) -> Iterator[str]:
                 is_owed = log.log_start_offset < batch.next <= end
                 if not is_owed or (batch.base, batch.epoch) in there:
                     continue
-                is_void = batch.epoch not in dict(log.epochs) and _was_given_back(case, tp, batch.epoch)
+                epoch = each.row.leader_epoch
+                is_void = epoch not in dict(log.epochs) and _was_given_back(case, tp, epoch)
                 if is_void and any(start <= batch.base < stop for start, stop in copied):
                     continue
                 if not is_replaced(each, batch.base, batch.next, slices, starts):
@@ -211,8 +212,8 @@ def nothing_is_left_out(case: Case) -> Iterator[str]:
 
 
 def epochs_begin_where_the_log_says(case: Case) -> Iterator[str]:
-    """12 (WAL) A slice names the epoch in which it was stored, and where that began, as the log has it; its
-    own records are of that epoch or an earlier one."""
+    """12 (WAL) A slice names the epoch in which it was stored, and where that began, as the log has it, if
+    not below the start that the log had then; its own records are of that epoch or an earlier one."""
     by_partition = fold_of(case).by_partition()
     for tp, log in case.history.logs.items():
         topic_id = _topic_id(case, tp)
@@ -222,7 +223,9 @@ def epochs_begin_where_the_log_says(case: Case) -> Iterator[str]:
             start = known.get(row.leader_epoch, row.epoch_start)
             if row.batch_epoch > row.leader_epoch:
                 yield f"{tp}: {_place(each)} of epoch {row.leader_epoch} has records of {row.batch_epoch}"
-            elif row.epoch_start > start or (row.epoch_start < start and log.log_start_offset < start):
+            elif row.epoch_start > max(start, row.log_start) or (
+                row.epoch_start < start and log.log_start_offset < start
+            ):
                 yield (
                     f"{tp}: {_place(each)} says that epoch {row.leader_epoch} began at {row.epoch_start},"
                     f" the log says {start}"
