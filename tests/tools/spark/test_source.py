@@ -154,7 +154,8 @@ def test_what_is_damaged_is_told(spark: Any, world: World, tmp_path: Path) -> No
     shutil.copytree(world.left.data, tmp_path / "data")
     log = sorted((tmp_path / "data" / "plain-0").glob("*.log"))[-1]
     whole = bytearray(log.read_bytes())
-    whole[300] ^= 1
+    first_size = 12 + int.from_bytes(whole[8:12], "big")
+    whole[first_size + 300] ^= 1
     log.write_bytes(whole)
     reader = with_options(spark.read.format("tidewal"), {"data": f"{tmp_path}/data", "subscribe": "plain"})
     with pytest.raises(Exception, match=r"data was lost: plain-0: offsets \d+ to \d+ are in no place"):
