@@ -34,6 +34,8 @@ from remote.wal.combined_object import (
 )
 
 PAGE_KEYS: Final = 1000
+STREAM_PAGE_KEYS: Final = 256
+"""Of a stream that has gone a seal and its boundaries stay."""
 LOST_BEFORE_STOP: Final = 4
 """So many slots are lost to the writer before it is stopped further up."""
 STOP_AHEAD: Final = 64
@@ -52,6 +54,15 @@ class End(NamedTuple):
     seq: int
     asked_by: int
     """The slot of the metadata log for whose sake it ends."""
+
+
+class StreamPage(NamedTuple):
+    """Some streams, one after the other."""
+
+    streams: dict[Stream, list[ObjectInfo]]
+    """Each with what lies first in it."""
+    more_after: str | None
+    """The key after which the next ones are listed; None after the last."""
 
 
 class Sealer:
@@ -81,26 +92,33 @@ class Sealer:
                 return known
             after = page[-1].key
 
-    async def streams(self, prefix: str) -> AsyncIterator[tuple[Stream, list[ObjectInfo]]]:
-        """Yield the streams below a prefix, each with its first few objects; one request for each."""
-        after = ""
-        while page := await self._store.list(prefix, after=after, at_most=4):
-            key = parse_wal_key(page[0].key)
-            if key is None:
-                after = page[0].key
-                continue
-            yield (
-                key.stream,
-                [info for info in page if (each := parse_wal_key(info.key)) and each.stream == key.stream],
-            )
-            after = stream_prefix(key.stream) + PAST
+    async def streams(self, prefix: str) -> AsyncIterator[Stream]:
+        """Yield the streams below a prefix, in order."""
+        page = StreamPage({}, "")
+        while page.more_after is not None:
+            page = await self.stream_page(prefix, page.more_after)
+            for stream in page.streams:
+                yield stream
+
+    async def stream_page(self, prefix: str, after: str) -> StreamPage:
+        """Return the next streams below a prefix, by one request: of those of which little is left it shows
+        many, and no more than the beginning of any other."""
+        page = await self._store.list(prefix, after=after, at_most=STREAM_PAGE_KEYS)
+        streams: dict[Stream, list[ObjectInfo]] = {}
+        more_after = page[-1].key if len(page) == STREAM_PAGE_KEYS else None
+        for info in page:
+            if (key := parse_wal_key(info.key)) is not None:
+                streams.setdefault(key.stream, []).append(info)
+        if more_after is not None and (last := parse_wal_key(more_after)) is not None:
+            more_after = stream_prefix(last.stream) + PAST
+        return StreamPage(streams, more_after)
 
     async def end_epoch(self, node_id: int, broker_epoch: int, *, asked_by: int) -> End:
         """End what one incarnation of a broker writes: its newest generation, and on to one whose seal was
         asked for by `asked_by` or later. Until its image is there the writer opens none after that."""
         first = Stream(node_id, broker_epoch, 0)
         generation = 0
-        async for stream, _ in self.streams(stream_prefix(first).rpartition("-")[0] + "-"):
+        async for stream in self.streams(stream_prefix(first).rpartition("-")[0] + "-"):
             generation = stream.generation
         for number in range(generation, GENERATIONS_MAX):
             end = await self.end(first._replace(generation=number), asked_by=asked_by)

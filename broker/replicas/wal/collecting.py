@@ -47,6 +47,8 @@ LOOK_EVERY_ROUNDS: Final = 10
 HEARD_FROM_S: Final = 600.0
 """A replica that was silent for longer is sent records directly when it comes back."""
 STREAMS_A_ROUND: Final = 32
+PAGES_A_ROUND: Final = 8
+"""Of a look at all streams: each that ever was leaves something behind."""
 LEARN_S: Final = 2.0
 """A start waits so long for what others and an earlier life said."""
 LEARN_PAUSE_S: Final = 0.1
@@ -162,6 +164,10 @@ class WalCollecting:
         """By gone writer: the end of its newest stream, after which it opens none."""
         self._looked_with: dict[int, int] = {}
         """The brokers and their epochs when the bucket was looked through last."""
+        self._look_after: str | None = None
+        """The key after which a look through the bucket goes on in this round."""
+        self._pages_looked = 0
+        """By the last look, or the one that is under way."""
         self._rounds = 0
         self._is_bucket_used = False
         self._put: Said | None = None
@@ -396,11 +402,15 @@ class WalCollecting:
                 self.collector.forget(stream)
             self._gone.clear()
             self._ended.clear()
+            self._look_after = None
+            self._looked_with = {}
             return
         epochs = {broker.id: broker.epoch for broker in image.brokers.values()}
-        if looks or not self._gone or epochs != self._looked_with:
-            await self._look_for_gone()
+        is_quick = not self._gone and self._pages_looked <= 1
+        if self._look_after is None and (looks or is_quick or epochs != self._looked_with):
+            self._look_after, self._pages_looked = "", 0
             self._looked_with = epochs
+        await self._look_for_gone()
         left = STREAMS_A_ROUND
         for stream, gone in list(self._gone.items()):
             if gone.is_done or left == 0:
@@ -415,12 +425,19 @@ class WalCollecting:
             gone.is_done = await self._collect(stream, gone.end.seq, is_sealed=True)
 
     async def _look_for_gone(self) -> None:
-        async for stream, first in self.sealer.streams(WAL):
-            if self._gone_since(stream) is None:
-                continue
-            gone = self._gone.setdefault(stream, _Gone())
-            if gone.is_done and not all(map(self.sealer.is_seal_size, first)):
-                gone.is_done = False  # something arrived late
+        """Look through some pages of the bucket, if a look is under way; a later round goes on from there."""
+        for _ in range(PAGES_A_ROUND):
+            if self._look_after is None:
+                return
+            page = await self.sealer.stream_page(WAL, self._look_after)
+            self._look_after = page.more_after
+            self._pages_looked += 1
+            for stream, first in page.streams.items():
+                if self._gone_since(stream) is None:
+                    continue
+                gone = self._gone.setdefault(stream, _Gone())
+                if gone.is_done and not all(map(self.sealer.is_seal_size, first)):
+                    gone.is_done = False  # something arrived late
 
     def _gone_since(self, stream: Stream) -> int | None:
         """Return the slot by which the writer of a stream is gone, None while it may be there."""

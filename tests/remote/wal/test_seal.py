@@ -239,3 +239,23 @@ def test_all_walks_agree_with_the_writer_on_the_end(
         assert again == ends[0]
 
     run(play())
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(1, 9))))
+def test_every_stream_is_listed_once_and_little_is_asked_for(made: list[tuple[int, int, int, int]]) -> None:
+    async def main() -> None:
+        store = SlowStore(random.Random(1))
+        store._set("wal/2/floors", b"x")
+        keys: dict[Stream, int] = {}
+        for *stream, count in made:
+            for seq in range(count):
+                store._set(wal_key(Stream(*stream), seq), b"some")
+            keys[Stream(*stream)] = max(keys.get(Stream(*stream), 0), count)
+        found = [stream async for stream in sealer(store).streams("wal/")]
+        assert found == sorted(keys)
+        large = sum(count > 3 for count in keys.values())
+        assert len(store.requests) <= 1 + large + (1 + 3 * len(keys)) // 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remote.wal.seal.STREAM_PAGE_KEYS", 4)
+        run(main())

@@ -11,11 +11,19 @@ import pytest
 from broker.config.values import ResourceType
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from broker.control.metadata_records import ConfigChanged, ControllerElected
-from broker.replicas.wal.collecting import LEARN_S, STOP_S, CurrentFloors, Said, WalCollecting
+from broker.replicas.wal.collecting import (
+    LEARN_S,
+    PAGES_A_ROUND,
+    STOP_S,
+    CurrentFloors,
+    Said,
+    WalCollecting,
+)
 from remote.keys import WAL, Stream, WalPart, floors_key, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import ObjectKind, Place, Row, decode_table
 from remote.wal.floors import Floor, decode_floors
+from remote.wal.seal import StreamPage
 from storage.epochs import EpochCache
 from tests.broker.replication_driver import Replicas
 from tests.remote.wal.slow_store import seal_at
@@ -397,6 +405,40 @@ def test_a_stream_with_a_hole_keeps_no_other_from_its_turn() -> None:
         await rounds(world, 2, count=10)
         assert theirs not in streams(world)
         assert streams(world)[ours] == [1, 2]
+
+    run(main)
+
+
+def test_a_look_at_many_streams_takes_several_rounds_and_comes_to_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("remote.wal.seal.STREAM_PAGE_KEYS", 8)
+    count = 8 * PAGES_A_ROUND * 2 + 5
+
+    async def main(world: Replicas) -> None:
+        world.controller.publish(ControllerElected(controller_id=1, controller_epoch=1))
+        world.create(1, 2, **ENABLE)
+        for epoch in range(count):
+            place = Place(Stream(9, 1, epoch), 0)
+            await world.store.put(wal_key(*place), seal_at(place))
+        part = collecting(world, 1)
+        page, pages = part.sealer.stream_page, 0
+
+        async def counted(prefix: str, after: str) -> StreamPage:
+            nonlocal pages
+            pages += prefix == WAL
+            return await page(prefix, after)
+
+        monkeypatch.setattr(part.sealer, "stream_page", counted)
+        for seen in (1, 2):
+            await rounds(world, 1)
+            assert pages == seen * PAGES_A_ROUND
+            assert len(part._gone) < count
+        await rounds(world, 1)
+        assert {stream.generation for stream in part._gone} >= set(range(count))
+        pages = 0
+        await rounds(world, 1)
+        assert pages == 0, "another look is for later"
 
     run(main)
 
