@@ -7,7 +7,8 @@ Does not own: the deadline of one attempt and its count (remote.store.stores.ope
 A put that takes longer than most is sent a second time; whichever is answered first counts and the other one
 is given up. LOST proves nothing, because the winner may be a twin of ours or an attempt that was given up:
 the head that lies at the place tells, by its put-id. UNKNOWN proves nothing either, and is asked of the place
-in the same way; where nothing lies the same bytes are sent again.
+in the same way; where nothing lies the same bytes are sent again. A head that cannot be read is asked for
+again, a few times: then something torn lies there.
 
 Invariants. An object is said to be stored only after the store answered WON, or its head was read back. At
 most two puts of one object are waited for, and none is sent after `copy` has ended, however it ended.
@@ -32,6 +33,8 @@ GIVE_UP_S: Final = 10.0
 SECOND_PUT_MIN_S: Final = 0.015
 PAUSE_FIRST_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
+UNREADABLE_MAX: Final = 5
+"""Answers, after which what lies at a place is taken for torn, not for badly received."""
 HEAD_BYTES: Final = 4096
 """Far more than any head has."""
 
@@ -72,17 +75,22 @@ class ObjectWal:
         pass
 
     async def _copy(self, key: str, put_id: bytes, data: bytes) -> None:
-        """Return once the object is stored; SlotTaken if another one is."""
+        """Return once the object is stored; SlotTaken if another one is, or none that can be read."""
         pause_max_s = PAUSE_FIRST_S
+        unreadable = 0
         while await self._put(key, data) is not PutResult.WON:
             while True:
                 try:
                     if await self._is_there(key, put_id):
                         return
                     break
-                except (StoreError, BadObject) as error:
-                    if isinstance(error, StoreError) and error.permanent:
+                except StoreError as error:
+                    if error.permanent:
                         raise
+                except BadObject:
+                    unreadable += 1
+                    if unreadable == UNREADABLE_MAX:
+                        raise SlotTaken(None) from None
                 pause_max_s = await self._pause(pause_max_s)
             pause_max_s = await self._pause(pause_max_s)
 

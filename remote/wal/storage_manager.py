@@ -20,10 +20,15 @@ from remote.wal.combined_object import Head, Place, Row
 
 class SlotTaken(Exception):
     """Another object lies at this place: a seal, or what another process wrote that takes itself for this
-    one. It will never be ours."""
+    one; or something that cannot be read, whosever it was. It will never be ours."""
 
-    def __init__(self, head: Head) -> None:
-        super().__init__(f"{head.kind.name} of broker {head.writer[0]} lies at {head.place}")
+    def __init__(self, head: Head | None) -> None:
+        """`head` is None where it cannot be read."""
+        super().__init__(
+            "what lies at the place cannot be read"
+            if head is None
+            else f"{head.kind.name} of broker {head.writer[0]} lies at {head.place}"
+        )
         self.head = head
 
 
@@ -58,9 +63,9 @@ class WalStorageManager(Protocol):
 
     async def copy(self, metadata: CombinedMetadata, data: bytes) -> CopiedObject:
         """Copy one object, `data` being all of its bytes. Return once it is there, whoever's attempt it was
-        of those with this put-id: to do it again is no error. Raise SlotTaken when something else is there;
-        StoreError when nobody knows, which may be asked again with the same bytes. Gives up after a bounded
-        time."""
+        of those with this put-id: to do it again is no error. Raise SlotTaken when something else is there,
+        or what cannot be read although it was asked for again; StoreError when nobody knows, which may be
+        asked again with the same bytes. Gives up after a bounded time."""
         ...
 
     async def fetch(self, place: Place, start: int, end: int) -> Buffer:

@@ -8,9 +8,10 @@ when (uploader, cutter), what counts (window), settling doubt about one put (sto
 Invariants. Nothing is told before the object and all before it are in the store. As many objects are under
 way as may be, and nothing else holds their bytes. Nothing is told of a stream's objects after its end was.
 
-A put that finds a seal ends the stream: those above it are given up, those below are waited for. The next
-generation begins once this broker's image has come to the slot for whose sake the stream was sealed, and says
-that it lives: until then others may lead.
+A put that finds a seal ends the stream: those above it are given up, those below are waited for. One that
+finds what cannot be read ends it too, and this broker seals it. The next generation begins once this broker's
+image has come to the slot for whose sake the stream was sealed, and says that it lives: until then others may
+lead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from remote.wal.combined_object import Head, ObjectKind, Place, Row, encode_tabl
 from remote.wal.counted import Counted, OnCounted, OnStream
 from remote.wal.extents import Extent
 from remote.wal.index_puts import IndexPuts
+from remote.wal.seal import Sealer
 from remote.wal.sources import Offload, Piece, Source, Writer, head_by
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import CombinedMetadata, SlotTaken, WalStorageManager
@@ -90,6 +92,15 @@ class StreamWriter:
         self._indexes = IndexPuts(
             store=manager.store, writer=writer, offload=offload, now_ms=now_ms, random=random
         )
+        self._sealer = Sealer(
+            manager.store,
+            cluster_id=lambda: writer.cluster_id,
+            writer=lambda: (writer.node_id, writer.broker_epoch),
+            rng=random,
+            now_ms=now_ms,
+        )
+        self._sealing: asyncio.Task[None] | None = None
+        """Ends the stream that is written, because something in it cannot be read."""
         self._tasks: asyncio.TaskGroup | None = None
         self._puts: dict[int, asyncio.Task[None]] = {}
         self._is_in_trouble = False
@@ -113,6 +124,11 @@ class StreamWriter:
         """Whether nothing that is sent now would count."""
         return self._window is not None and self._window.is_sealed
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether this broker seals its own stream."""
+        return self._sealing is not None
+
     def start(self, task_group: asyncio.TaskGroup) -> None:
         self._tasks = task_group
         self._indexes.start(task_group)
@@ -121,6 +137,8 @@ class StreamWriter:
         """Begin nothing more; return what ends now."""
         self._tasks = None
         rest = [*self._puts.values()]
+        if self._sealing is not None:
+            rest.append(self._sealing)
         for task in rest:
             task.cancel()
         self._puts.clear()
@@ -146,6 +164,8 @@ class StreamWriter:
         then every tail has to go back to what counts."""
         stream, window = self.stream, self._window
         if stream is None or window is None or not window.is_sealed or not window.is_settled:
+            return False
+        if self._sealing is not None:
             return False
         self.stream = self._window = None
         self._generation += 1
@@ -240,19 +260,24 @@ class StreamWriter:
                 listener(told)
             self._indexes.counted(told)
 
-    def _taken(self, window: Window[_Sent], seq: int, head: Head) -> None:
-        """End the stream at a seal: nothing at or above it will ever count."""
+    def _taken(self, window: Window[_Sent], seq: int, head: Head | None) -> None:
+        """End the stream at a seal, or at what cannot be read: nothing at or above it will ever count."""
         if window is not self._window or self._puts.pop(seq, None) is None:
             return
         self._nudge()
-        if head.kind is not ObjectKind.SEAL:
+        if head is None:
+            assert self.stream is not None
+            logger.error("object %d of %s cannot be read: a new stream is opened", seq, self.stream)
+            self._seal(self.stream)
+        elif head.kind is not ObjectKind.SEAL:
             self._fail(
                 f"another process writes as node {self._writer.node_id} in broker epoch "
                 f"{self._writer.broker_epoch}: {head.place} holds what this one did not write"
             )
             return
-        logger.info("stream %s was ended at %d by broker %d", head.place.stream, seq, head.writer[0])
-        self.sealed_for = max(self.sealed_for or 0, head.metadata_seq)
+        else:
+            logger.info("stream %s was ended at %d by broker %d", head.place.stream, seq, head.writer[0])
+            self.sealed_for = max(self.sealed_for or 0, head.metadata_seq)
         window.sealed(seq)
         window.gave_up(seq)
         self._stats.void_objects += 1
@@ -260,6 +285,25 @@ class StreamWriter:
             self._puts.pop(above).cancel()
             window.gave_up(above)
             self._stats.void_objects += 1
+
+    def _seal(self, stream: Stream) -> None:
+        if self._sealing is None and self._tasks is not None:
+            self._sealing = self._tasks.create_task(self._end(stream))
+
+    async def _end(self, stream: Stream) -> None:
+        """Seal the stream, however often that has to be tried."""
+        pause_s = RETRY_MIN_S
+        while True:
+            try:
+                end = await self._sealer.end(stream, asked_by=self._writer.metadata_seq)
+                break
+            except StoreError as error:
+                logger.warning("%s is not ended yet: %s", stream, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+        self.sealed_for = max(self.sealed_for or 0, end.asked_by)
+        self._sealing = None
+        self._nudge()
 
 
 def _row(piece: Piece, stream: Stream) -> Row:

@@ -146,7 +146,7 @@ class Uploader:
             self._go_back_if_ended()
             if self._combiner and self._may_cut():
                 await self._cut()
-            elif self._writer.under_way:
+            elif self._writer.under_way or self._writer.is_ending:
                 await self._nudge.wait()
             else:
                 return

@@ -175,6 +175,16 @@ async def test_other_bytes_never_overwrite(make: Make, kind: ObjectKind) -> None
     assert await fetched(make(), 0, len(data)) == data
 
 
+@pytest.mark.requirement("1176-11")
+async def test_what_cannot_be_read_at_the_place_is_told_and_stays(manager: WalStorageManager) -> None:
+    metadata, data = some_object()
+    await insisting(lambda: manager.store.put(wal_key(*metadata.place), data[:20]))
+    with pytest.raises(SlotTaken) as caught:
+        await copied(manager, metadata, data)
+    assert caught.value.head is None
+    assert await fetched(manager, 0, 100) == data[:20]
+
+
 async def test_of_rivals_at_once_one_wins_and_all_know(make: Make) -> None:
     rivals = [some_object(put_id=b"%016d" % n, slices=(b"%d" % n,)) for n in range(5)]
     told = await asyncio.gather(

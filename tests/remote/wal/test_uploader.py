@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 
 from remote.keys import WalPart, parse_wal_key, wal_key
 from remote.store.object_store import StoreError
-from remote.wal.combined_object import HEAD_READ_BYTES, INDEXED_OBJECTS, decode_index, decode_table
+from remote.wal.combined_object import (
+    HEAD_READ_BYTES,
+    INDEXED_OBJECTS,
+    ObjectKind,
+    decode_index,
+    decode_table,
+)
 from remote.wal.cutter import READ_AGAIN_S
 from remote.wal.storage_manager import CombinedMetadata, CopiedObject
 from remote.wal.uploader import STOP_S
 from storage.log import NoDescriptor
 from storage.segmented_log import SegmentedLog
-from tests.remote.wal.upload_rig import BATCH_MAX, IN_FLIGHT, OBJECT_BYTES, Rig
+from tests.remote.wal.upload_rig import BATCH_MAX, EPOCH, IN_FLIGHT, NODE, OBJECT_BYTES, Rig
 from tests.remote.wal.wal_samples import some_object
 
 PARTITIONS = 3
@@ -32,6 +38,7 @@ STEPS = st.lists(
         st.tuples(st.just("wait"), st.integers(0, 40), st.just(0)),
         st.tuples(st.just("seal"), st.integers(0, 5), st.integers(0, 2)),
         st.tuples(st.just("image"), st.just(0), st.just(0)),
+        st.tuples(st.just("tear"), st.integers(0, 5), st.just(0)),
         st.tuples(st.just("lossy"), st.integers(0, 5), st.integers(0, 5)),
         st.tuples(st.just("down"), st.just(0), st.just(0)),
         st.tuples(st.just("heal"), st.just(0), st.just(0)),
@@ -56,6 +63,8 @@ def test_every_byte_is_stored_once_and_in_order_whatever_happens(steps: list[tup
                     await asyncio.sleep(first / 1000)
                 case "seal":
                     rig.seal(first, asked_by=rig.metadata_seq + second)
+                case "tear":
+                    await rig.tear(first)
                 case "image":
                     rig.image_comes()
                 case "lossy":
@@ -332,6 +341,49 @@ def test_a_sealed_stream_goes_on_in_the_next_generation_once_the_image_has_come_
         assert [(stream.generation, began) for stream, began in rig.streams[2:]] == [(1, True)]
         assert (rig.stats.generations, rig.stats.void_objects) == (1, 1)
         assert rig.stored_bytes(0)[0] == rig.log_bytes(0)
+
+    Rig().run(main)
+
+
+def test_what_cannot_be_read_in_this_stream_is_gone_around_in_the_next_one() -> None:
+    async def main(rig: Rig) -> None:
+        rig.lead(0)
+        rig.append(0)
+        await rig.all_stored()
+        stream = rig.uploader.stream
+        assert stream is not None
+        await rig.tear(1)
+        rig.append(0)
+        await asyncio.sleep(0.1)
+        rig.append(0)  # lies above it
+        await rig.all_stored(10.0)
+        assert [(each.generation, began) for each, began in rig.streams] == [
+            (0, True),
+            (0, False),
+            (1, True),
+        ]
+        assert not rig.failures
+        assert rig.stored_bytes(0)[0] == rig.log_bytes(0)
+        seal = decode_table(rig.bucket.objects[wal_key(stream, 3)]).head
+        assert (seal.kind, seal.writer, seal.metadata_seq) == (ObjectKind.SEAL, (NODE, EPOCH), 100)
+
+    Rig().run(main)
+
+
+def test_a_stop_ends_while_its_own_stream_is_being_sealed() -> None:
+    async def main(rig: Rig) -> None:
+        rig.lead(0)
+        rig.append(0)
+        await rig.all_stored()
+        await rig.tear(0)
+        rig.append(0)
+        async with asyncio.timeout(10.0):
+            while not rig.uploader._writer.is_ending:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        rig.profile.down = True
+        begun_s = rig.loop.now
+        await rig.uploader.stop()
+        assert rig.loop.now - begun_s <= STOP_S + 0.1
 
     Rig().run(main)
 

@@ -62,6 +62,9 @@ class Led:
         self.errors.append(error)
 
 
+TORN = b"TWW"
+
+
 class Watched(ObjectWal):
     """Counts the bytes that are under way."""
 
@@ -156,7 +159,9 @@ class Rig:
         """Everything up to this object is in the store, and nothing of it was sealed."""
         stream, seq = counted.place
         for below in range(seq + 1):
-            head = decode_table(self.bucket.objects[wal_key(stream, below)]).head
+            data = self.bucket.objects[wal_key(stream, below)]
+            assert data != TORN, "nobody can read it"
+            head = decode_table(data).head
             assert head.kind is ObjectKind.SLICES, head
         if self.counted and self.counted[-1].place.stream == stream:
             assert seq == self.counted[-1].place.seq + 1
@@ -167,6 +172,8 @@ class Rig:
     def _streamed(self, stream: Stream, began: bool) -> None:
         if began and stream.generation:
             assert self.may_reopen(self._sealed_for), "another may lead what is stored here"
+            before = stream._replace(generation=stream.generation - 1)
+            assert self._is_sealed(before), "what is late would count there"
         self.streams.append((stream, began))
 
     # --- what happens ---
@@ -235,10 +242,21 @@ class Rig:
 
     def _is_sealed(self, stream: Stream) -> bool:
         return any(
-            name.stream == stream and decode_table(data).head.kind is ObjectKind.SEAL
+            name.stream == stream and data != TORN and decode_table(data).head.kind is ObjectKind.SEAL
             for key, data in self.bucket.objects.items()
             if (name := parse_wal_key(key)) is not None
         )
+
+    async def tear(self, slots_up: int) -> None:
+        """Have what nobody can read lie at the first free slot of the stream that is written, or further
+        up."""
+        stream = self.uploader.stream
+        if stream is None or self._is_sealed(stream):
+            return
+        seq = 0
+        while wal_key(stream, seq) in self.bucket.objects:
+            seq += 1
+        await self.bucket.put_if_absent(wal_key(stream, seq + slots_up), TORN)
 
     def image_comes(self) -> None:
         self.metadata_seq = max(self.metadata_seq, self._sealed_for)
@@ -258,6 +276,8 @@ class Rig:
         for stream in streams:
             seq = 0
             while (data := self.bucket.objects.get(wal_key(stream, seq))) is not None:
+                if data == TORN:
+                    break
                 table = decode_table(data)
                 if table.head.kind is not ObjectKind.SLICES:
                     break
