@@ -154,4 +154,5 @@ def _upload_settings(config: BrokerConfig) -> UploadSettings:
         object_bytes=config.remote_wal_log_manager_combiner_task_upload_bytes,
         in_flight=config.remote_wal_log_manager_combiner_thread_pool_size,
         slices=config.remote_wal_log_manager_combiner_queue_size,
+        custom_bytes=config.remote_log_metadata_custom_metadata_max_bytes,
     )

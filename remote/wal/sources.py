@@ -82,6 +82,8 @@ class UploadSettings:
     """Objects under way."""
     slices: int
     """Slices that are cut and not yet stored."""
+    custom_bytes: int
+    """What a manager may say of an object."""
 
 
 class Offload(Protocol):

@@ -17,20 +17,21 @@ lead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from remote.keys import Stream
+from remote.keys import Stream, wal_key
 from remote.store.object_store import StoreError
 from remote.wal.combined_object import Head, ObjectKind, Place, Row, encode_table, place_slices
 from remote.wal.counted import Counted, OnCounted, OnStream
 from remote.wal.extents import Extent
 from remote.wal.index_puts import IndexPuts
 from remote.wal.seal import Sealer
-from remote.wal.sources import Offload, Piece, Source, Writer, head_by
+from remote.wal.sources import Offload, Piece, Source, UploadSettings, Writer, head_by
 from remote.wal.stats import WalStats
 from remote.wal.storage_manager import CombinedMetadata, SlotTaken, WalStorageManager
 from remote.wal.tail import Tail
@@ -60,7 +61,7 @@ class StreamWriter:
         *,
         manager: WalStorageManager,
         writer: Writer,
-        in_flight: Callable[[], int],
+        settings: Callable[[], UploadSettings],
         stats: WalStats,
         offload: Offload,
         now_ms: Callable[[], int],
@@ -80,7 +81,7 @@ class StreamWriter:
         """The slot for whose sake the last stream was sealed, until the next one is open."""
         self._manager = manager
         self._writer = writer
-        self._in_flight = in_flight
+        self._settings = settings
         self._stats = stats
         self._now_ms = now_ms
         self._random = random
@@ -104,6 +105,8 @@ class StreamWriter:
         self._tasks: asyncio.TaskGroup | None = None
         self._puts: dict[int, asyncio.Task[None]] = {}
         self._is_in_trouble = False
+        self._is_over = False
+        """Whether nothing more is stored in this life."""
 
     def __repr__(self) -> str:
         return f"<StreamWriter {self.stream} {self._window}>"
@@ -116,6 +119,8 @@ class StreamWriter:
     @property
     def has_room(self) -> bool:
         """Whether another object may leave."""
+        if self._is_over:
+            return False
         if self._window is not None:
             return self._window.has_room
         return self.sealed_for is None or self._writer.may_reopen(self.sealed_for)
@@ -155,7 +160,7 @@ class StreamWriter:
             self.sealed_for = None
         writer = self._writer
         self.stream = Stream(writer.node_id, writer.broker_epoch, self._generation)
-        self._window = Window(limit=self._in_flight())
+        self._window = Window(limit=self._settings().in_flight)
         for listener in self.on_stream:
             listener(self.stream, True)
 
@@ -211,7 +216,7 @@ class StreamWriter:
         pause_s = RETRY_MIN_S
         while True:
             try:
-                await self._manager.copy(metadata, data)
+                copied = await self._manager.copy(metadata, data)
             except SlotTaken as taken:
                 self._taken(window, seq, taken.head)
                 return
@@ -220,7 +225,10 @@ class StreamWriter:
                     self._is_in_trouble = True
                     logger.warning("the ends of logs wait on this disk for the store: %s", error)
             else:
-                self._arrived(window, seq)
+                if copied.custom is not None and len(copied.custom) > self._settings().custom_bytes:
+                    await self._drop(window, metadata.place, len(copied.custom))
+                else:
+                    self._arrived(window, seq)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
@@ -266,9 +274,8 @@ class StreamWriter:
             return
         self._nudge()
         if head is None:
-            assert self.stream is not None
             logger.error("object %d of %s cannot be read: a new stream is opened", seq, self.stream)
-            self._seal(self.stream)
+            self._seal()
         elif head.kind is not ObjectKind.SEAL:
             self._fail(
                 f"another process writes as node {self._writer.node_id} in broker epoch "
@@ -278,6 +285,25 @@ class StreamWriter:
         else:
             logger.info("stream %s was ended at %d by broker %d", head.place.stream, seq, head.writer[0])
             self.sealed_for = max(self.sealed_for or 0, head.metadata_seq)
+        self._give_up_from(window, seq)
+
+    async def _drop(self, window: Window[_Sent], place: Place, custom_bytes: int) -> None:
+        """Drop an object of which its manager says more than may be told, and store nothing more: that would
+        not change."""
+        logger.error(
+            "the manager of the WAL tier says %d bytes of an object, which is more than "
+            "remote.log.metadata.custom.metadata.max.bytes: nothing more is stored there",
+            custom_bytes,
+        )
+        self._is_over = True
+        with contextlib.suppress(StoreError):
+            await self._manager.store.delete(wal_key(*place))
+        if window is self._window and self._puts.pop(place.seq, None) is not None:
+            self._nudge()
+            self._seal()
+            self._give_up_from(window, place.seq)
+
+    def _give_up_from(self, window: Window[_Sent], seq: int) -> None:
         window.sealed(seq)
         window.gave_up(seq)
         self._stats.void_objects += 1
@@ -286,7 +312,9 @@ class StreamWriter:
             window.gave_up(above)
             self._stats.void_objects += 1
 
-    def _seal(self, stream: Stream) -> None:
+    def _seal(self) -> None:
+        stream = self.stream
+        assert stream is not None
         if self._sealing is None and self._tasks is not None:
             self._sealing = self._tasks.create_task(self._end(stream))
 

@@ -65,7 +65,7 @@ class Uploader:
         self._writer = StreamWriter(
             manager=manager,
             writer=writer,
-            in_flight=lambda: settings().in_flight,
+            settings=settings,
             stats=stats,
             offload=offload,
             now_ms=now_ms,

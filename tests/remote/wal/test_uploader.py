@@ -388,6 +388,28 @@ def test_a_stop_ends_while_its_own_stream_is_being_sealed() -> None:
     Rig().run(main)
 
 
+@pytest.mark.requirement("1176-21")
+def test_what_its_manager_says_too_much_of_is_dropped_and_nothing_more_is_stored() -> None:
+    async def main(rig: Rig) -> None:
+        rig.lead(0)
+        rig.manager.custom = b"c" * 128
+        rig.append(0)
+        await rig.all_stored()
+        stream = rig.uploader.stream
+        assert stream is not None
+        rig.manager.custom = b"c" * 129
+        rig.append(0)
+        rig.append(0)
+        await asyncio.sleep(10.0)
+        assert (rig.led[0].tail.stored_to, len(rig.counted)) == (1, 1)
+        assert [place for place, _, _ in rig.valid_objects()] == [(stream, 0)]
+        assert decode_table(rig.bucket.objects[wal_key(stream, 1)]).head.kind is ObjectKind.SEAL
+        assert rig.streams == [(stream, True), (stream, False)]
+        assert not rig.failures
+
+    Rig().run(main)
+
+
 def test_a_foreign_object_in_this_stream_ends_the_process() -> None:
     async def main(rig: Rig) -> None:
         rig.lead(0)

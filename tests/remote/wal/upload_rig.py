@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -72,6 +72,8 @@ class Watched(ObjectWal):
     bytes_under_way = 0
     most = 0
     most_bytes = 0
+    custom: bytes | None = None
+    """What it says of each object."""
 
     async def copy(self, metadata: CombinedMetadata, data: bytes) -> CopiedObject:
         self.under_way += 1
@@ -79,7 +81,7 @@ class Watched(ObjectWal):
         self.most = max(self.most, self.under_way)
         self.most_bytes = max(self.most_bytes, self.bytes_under_way)
         try:
-            return await super().copy(metadata, data)
+            return replace(await super().copy(metadata, data), custom=self.custom)
         finally:
             self.under_way -= 1
             self.bytes_under_way -= len(data)
@@ -102,7 +104,11 @@ class Rig:
         self.led: dict[int, Led] = {}
         self.stats = WalStats()
         self.settings = UploadSettings(
-            interval_s=interval_s, object_bytes=object_bytes, in_flight=IN_FLIGHT, slices=1000
+            interval_s=interval_s,
+            object_bytes=object_bytes,
+            in_flight=IN_FLIGHT,
+            slices=1000,
+            custom_bytes=128,
         )
         self.offloaded = 0
         self.manager: Watched
