@@ -31,6 +31,7 @@ DIRECT_AFTER_S: Final = 2.0
 POINTED_AT_ONCE: Final = 64
 """Slices of one partition in one answer."""
 _TIMES_MAX: Final = 128
+_OLDER_MAX: Final = 64
 
 
 class TailKey(NamedTuple):
@@ -61,13 +62,16 @@ class Move(NamedTuple):
 class EndTimes:
     """When which records were appended, so that a lag in offsets can be told as time.
 
-    Appends within `spacing_s` count as one: a record is told to be older than it is by less than that, and
-    never younger."""
+    Appends within `spacing_s` count as one, of those that were long ago within `coarse_s`: a record is told
+    to be older than it is by less than that, and never younger."""
 
-    __slots__ = ("_appends", "_spacing_s", "_start")
+    __slots__ = ("_appends", "_coarse_s", "_older", "_spacing_s", "_start")
 
-    def __init__(self, start: int, *, spacing_s: float) -> None:
+    def __init__(self, start: int, *, spacing_s: float, coarse_s: float = 0.0) -> None:
         self._spacing_s = spacing_s
+        self._coarse_s = coarse_s
+        self._older: deque[tuple[float, int]] = deque()
+        """What was before `_appends`."""
         self._start = start
         """The first offset of which the time is known."""
         self._appends: deque[tuple[float, int]] = deque()
@@ -81,14 +85,25 @@ class EndTimes:
             return
         appends.append((now, end))
         if len(appends) > _TIMES_MAX:
-            self._start = appends.popleft()[1]
+            self._grow_old(*appends.popleft())
+
+    def _grow_old(self, at: float, end: int) -> None:
+        older = self._older
+        if older and at - older[-1][0] < self._coarse_s:
+            older[-1] = (older[-1][0], end)
+            return
+        older.append((at, end))
+        if len(older) > _OLDER_MAX:
+            self._start = older.popleft()[1]
 
     def appended_at(self, offset: int) -> float | None:
         """Return when the record at `offset` was appended; None where that is not known."""
         if offset < self._start:
             return None
-        at = bisect_right(self._appends, offset, key=itemgetter(1))
-        return self._appends[at][0] if at < len(self._appends) else None
+        older = self._older
+        appends = older if older and offset < older[-1][1] else self._appends
+        at = bisect_right(appends, offset, key=itemgetter(1))
+        return appends[at][0] if at < len(appends) else None
 
 
 class Tail:

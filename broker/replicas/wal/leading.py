@@ -41,6 +41,8 @@ JUDGED_EVERY_S: Final = 0.1
 JUDGED_AT_ONCE: Final = 1000
 """Takes a millisecond of the loop."""
 SPACING_MAX_S: Final = 0.25
+COARSE_SHARE: Final = 1 / 32
+"""Of the lag that a replica in sync may have: the times of appends are known for twice as long."""
 
 KnownStored = Callable[[UUID, int, EpochCache], int | None]
 """(topic id, partition, epochs of the log here): the offset below which the store has everything, None where
@@ -244,7 +246,10 @@ class WalLeading:
         begin = min(begin, end)
         # what a leader took over counts as appended now; a backlog of unknown age is sent at once
         times_from = end if known is None else begin
-        end_times = EndTimes(times_from, spacing_s=min(SPACING_MAX_S, self._replicas.lag_s / 100))
+        lag_s = self._replicas.lag_s
+        end_times = EndTimes(
+            times_from, spacing_s=min(SPACING_MAX_S, lag_s / 100), coarse_s=lag_s * COARSE_SHARE
+        )
         if begin < end:
             end_times.note(end, now)
         tail = Tail(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.replicas.wal.leading import COARSE_SHARE, SPACING_MAX_S
 from remote.keys import Stream
 from remote.wal.combined_object import Place
 from remote.wal.extents import FORGET_AT, Extent
@@ -26,11 +27,11 @@ def extent(start: int, end: int, seq: int = 0) -> Extent:
     return Extent(start, end, 1, Place(Stream(1, 2, 0), seq), 64, 100, 5)
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 3), st.integers(1, 5)), min_size=1, max_size=200), st.data())
+@given(st.lists(st.tuples(st.floats(0.001, 3), st.integers(1, 5)), min_size=1, max_size=400), st.data())
 def test_a_record_is_told_to_be_older_than_it_is_by_less_than_the_spacing(
     steps: list[tuple[float, int]], data: st.DataObject
 ) -> None:
-    times = EndTimes(0, spacing_s=0.5)
+    times = EndTimes(0, spacing_s=0.5, coarse_s=4.0)
     appended: list[tuple[int, float]] = []
     end, now = 0, 0.0
     for wait_s, count in steps:
@@ -38,14 +39,30 @@ def test_a_record_is_told_to_be_older_than_it_is_by_less_than_the_spacing(
         end += count
         appended.append((end, now))
         times.note(end, now)
+        assert len(times._appends) <= 128 and len(times._older) <= 64
     offset = data.draw(st.integers(0, end - 1))
     written = next(at for upto, at in appended if upto > offset)
     told = times.appended_at(offset)
     if told is None:
-        assert len(steps) > 128
+        assert now - written > 0.5 * 128 + 4.0 * 63
     else:
-        assert written - 0.5 < told <= written
+        spacing_s = 0.5 if offset >= max((end for _, end in times._older), default=0) else 4.5
+        assert written - spacing_s < told <= written
     assert times.appended_at(end) is None
+
+
+@pytest.mark.parametrize("lag_s", [10, 30, 60, 600])
+def test_the_age_of_a_record_is_known_for_longer_than_a_replica_in_sync_may_lag(lag_s: int) -> None:
+    spacing_s, coarse_s = min(SPACING_MAX_S, lag_s / 100), lag_s * COARSE_SHARE
+    times = EndTimes(0, spacing_s=spacing_s, coarse_s=coarse_s)
+    for at in range(100 * lag_s):
+        times.note(at + 1, at * 0.05)
+    now = 100 * lag_s * 0.05
+    for back_s in (0.0, 0.4, 0.9, 1.4):
+        written = now - back_s * lag_s
+        told = times.appended_at(min(int(written / 0.05), 100 * lag_s - 1))
+        assert told is not None
+        assert written - coarse_s - spacing_s - 0.1 <= told <= written
 
 
 def test_what_no_follower_lacks_is_forgotten_but_a_few() -> None:
