@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark conformance requests clean
+.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark verify conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ $(PEERS)/minio/$(MINIO_VERSION):
 	@rm -rf $(PEERS)/minio && mkdir -p $(PEERS)/minio
 	GOBIN="$$PWD/$(PEERS)/minio" CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
 	@touch $@
+
+verify: setup ## what `make run` left in DATA, proved from its bytes: DATA=.tidewal (ARGS="--html build/verify.html --strict")
+	@mkdir -p build && exec $(BIN)/tidewal verify --store "file://$(abspath $(DATA))/store" --data "$(abspath $(DATA))" $(ARGS)
 
 spark: $(VENV)/.spark-$(SPARK_VERSION) $(PEERS)/spark/.$(SPARK_VERSION) ## PySpark in the environment, its Kafka connector in .peers/spark/jars (Java 17, Maven; 0.5 GB)
 

@@ -81,8 +81,12 @@ def test_a_bug_is_no_verdict(
     def fail(*_: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(verification, "verify", fail)
-    assert run(["verify", "--data", str(tmp_path)]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "verify", fail)
+        assert run(["verify", "--data", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "tidewal: could not finish: KeyError: 'x'\n"
+    monkeypatch.setattr(stores, "open_source", fail)
+    assert run(["verify", "--store", f"file://{tmp_path}"]) == 2
     assert capsys.readouterr().err == "tidewal: could not finish: KeyError: 'x'\n"
 
 
