@@ -58,6 +58,7 @@ from tools.verify.core.snapshot import Snapshot, boundaries_now, freeze
 from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
 from tools.verify.core.told import Take, TopicReader
 from tools.verify.engines.engine import Engine, EngineFailed, Judging
+from tools.verify.manifest.check import check_manifests
 from tools.verify.refining import refine
 
 
@@ -213,11 +214,19 @@ class Verification:
                 by_partition[partition] += more
             unread += refined.unread
             unchecked += refined.unchecked
+        if self._options.manifests:
+            damaged = {place: damaged_ranges(mine) for place, mine in by_partition.items()}
+            noted = check_manifests(self._options.manifests, self._sources(), damaged, self._wanted)
+            found += [each for each in noted.findings if not each.topic_id]
+            for each in noted.findings:
+                if each.topic_id:
+                    by_partition[each.topic_id, each.partition].append(each)
+            counted += noted.counted
+            unread += noted.unread
+            unchecked += noted.unchecked
         for findings in by_partition.values():
             found += findings
         found = [each for each in found if not each.topic_id or self._is_wanted(each.topic_id, "")]
-        if self._options.manifests:
-            unchecked.append(Unchecked("manifest", "this release compares no manifest with the logs"))
         if self._options.sample < 1.0:
             why = f"of the data about {self._options.sample:g} was read: damage elsewhere was not looked for"
             unchecked.append(Unchecked("sampled", why))

@@ -79,6 +79,8 @@ class ManifestFile:
     """Number in this file to topic id; without those that nothing knows."""
     is_whole: bool = False
     """Written to its end and undamaged: nothing was sent that it does not tell."""
+    last: int = -1
+    """Where the last block began when the file was read first: what a running producer adds is left alone."""
 
 
 @dataclass(slots=True)
@@ -183,10 +185,12 @@ def read_manifests(directories: Iterable[str], topic_ids: Mapping[str, str]) -> 
 
 
 def open_rows(file: ManifestFile) -> Iterator[tuple[int, Rows]]:
-    """Yield the position and the rows of each block with rows once more."""
+    """Yield position and rows of each block with rows once more, of those that were there at first."""
     with file.path.open("rb") as opened:
         read_head(opened)
         for block in read_blocks(opened):
+            if block.position > file.last:
+                return
             if not isinstance(block, Damage) and block.kind is Kind.ROWS:
                 yield block.position, block.rows
 
@@ -216,6 +220,7 @@ class _Reader:
             end: End | None = None
             rows, is_damaged = 0, False
             for block in read_blocks(opened):
+                file.last = block.position
                 if isinstance(block, Damage):
                     self._damaged(path, block)
                     is_damaged = True
@@ -291,8 +296,9 @@ class _Reader:
             if topic_id is None:
                 continue
             offsets = own["offset"].astype(np.int64)
-            if order is not None:
-                order.add(topic_id, partition, own["order"].astype(np.int64), offsets)
+            is_kept = own["acks"] == ALL  # the offset of another may be given to a later record
+            if order is not None and is_kept.any():
+                order.add(topic_id, partition, own["order"].astype(np.int64)[is_kept], offsets[is_kept])
             words = mixed(offsets, own["key_hash"].astype(np.uint64), own["value_hash"].astype(np.uint64))
             ones = np.ones(len(own), np.int64)
             sums = Sums(offsets >> BUCKET_BITS, ones, words & LOW_BITS, words >> HALF)

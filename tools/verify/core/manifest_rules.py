@@ -181,11 +181,14 @@ class _Comparison:
     def _expected(self, place: Partition, parts: list[Rows]) -> _Expected:
         rows: Any = np.concatenate(parts) if parts else np.empty(0, _NO_ROWS)
         offsets = rows["offset"].astype(np.int64)
-        order = np.argsort(offsets, kind="stable")
-        offsets = offsets[order]
+        is_weak = rows["acks"] != ALL
+        order = np.lexsort((is_weak, offsets))
+        offsets, is_weak = offsets[order], is_weak[order]
         is_again = np.zeros(len(offsets), bool)
         is_again[1:] = offsets[1:] == offsets[:-1]
-        for offset in offsets[is_again].tolist():
+        # What only a leader acknowledged may go with it, and its offset be given to another record.
+        self._count("acks1-absent", place, offsets[is_again & is_weak])
+        for offset in offsets[is_again & ~is_weak].tolist():
             self._find(
                 DUPLICATE, place, offset, offset + 1, "one send for each offset", "acknowledged for two sends"
             )
@@ -212,7 +215,9 @@ class _Comparison:
         rows.is_seen[found] = True
         is_other_key = rows.key_hashes[found] != key_hashes[is_told]
         is_other_value = rows.value_hashes[found] != value_hashes[is_told]
-        for each in np.flatnonzero(is_other_key | is_other_value).tolist():
+        is_weak = (is_other_key | is_other_value) & (rows.acks[found] != ALL)
+        self._count("acks1-absent", place, offsets[is_told][is_weak])
+        for each in np.flatnonzero((is_other_key | is_other_value) & ~is_weak).tolist():
             row, mine = found[each], np.flatnonzero(is_told)[each]
             self._find(
                 ALTERED,

@@ -108,7 +108,7 @@ class PartitionBytes:
         is_compacted: bool,
     ) -> None:
         self._name = name
-        self._is_compacted = is_compacted
+        self.is_compacted = is_compacted
         self._places = [*(place for replica in replicas for place in replica.places), *places]
         self._lineage = Lineage(
             Claim(place.authority, place.authority_start, *run)
@@ -148,6 +148,14 @@ class PartitionBytes:
         committed = [each.high_watermark for each in replicas]
         return Bounds(start, max(start, *committed, min(max(ends), covered[-1][1])))
 
+    def to_its_end(self) -> Bounds:
+        """Take in what is there above what is known to be committed too; return the new bounds."""
+        covered = self._lineage.covered()
+        if covered and covered[-1][1] > self.bounds.end:
+            self.bounds = Bounds(self.bounds.start, covered[-1][1])
+            self._chain = self._links(frozenset())
+        return self.bounds
+
     def _links(self, excluded: frozenset[str]) -> list[_Link]:
         """Return where each offset between start and end is read, in their order."""
         waiting: list[tuple[int, int, int, int]] = []
@@ -184,7 +192,7 @@ class PartitionBytes:
 
     def holes(self, start: int, end: int) -> list[Range]:
         """Return the offsets within the bounds that are in no place, though no compaction explains it."""
-        if self._is_compacted:
+        if self.is_compacted:
             return []
         low, high = max(start, self.bounds.start), min(end, self.bounds.end)
         return without([(low, high)], [(link.first, link.end) for link in self._chain])
@@ -211,7 +219,7 @@ class PartitionBytes:
             link = next((each for each in links if each.end > at), None)
             stop = end if link is None else min(link.first, end)
             if at < stop:
-                if not self._is_compacted or why:
+                if not self.is_compacted or why:
                     raise Missing(self._name, at, stop, why)
                 at = stop
                 continue
@@ -387,6 +395,11 @@ class ClusterBytes:
         if self._meta is not None:
             found = {topic.name for topic in self._meta.state.topics.values()}
         return sorted(found)
+
+    def topic_ids(self) -> dict[str, str]:
+        """Return the id of each topic by its name, without those of which none is known."""
+        found = {name: self._id_of(name) for name in self.names()}
+        return {name: topic_id for name, topic_id in found.items() if topic_id}
 
     def open(self, names: Iterable[str]) -> dict[str, TopicBytes]:
         """Open topics. Raise NoSuchTopic, SourceFailed."""

@@ -293,6 +293,28 @@ def test_an_offset_is_acknowledged_for_one_send(play: Play, tmp_path: Path) -> N
     assert {code for code, _, _ in codes(found)} == {"manifest-duplicate", "manifest-order"}
 
 
+@pytest.mark.parametrize("is_strong", [True, False], ids=["all", "1"])
+def test_an_offset_that_its_leader_lost_may_be_given_to_another(
+    play: Play, tmp_path: Path, is_strong: bool
+) -> None:
+    """Acknowledged with acks=1, then gone with the leader: what is there now is what came later."""
+    lost = Send(len(play.sends) + 1, 1, 2, offset=25_000, acks=1)
+    kept = next(send for send in play.sends if send.offset == 25_000)
+    kept.acks = -1 if is_strong else 1
+    play.sends.insert(0, lost)
+    found = play.run(tmp_path)
+    assert codes(found) == []
+    assert amounts(found)["acks1-absent"] >= 1
+
+
+def test_what_its_leader_lost_is_not_altered_by_what_nobody_noted(play: Play, tmp_path: Path) -> None:
+    next(send for send in play.sends if send.offset == 25_000).acks = 1
+    play.log[25_000] = 25_000, 5, 6
+    found = play.run(tmp_path)
+    assert codes(found) == []
+    assert amounts(found)["acks1-absent"] == 1
+
+
 def test_offsets_against_the_order_of_the_sends_are_named(play: Play, tmp_path: Path) -> None:
     first, second = (send for send in play.sends if send.offset in (30_000, 30_001))
     first.order, second.order = second.order, first.order
