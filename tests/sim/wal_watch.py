@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
 from protocol.stored.wal_log import Row, RowKey, decode_key, decode_row
@@ -35,6 +36,9 @@ class WalWatch:
         self._stage = stage
         self._fold = Fold()
         self._read = 0
+        self._sorted: Mapping[tuple[UUID, int], list[Slice]] = {}
+        self._sorted_at = 0
+        """How much of the journal was read when the slices were sorted."""
         self._most: dict[tuple[int, int, str], WalLook] = {}
         self.is_toggled = False
         """Whether topics are taken out of the tier, and what it had of them then is needed no longer."""
@@ -53,7 +57,12 @@ class WalWatch:
     def slices(self, tp: TopicPartition) -> list[Slice]:
         """Every slice of a partition that counts by now."""
         topic = self._stage.truth.image.topics.get(tp[0])
-        return [] if topic is None else self.fold.by_partition().get((topic.id, tp[1]), [])
+        if topic is None:
+            return []
+        fold = self.fold
+        if self._sorted_at != self._read:
+            self._sorted, self._sorted_at = fold.by_partition(), self._read
+        return self._sorted.get((topic.id, tp[1]), [])
 
     def ends(self) -> dict[Stream, int | None]:
         return {stream: seen.end for stream, seen in self.fold.streams.items()}
