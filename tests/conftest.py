@@ -177,11 +177,11 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("PySpark or its Kafka connector is not here: make spark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java 17 on PATH")
-    from tools.spark.session import open_session
+    from tools.spark_session import open_session
 
     folder = tmp_path_factory.mktemp("spark")
     settings = {"spark.local.dir": f"{folder}", "spark.sql.warehouse.dir": f"{folder}/warehouse"}
-    session = open_session("local[2]", settings=settings, jars=jars, is_quick=True)
+    session = open_session("local[2,4]", settings=settings, jars=jars, is_quick=True)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

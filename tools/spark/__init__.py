@@ -1,1 +1,1 @@
-"""Topics for Spark: the session with its settings, and what reads for it."""
+"""Topics as a data source of Spark."""

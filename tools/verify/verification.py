@@ -350,7 +350,9 @@ def _cluster_reader(bootstrap: str) -> TopicReader:
 
 def _open_engine(options: Options) -> Engine:
     if options.engine == "spark":
-        raise EngineFailed("this release has no engine for Spark: give --engine local")
+        from tools.verify.engines.spark import SparkEngine
+
+        return SparkEngine(options.master)
     from tools.verify.engines.local import LocalEngine
 
     return LocalEngine(options.workers)

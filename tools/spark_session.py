@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
-ROOT: Final = HERE.parent.parent
+ROOT: Final = HERE.parent
 """The folder that `tools` and `pyspark_tidewal` are imported from."""
-WORKER: Final = HERE / "worker.sh"
+WORKER: Final = HERE / "spark_worker.sh"
 PYTHON_VARIABLE: Final = "TIDEWAL_SPARK_PYTHON"
 QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 """For short runs: what is compiled further never pays within a minute."""
@@ -31,6 +31,15 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 class NoSpark(Exception):
     """There is no session to be had. One line says why."""
+
+
+def there_is_a_session() -> bool:
+    """Whether this process has one, which whoever came second must not stop."""
+    if find_spec("pyspark") is None:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
 
 
 def open_session(

@@ -1,0 +1,188 @@
+"""The engine of a Spark cluster: the same scans on executors, the same judges after one small shuffle.
+
+Owns the jobs, and what of their results goes where. Does not own the session (spark_session), scans or judges
+(core). Invariant: what moves between processes is facts, never bytes of logs; the driver holds verdicts and
+what is not about one partition; an executor that dies costs its tasks another try.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from tools.spark_session import NoSpark, open_session, there_is_a_session
+from tools.verify.core.facts import GENERAL, BatchRow, Fact, Row
+from tools.verify.core.judge import Verdict
+from tools.verify.core.plan import Task
+from tools.verify.core.scan import LookTask, ScannedUnit, look, scan
+from tools.verify.engines.engine import DoneListener, EngineFailed, Judging, Keeper
+
+T = TypeVar("T")
+
+FREEZES: Final = 2
+"""In the first tasks of a worker: its daemon collects garbage after every task, and late imports come with
+the first."""
+KNOWN_ROWS: Final = 10_000
+"""Of one partition of what the ledger has."""
+SETTINGS: Final = {"spark.driver.memory": "1g", "spark.task.maxFailures": "4"}
+JOB_GROUP: Final = "tidewal-verify-scan"
+POLL_S: Final = 0.5
+WIDTH: Final = 4
+"""Groups of partitions for each core, at most, when they are judged."""
+
+
+class SparkEngine:
+    def __init__(self, master: str = "local[*]") -> None:
+        """Use the session that this process has, which stays, or one of its own."""
+        self._is_mine = not there_is_a_session()
+        try:
+            self._spark = open_session(master, name="tidewal verify", settings=SETTINGS)
+        except NoSpark as error:
+            raise EngineFailed(f"{error}, or give --engine local") from None
+        self._context = self._spark.sparkContext
+        self._scanned: Any = None
+        self._rows: Any = None
+        self._wide = 1
+
+    def scan(
+        self,
+        tasks: Sequence[Task],
+        known: Iterable[Row],
+        on_done: DoneListener,
+        keep: Keeper | None,
+    ) -> list[Fact]:
+        from pyspark import StorageLevel
+
+        scanned = self._spread(tasks).mapPartitions(_scan_all).persist(StorageLevel.MEMORY_AND_DISK)
+        self._scanned = scanned
+        general: list[Fact] = []
+        self._do(lambda: self._count(scanned, tasks, on_done))
+        if keep is None:
+            for facts in self._do(scanned.map(_general_facts).collect):
+                general.extend(facts)
+        else:
+            for _, units, facts in scanned.toLocalIterator(prefetchPartitions=True):
+                keep(units)
+                general.extend(facts)
+        rows = scanned.flatMap(_partition_rows)
+        for part in _pieces(known, KNOWN_ROWS):
+            general.extend(row[2] for row in part if row[:2] == GENERAL)
+            about = [(row[:2], row[2]) for row in part if row[:2] != GENERAL]
+            if about:
+                rows = rows.union(self._context.parallelize(about, 1))
+        self._rows = rows
+        return general
+
+    def _count(self, scanned: Any, tasks: Sequence[Task], on_done: DoneListener) -> None:
+        """Run the scans, and tell of their progress meanwhile."""
+        from pyspark import InheritableThread
+
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._context.setJobGroup(JOB_GROUP, "scanning")
+                scanned.count()
+            except Exception as error:
+                failed.append(error)
+
+        worker = InheritableThread(target=run, daemon=True)
+        worker.start()
+        tracker = self._context.statusTracker()
+        told = 0
+        while worker.is_alive():
+            worker.join(POLL_S)
+            done = 0
+            for job in tracker.getJobIdsForGroup(JOB_GROUP):
+                info = tracker.getJobInfo(job)
+                stages = [tracker.getStageInfo(each) for each in info.stageIds] if info else []
+                done = max([done, *(stage.numCompletedTasks for stage in stages if stage)])
+            while told < min(done, len(tasks)):
+                on_done(tasks[told])
+                told += 1
+        if failed:
+            raise failed[0]
+        for task in tasks[told:]:
+            on_done(task)
+
+    def judge(self, judging: Judging) -> list[Verdict]:
+        shared = self._context.broadcast(judging)
+        parts = max(1, min(self._wide, WIDTH * self._context.defaultParallelism))
+        grouped = self._rows.groupByKey(parts)
+        found: list[Verdict] = self._do(
+            grouped.map(lambda pair: shared.value.judge(pair[0], pair[1])).collect
+        )
+        there = {(each.topic_id, each.partition) for each in found}
+        found += [judging.judge(each, ()) for each in judging.contexts if each not in there]
+        return sorted(found, key=lambda verdict: (verdict.topic_id, verdict.partition))
+
+    def look(self, tasks: Sequence[LookTask]) -> list[list[BatchRow | Fact]]:
+        if not tasks:
+            return []
+        found = dict(self._do(self._spread(tasks).map(lambda task: (task.number, look(task))).collect))
+        return [found[task.number] for task in tasks]
+
+    def close(self) -> None:
+        if self._is_mine:
+            self._spark.stop()
+        elif self._scanned is not None:
+            self._scanned.unpersist()
+
+    def _spread(self, tasks: Sequence[Any]) -> Any:
+        """Return the tasks, one in each partition, in the order in which they are to begin."""
+        self._wide = max(1, len(tasks))
+        return self._context.parallelize(tasks, self._wide)
+
+    def _do(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as error:
+            raise EngineFailed(f"Spark gave up: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """Return what says most of Spark's many lines."""
+    lines = [line.strip() for line in f"{error}".splitlines() if line.strip()]
+    told = [line for line in lines if "Job aborted" in line or "Lost task" in line]
+    return (told or lines or [type(error).__name__])[0][:500]
+
+
+Brought = tuple[int, list[ScannedUnit], list[Fact]]
+"""The number of a task, its units, and the facts among them that are not about one partition."""
+
+
+def _scan_all(tasks: Iterable[Task]) -> Iterator[Brought]:
+    for task in tasks:
+        units = list(scan(task))
+        yield task.number, units, [row[2] for unit in units for row in unit.rows if row[:2] == GENERAL]
+        _freeze()
+
+
+def _general_facts(brought: Brought) -> list[Fact]:
+    return brought[2]
+
+
+def _partition_rows(brought: Brought) -> Iterator[tuple[tuple[str, int], Fact]]:
+    for unit in brought[1]:
+        for topic_id, partition, fact in unit.rows:
+            if (topic_id, partition) != GENERAL:
+                yield (topic_id, partition), fact
+
+
+_frozen = 0
+
+
+def _freeze() -> None:
+    global _frozen
+    if _frozen < FREEZES:
+        _frozen += 1
+        gc.collect()
+        gc.freeze()
+
+
+def _pieces(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    left = iter(rows)
+    while part := list(islice(left, size)):
+        yield part
