@@ -10,14 +10,15 @@ from __future__ import annotations
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tools.verify.bootstrap import read_topic
 from tools.verify.core import price
 from tools.verify.core.contexts import make_contexts
 from tools.verify.core.data_view import log_units
-from tools.verify.core.facts import Fact, Fault, NotChecked, NotRead, StreamObject, Tally, Vanished
+from tools.verify.core.facts import Fact, Fault, NotChecked, NotRead, Row, StreamObject, Tally, Vanished
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.judge import GAP, Verdict
 from tools.verify.core.keys import WalObject, parse_key, stream_prefix
@@ -48,18 +49,24 @@ from tools.verify.core.plan import (
     ColdUnit,
     LogUnit,
     Task,
+    Unit,
+    WalUnit,
     cold_tasks,
     log_tasks,
     numbered,
     parts_of,
     wal_tasks,
 )
+from tools.verify.core.scan import unread as unread_rows
 from tools.verify.core.snapshot import Snapshot, boundaries_now, freeze
 from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
 from tools.verify.core.told import Take, TopicReader
 from tools.verify.engines.engine import Engine, EngineFailed, Judging
+from tools.verify.ledger import Ledger
 from tools.verify.manifest.check import check_manifests
 from tools.verify.refining import refine
+
+U = TypeVar("U", ColdUnit, WalUnit, LogUnit)
 
 
 def verify(options: Options, listener: ProgressListener | None = None) -> Outcome:
@@ -88,7 +95,7 @@ def plan(options: Options) -> Planned:
         requests + lists,
         price.dollars(gets, lists) if options.store.startswith("s3:") else 0.0,
         price.PRICE_DATE,
-        work.proved_bytes,
+        sum(unit.size for unit in work.proved),
     )
 
 
@@ -110,7 +117,10 @@ class _Work:
 
     tasks: list[Task]
     copies: Copies
+    proved: list[Unit]
+    """What the ledger has."""
     proved_bytes: int = 0
+    """As many of them as were judged."""
 
 
 @dataclass(slots=True)
@@ -157,8 +167,7 @@ class Verification:
     def __init__(self, options: Options, listener: ProgressListener) -> None:
         self._options = options
         self._listener = listener
-        if options.ledger:
-            raise EngineFailed("this release keeps no ledger: leave --ledger out")
+        self._ledger = _open_ledger(options.ledger) if options.ledger else None
         self.store = open_source(options.store) if options.store else None
         self.data = [open_source(path) for path in options.data]
         self.reader = _cluster_reader(options.bootstrap) if options.bootstrap else None
@@ -181,6 +190,8 @@ class Verification:
         unchecked = list(snapshot.unchecked)
         try:
             scans.take(self._scan(engine, work))
+            if self._ledger is not None:
+                self._ledger.close()
             streams = self._judge_streams(snapshot, scans)
             found += streams.findings
             counted += streams.counted
@@ -199,6 +210,11 @@ class Verification:
             refined = refine(engine, verdicts, self.store, self.data)
         except EngineFailed as error:
             unread.append(Unread(f"engine {self._options.engine}", str(error)))
+            refined = None
+        except OSError as error:
+            if self._ledger is None:
+                raise
+            unread.append(Unread(f"ledger {self._options.ledger}", f"{error.strerror or error}"))
             refined = None
         finally:
             engine.close()
@@ -234,6 +250,8 @@ class Verification:
             found, more_unchecked = _without_absence(found)
             unchecked += more_unchecked
         listing = snapshot.store.listing
+        if self._ledger is not None:
+            unchecked += [Unchecked("ledger", note) for note in self._ledger.notes]
         return Outcome(
             findings=tuple(sorted(set(found))),
             counted=tuple(sorted(set(counted))),
@@ -275,6 +293,7 @@ class Verification:
         self._ids = snapshot.ids_of(self._wanted)
         copies = Copies([], [], [], defaultdict(list))
         tasks: list[Task] = []
+        proved: list[Unit] = []
         if listing is not None and self.store is not None:
             told = snapshot.told
             copies = judge_copies(
@@ -285,11 +304,24 @@ class Verification:
             objects, indexes = wal_units(listing, told.slices)
             units = [unit for unit in copies.units if self._is_wanted(unit.topic_id, "")]
             cluster_id = snapshot.cluster_id
-            tasks += cold_tasks(_known(units), self.store, cluster_id, options.task_bytes)
-            tasks += wal_tasks(objects, indexes, self.store, cluster_id, options.task_bytes)
-        tasks += log_tasks(self.logs(snapshot), self.data, options.task_bytes)
+            tasks += cold_tasks(self._new(_known(units), proved), self.store, cluster_id, options.task_bytes)
+            left = {stream: self._new(each, proved) for stream, each in objects.items()}
+            tasks += wal_tasks(left, indexes, self.store, cluster_id, options.task_bytes)
+        tasks += log_tasks(self._new(self.logs(snapshot), proved), self.data, options.task_bytes)
         choice = Choice(options.sample, options.sample_seed, self._ids if self._wanted else frozenset())
-        return _Work(numbered(tasks, choice), copies)
+        return _Work(numbered(tasks, choice), copies, proved)
+
+    def _new(self, units: Sequence[U], proved: list[Unit]) -> list[U]:
+        """Return what the ledger does not have, and add what it has to `proved`."""
+        if self._ledger is None:
+            return list(units)
+        left = []
+        for unit in units:
+            if unit.identity in self._ledger:
+                proved.append(unit)
+            else:
+                left.append(unit)
+        return left
 
     def logs(self, snapshot: Snapshot) -> list[LogUnit]:
         """Return the pieces of logs to read."""
@@ -308,7 +340,10 @@ class Verification:
             self._listener(Progress("scanning", done[0], size, done[1], len(work.tasks)))
 
         self._listener(Progress("scanning", 0, size, 0, len(work.tasks)))
-        return engine.scan(work.tasks, (), on_done, None)
+        ledger = self._ledger
+        if ledger is None:
+            return engine.scan(work.tasks, (), on_done, None)
+        return engine.scan(work.tasks, _known_rows(ledger, work), on_done, ledger.keep)
 
     def _judge_streams(self, snapshot: Snapshot, scans: _Scans) -> Streams:
         listing = snapshot.store.listing
@@ -335,6 +370,22 @@ class Verification:
             listing.streams, scans.streams, told.counting, snapshot.last_slot,
             self._options.now_ms, self._options.grace_ms,
         )  # fmt: skip
+
+
+def _known_rows(ledger: Ledger, work: _Work) -> Iterator[Row]:
+    for unit in work.proved:
+        rows = ledger.find(unit.identity)
+        if rows is None:
+            rows = unread_rows(unit, "the ledger does not give what it has of it")
+        work.proved_bytes += sum(row[2].size for row in rows if isinstance(row[2], Tally))
+        yield from rows
+
+
+def _open_ledger(directory: str) -> Ledger:
+    try:
+        return Ledger(directory)
+    except OSError as error:
+        raise EngineFailed(f"the ledger {directory}: {error.strerror or error}") from None
 
 
 def _known(units: Iterable[ColdUnit]) -> list[ColdUnit]:

@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from tools.verify.core.keys import StreamKey
 from tools.verify.core.outcome import PlannedPart
 from tools.verify.core.stores import Listed, Source
@@ -48,7 +50,8 @@ class ColdUnit(NamedTuple):
     @property
     def identity(self) -> str:
         both = self.data, self.index_object
-        return "|".join(f"{each.key} {each.size} {each.modified_ms}" if each else "" for each in both)
+        files = "|".join(f"{each.key} {each.size} {each.modified_ms}" if each else "" for each in both)
+        return f"{files}|{self.told[3:9] if self.told else ''}"
 
 
 class WalUnit(NamedTuple):
@@ -70,7 +73,8 @@ class WalUnit(NamedTuple):
 
     @property
     def identity(self) -> str:
-        return f"{self.listed.key} {self.listed.size} {self.listed.modified_ms}"
+        told = "" if self.told is None else f"{crc32c(repr(self.told).encode()):08x}"
+        return f"{self.listed.key} {self.listed.size} {self.listed.modified_ms}|{told}"
 
 
 class WalIndexUnit(NamedTuple):
@@ -94,6 +98,7 @@ class WalIndexUnit(NamedTuple):
 
     @property
     def identity(self) -> str:
+        """Never the same: it is held against those of its objects that are read in the same run."""
         return ""
 
 
@@ -139,7 +144,7 @@ class LogUnit(NamedTuple):
 
     @property
     def identity(self) -> str:
-        about = f"{self.node}:{self.name}:{self.topic_id}:{self.bases[0]}:{self.bases[1]}:"
+        about = f"{self.directory}:{self.node}:{self.name}:{self.topic_id}:{self.bases[0]}:{self.bases[1]}:"
         if self.is_last:
             about += f"{self.recovery_point} {self.high_watermark} {self.log_start} {self.is_live}"
         else:

@@ -17,6 +17,7 @@ from crc32c import crc32c
 from tools.verify.core import crc as sums
 from tools.verify.core.batches import RunScanner, Scanned
 from tools.verify.core.facts import (
+    GENERAL,
     BatchRow,
     Fact,
     Fault,
@@ -31,7 +32,7 @@ from tools.verify.core.facts import (
     Vanished,
 )
 from tools.verify.core.findings import Severity, declare
-from tools.verify.core.keys import tier_key
+from tools.verify.core.keys import StreamKey, tier_key
 from tools.verify.core.layouts import (
     OFFSETS,
     SEAL,
@@ -153,19 +154,35 @@ class ScannedUnit(NamedTuple):
 def scan(task: Task) -> Iterator[ScannedUnit]:
     """Read a task, unit by unit."""
     tables: Tables = {}
+    doubted: set[StreamKey] = set()
+    done: list[tuple[WalUnit, ScannedUnit]] = []
     for unit in task.units:
-        before = task.source.counts.requests, task.source.counts.received
-        try:
-            rows = _scan_unit(task, unit, tables)
-        except SourceFailed as error:
-            rows = unread(unit, str(error))
-        except Gone as error:
-            rows = _gone(unit, str(error))
-        except MemoryError:
-            rows = unread(unit, "it needs more memory than there is")
-        counts = task.source.counts
-        rows.append(("", -1, Tally("", 0, 0, 0, counts.requests - before[0], counts.received - before[1])))
-        yield ScannedUnit(unit.identity if is_sound(rows) else "", rows)
+        rows = _rows_of(task, unit, tables)
+        identity = unit.identity if is_sound(rows) else ""
+        if isinstance(unit, WalUnit):
+            # What an index object says against it comes later; without all of its slices it is not proved.
+            done.append((unit, ScannedUnit("" if task.choice.topics else identity, rows)))
+            continue
+        if isinstance(unit, WalIndexUnit) and not is_sound(rows):
+            doubted.add(unit.stream)
+        yield ScannedUnit(identity, rows)
+    for unit, scanned in done:
+        yield scanned._replace(identity="") if unit.stream in doubted else scanned
+
+
+def _rows_of(task: Task, unit: Unit, tables: Tables) -> list[Row]:
+    before = task.source.counts.requests, task.source.counts.received
+    try:
+        rows = _scan_unit(task, unit, tables)
+    except SourceFailed as error:
+        rows = unread(unit, str(error))
+    except Gone as error:
+        rows = _gone(unit, str(error))
+    except MemoryError:
+        rows = unread(unit, "it needs more memory than there is")
+    counts = task.source.counts
+    rows.append((*GENERAL, Tally("", 0, 0, 0, counts.requests - before[0], counts.received - before[1])))
+    return rows
 
 
 def is_sound(rows: list[Row]) -> bool:
