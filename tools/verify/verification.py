@@ -419,8 +419,13 @@ def _without_absence(found: Sequence[Finding]) -> tuple[list[Finding], list[Unch
 
 
 def _coverage(verdict: Verdict, findings: dict[tuple[str, int], list[Finding]]) -> Coverage:
-    mine = findings[verdict.topic_id, verdict.partition]
-    return verdict.coverage._replace(damaged=damaged_ranges(mine))
+    damaged = damaged_ranges(findings[verdict.topic_id, verdict.partition])
+    holders = tuple(
+        each
+        for each in verdict.holders
+        if any(first < each.end and each.first < end for first, end in damaged)
+    )
+    return verdict.coverage._replace(damaged=damaged, holders=holders)
 
 
 def _cpu_seconds() -> float:

@@ -218,3 +218,31 @@ def test_progress_ends_with_everything_read(tmp_path: Path) -> None:
     scanned = [each for each in told if each.phase == "scanning"]
     assert scanned[-1].done_bytes == scanned[-1].all_bytes > 0
     assert scanned[-1].done_tasks == scanned[-1].all_tasks > 3
+
+
+def test_of_damaged_offsets_all_holders_are_told(tmp_path: Path) -> None:
+    """A plan for repairs takes the good copy from among them."""
+    seen = 0
+    for seed in range(30):
+        each = plant(seed, NOW_MS, only="altered_value", count=1)
+        if not each.planted:
+            continue
+        each.world.write_to(tmp_path / "made")
+        data = tuple(f"{tmp_path}/made/d{number}" for number in range(len(each.world.directories)))
+        outcome = verify(options(tmp_path / "made", data=data))
+        for found in outcome.findings:
+            (covered,) = (
+                one
+                for one in outcome.coverage
+                if (one.topic_id, one.partition) == (found.topic_id, found.partition)
+            )
+            holders = [one for one in covered.holders if one.first <= found.first < one.end]
+            assert found.place in {one.place for one in holders}
+            assert len({one.place for one in holders}) > 1
+            seen += 1
+        undamaged = [one for one in outcome.coverage if not one.damaged]
+        assert undamaged
+        assert all(one.holders == () for one in undamaged)
+        if seen > 3:
+            break
+    assert seen

@@ -27,7 +27,7 @@ from tools.verify.core.facts import (
 )
 from tools.verify.core.findings import Counted, Finding, Severity, declare
 from tools.verify.core.lineage import Claim, Lineage, Range, united, without
-from tools.verify.core.outcome import Coverage, Span
+from tools.verify.core.outcome import Coverage, Holder, Span
 
 GAP = declare(
     "gap",
@@ -99,6 +99,8 @@ class Verdict(NamedTuple):
     chains: tuple[Chain, ...]
     """Empty, unless there are suspects."""
     suspects: tuple[Suspect, ...]
+    holders: tuple[Holder, ...] = ()
+    """What counts of the offsets that findings or suspects name."""
 
 
 class _Facts:
@@ -197,6 +199,23 @@ class _Judge:
             Coverage(self._topic_id, self._context.topic, self._partition, start, end, tuple(_spans(held))),
             tuple(chains) if found else (),
             tuple(found),
+            tuple(self._holders(held, found)),
+        )
+
+    def _holders(self, held: list[_Held], found: Sequence[Suspect]) -> list[Holder]:
+        doubtful = united(
+            [
+                *((each.first, each.end) for each in self._findings if 0 <= each.first < each.end),
+                *((each.first, each.end) for each in found),
+            ]
+        )
+        if not doubtful:
+            return []
+        return sorted(
+            Holder(each.tier, each.run.place, each.run.position, first, end)
+            for each in held
+            for first, end in each.counting
+            if any(low < end and first < high for low, high in doubtful)
         )
 
     def _find(
