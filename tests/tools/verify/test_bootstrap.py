@@ -4,7 +4,6 @@ say what lies in its store.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.peers import until
-from tests.e2e.tiered import ALONE, QUICK, TIERED, TieredTopic
+from tests.e2e.mortal import STEP_FILE
+from tests.e2e.tiered import ALONE, MORTAL, QUICK, TIERED, TieredTopic
 from tests.processes import BrokerProcess
 from tools.verify.bootstrap import read_topic
 from tools.verify.core.keys import WalObject, parse_key, tier_key
@@ -31,13 +31,6 @@ from tools.verify.core.told_records import ToldRecords
 
 COLD, WAL = "__remote_log_metadata", "__remote_wal_log_metadata"
 SETTINGS = {**QUICK, **ALONE, "remote.wal.log.manager.combiner.task.interval.ms": "50"}
-HURRIED = """
-from broker.replicas.wal import collecting
-from tools.cli import main
-collecting.ROUND_S = 0.5
-main()
-"""
-"""A broker which tells of its objects more often than every half minute."""
 
 
 class Log(NamedTuple):
@@ -63,7 +56,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
         folder / "data",
         arguments=("--store", url),
         settings=SETTINGS,
-        program=(sys.executable, "-c", HURRIED),
+        env={STEP_FILE: str(folder / "step")},
+        program=MORTAL,  # whose retention does not wait for half a minute
     ) as process:
         admin = AdminClient({"bootstrap.servers": process.bootstrap})
         tiered, stored = (TieredTopic(lambda: process.bootstrap) for _ in range(2))
