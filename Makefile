@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark verify conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark verify conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ differential: SEEDS := 20
 differential: setup kafka ## the same requests to Apache Kafka, by hand and 50 generated sequences a seed: SEEDS=20 FROM=0
 	@$(BIN)/python -m pytest -q -p no:randomly tests/compat/test_differential.py tests/compat/test_sequences.py \
 	  --differential-seeds $(SEEDS) --differential-from $(FROM) $(ARGS)
+
+verify-stores: SEEDS := 2000
+verify-stores: setup ## generated stores, verified whole and damaged; goes on where it stopped: make verify-stores SEEDS=2000 FROM=0
+	@$(COMPILED_ONCE) $(BIN)/python -m tests.verify.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
 bench: setup ## the table: Apache Kafka (make kafka) and this broker in one run; ARGS="--rows raw-1x1,start", "--own", "--markdown FILE"
 	@$(BIN)/python -m tools.versus.table $(ARGS)

@@ -46,6 +46,8 @@ class Copy:
     """What the index object says otherwise: for faults."""
     sections: dict[int, bytes] = field(default_factory=dict)
     """What a section holds instead: for faults."""
+    is_untold: bool = False
+    """Nothing is told of it: for faults."""
 
     @property
     def key(self) -> str:
@@ -222,7 +224,8 @@ class ColdTier:
         """The records, oldest first; of a key that was told twice the older may be compacted away."""
         rng, found = self.world.rng, []
         for copy in self.copies:
-            found += list(self._life(copy))
+            if not copy.is_untold:
+                found += list(self._life(copy))
         for history, start in self.moved.values():
             for at in [history.log_start // 2, start] if rng.random() < 0.3 else [start]:
                 found.append((history, *self._moved(history, at)))

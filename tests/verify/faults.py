@@ -7,7 +7,7 @@ is not planted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -53,6 +53,8 @@ class Planted:
     """Each is to be found."""
     shadows: list[Expected] = field(default_factory=list)
     """May be found as well: what the same damage looks like from elsewhere."""
+    late: Callable[[], list[Expected]] | None = field(default=None, compare=False)
+    """More that is to be found, known once all is written."""
 
 
 class Plan:
@@ -161,13 +163,13 @@ def about(history: History, *codes: str, **more: Any) -> Expected:
     return Expected(codes, history.topic.short_id, history.number, **more)
 
 
-def plant(seed: int, now_ms: int, *, only: str = "", count: int | None = None) -> Plan:
-    """A store with up to twenty faults, never none if one can be planted; `only` those of one name."""
+def plant(seed: int, now_ms: int, *, only: Collection[str] = (), count: int | None = None) -> Plan:
+    """A store with up to twenty faults, never none if one can be planted; `only` those of these names."""
     rng = Random(seed * 7 + 1)
     plan = Plan(make(seed, now_ms), rng)
     wanted = count if count is not None else rng.choice([1, 1, 2, 3, 5, 8, 13, 20])
     everything = [(0, fault) for fault in MODEL_FAULTS] + [(1, fault) for fault in FILE_FAULTS]
-    everything = [each for each in everything if only in ("", each[1].__name__)]
+    everything = [each for each in everything if not only or each[1].__name__ in only]
     chosen = sorted((rng.choice(everything) for _ in range(wanted * 2)), key=lambda each: each[0])
     is_written = False
     for stage, fault in chosen:
@@ -178,6 +180,9 @@ def plant(seed: int, now_ms: int, *, only: str = "", count: int | None = None) -
             plan.planted.append(replace(planted, name=fault.__name__))
     if not is_written:
         write(plan.made)
+    for each in plan.planted:
+        if each.late is not None:
+            each.expected += each.late()
     return plan
 
 

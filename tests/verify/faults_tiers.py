@@ -430,8 +430,8 @@ def wal_slice_flipped(plan: Plan) -> Planted | None:
             edit(plan, each.key, start + plan.rng.randrange(21, len(piece.batches[0].data)))
             return Planted(
                 "",
-                [about(piece.history, "wal-slice-crc", place=each.key)],
-                [about(piece.history, "bad-crc", place=each.key), *hidden(each)],
+                [about(piece.history, "bad-crc", place=each.key, position=start)],
+                hidden(each),
             )
     return None
 

@@ -7,8 +7,9 @@ parts. Invariant: the same seed and time give the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from uuid import UUID
 
 from tests.verify import kafka_bytes as kafka
 from tests.verify.cluster import Cluster, Topic
@@ -38,6 +39,8 @@ class Made:
     world: World
     cold: ColdTier
     wal: WalTier
+    more_told: list[tuple[str, int, bytes, bytes | None]] = field(default_factory=list)
+    """Topic, partition, key and value of records that brokers do not write: for faults."""
 
 
 def make(seed: int, now_ms: int) -> Made:
@@ -84,7 +87,8 @@ def write(made: Made) -> World:
     count = len(world.cluster.topics[COLD_TOLD].partitions)
     cold_rows: dict[int, list[tuple[bytes, bytes | None]]] = {}
     for history, key, value in made.cold.told():
-        number = 0 if history is None else kafka.tier_partition(history.topic.id, history.number, count)
+        about = (UUID(bytes=key[2:18]), 0) if history is None else (history.topic.id, history.number)
+        number = kafka.tier_partition(*about, count)
         cold_rows.setdefault(number, []).append((key, value))
     wal_rows: dict[int, list[tuple[bytes, bytes | None]]] = {}
     for node, key, value in told:
@@ -94,6 +98,9 @@ def write(made: Made) -> World:
         group_rows.setdefault(at % len(world.cluster.topics[GROUPS].partitions), []).append(row)
     for name, rows in ((COLD_TOLD, cold_rows), (WAL_TOLD, wal_rows), (GROUPS, group_rows)):
         topic = world.cluster.topics[name]
+        for about, number, key, value in made.more_told:
+            if about == name:
+                rows.setdefault(number, []).append((key, value))
         for number in range(len(topic.partitions)):
             history = told_history(world, topic, number, rows.get(number, []))
             world.histories.append(history)

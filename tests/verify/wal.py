@@ -52,6 +52,11 @@ class Slice:
     def data(self) -> bytes:
         return b"".join(batch.data for batch in self.batches)
 
+    @property
+    def is_void(self) -> bool:
+        """A later epoch began below, so the log has other batches there, or none."""
+        return not any(batch is self.batches[-1] for batch in self.history.batches)
+
 
 @dataclass
 class WalObject:
@@ -306,7 +311,7 @@ class WalTier:
         for history in histories:
             partition = history.topic.partitions[history.number]
             start = next((at for epoch, at in history.starts if epoch == partition.leader_epoch), history.end)
-            stored = max((each.end for each in self.counted_of(history)), default=-1)
+            stored = max((each.end for each in self.counted_of(history) if not each.is_void), default=-1)
             self.floors.setdefault(partition.leader, []).append(
                 {
                     "topic_id": history.topic.id,
