@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from broker.process import wall_clock_ms
 from tests.compat.peers import until
 from tests.e2e.mortal import STEP_FILE
 from tests.e2e.tiered import ALONE, MORTAL, QUICK, TIERED, TieredTopic
@@ -18,6 +19,7 @@ from tests.processes import BrokerProcess
 from tools.verify.bootstrap import read_topic
 from tools.verify.core.keys import WalObject, parse_key, tier_key
 from tools.verify.core.layouts import decode_index_object, decode_wal_table
+from tools.verify.core.outcome import Options
 from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
 from tools.verify.core.tier_topics import (
     COPY_FINISHED,
@@ -28,6 +30,7 @@ from tools.verify.core.tier_topics import (
     unpack_slices,
 )
 from tools.verify.core.told_records import ToldRecords
+from tools.verify.verification import verify
 
 COLD, WAL = "__remote_log_metadata", "__remote_wal_log_metadata"
 SETTINGS = {**QUICK, **ALONE, "remote.wal.log.manager.combiner.task.interval.ms": "50"}
@@ -44,6 +47,7 @@ class Left(NamedTuple):
 
     bootstrap: str
     data: Path
+    url: str
     store: Source
     topics: tuple[TieredTopic, TieredTopic]
 
@@ -67,7 +71,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
             topic.append(12)
         tiered.wait_tiered()
         until(lambda: _told_wal(process.bootstrap).counting() or None, "an object to be told", timeout_s=60)
-        yield Left(process.bootstrap, folder / "data", open_source(url), (tiered, stored))
+        yield Left(process.bootstrap, folder / "data", url, open_source(url), (tiered, stored))
 
 
 def _told_cold(bootstrap: str) -> ColdTold:
@@ -134,6 +138,12 @@ def test_out_of_the_data_directory_the_same_is_read(left: Left) -> None:
         assert (found.findings(), told.holes) == ([], [])
         read |= found.copies()
     assert read == whole
+
+
+def test_what_a_broker_left_in_its_store_is_as_it_should_be(left: Left) -> None:
+    outcome = verify(Options(now_ms=wall_clock_ms(), store=left.url, workers=1))
+    assert (outcome.findings, outcome.unread) == ((), ())
+    assert outcome.figures.batches > 10
 
 
 def test_a_reader_goes_on_where_it_stopped(left: Left) -> None:

@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from tools.verify.core import crc as sums
 from tools.verify.core.batches import RunScanner, Scanned
+from tools.verify.core.cold_sections import SectionsCheck
 from tools.verify.core.facts import (
     GENERAL,
     BatchRow,
@@ -36,6 +37,7 @@ from tools.verify.core.keys import StreamKey, tier_key
 from tools.verify.core.layouts import (
     OFFSETS,
     SEAL,
+    TRANSACTIONS,
     IndexHead,
     Malformed,
     WalSlice,
@@ -246,6 +248,7 @@ class _Copy:
         self._unit = unit
         self._end = unit.told.end if unit.told else -1
         self._key = tier_key(unit.topic_id, unit.partition, unit.base, unit.segment_id, "log")
+        self._sections: SectionsCheck | None = None
 
     def facts(self) -> list[Fact]:
         unit = self._unit
@@ -262,7 +265,8 @@ class _Copy:
         if self._end >= 0 and not self._task.choice.takes(self._key):
             read = unit.index_object.size if unit.index_object else 0
             return [*found, Skipped(self._key, unit.base, self._end), Tally(self._key, read, 0, 0)]
-        scanner = RunScanner(self._key, first=unit.base)
+        on_table = self._sections.on_table if self._sections is not None else None
+        scanner = RunScanner(self._key, first=unit.base, on_table=on_table)
         for piece in read_pieces(self._source, self._key, 0, unit.data.size):
             scanner.feed(piece)
         scanned = scanner.finish()
@@ -311,8 +315,14 @@ class _Copy:
                 epochs = " ".join(f"{each.epoch}@{each.start_offset}" for each in head.epochs)
                 expected = " ".join(f"{epoch}@{start}" for epoch, start in told.epochs)
                 found.append(Fault(COLD_METADATA_DIFFERS, index.key, 0, -1, -1, expected, epochs))
+            elif told.has_no_aborts != (head.sections[TRANSACTIONS].size == 0):
+                says_so = "no aborted transaction" if told.has_no_aborts else "some"
+                actual = f"{head.sections[TRANSACTIONS].size} bytes of them"
+                found.append(Fault(COLD_METADATA_DIFFERS, index.key, 0, -1, -1, says_so, actual))
+        sections = {}
         for section in head.sections.values():
-            part = memoryview(data)[section.start : section.start + section.size]
+            part = data[section.start : section.start + section.size]
+            sections[section.kind] = part
             if crc32c(part) != section.crc:
                 actual = f"section {section.kind}: {crc32c(part):08x}"
                 found.append(
@@ -320,6 +330,8 @@ class _Copy:
                         COLD_SECTION_DIFFERS, index.key, section.start, -1, -1, f"{section.crc:08x}", actual
                     )
                 )
+        if not found:
+            self._sections = SectionsCheck(COLD_SECTION_DIFFERS, index.key, head, sections)
         return head
 
     def _judge_data(self, head: IndexHead | None, scanned: Scanned) -> list[Fact]:
@@ -356,6 +368,8 @@ class _Copy:
             actual = f"{head.batch_count} batches to offset {head.end_offset}, newest {head.max_timestamp_ms}"
             place = tier_key(*self._unit[:4], "idx")
             found.append(Fault(COLD_METADATA_DIFFERS, place, 0, -1, -1, expected, actual))
+        elif self._sections is not None:
+            found += self._sections.faults(scanned)
         return found
 
     def _damaged_block(self, head: IndexHead) -> int:
