@@ -18,6 +18,8 @@ from tests.verify.stores import Made, make, write
 from tests.verify.world import World
 
 EVERYWHERE = -1, 1 << 62
+META = ("meta",)
+"""Taken by a fault of the metadata log, and by one that only a sound image shows."""
 
 
 class Expected(NamedTuple):
@@ -131,7 +133,7 @@ class Plan:
                 if each is batch and copy.history is history:
                     found.append((copy.key + ".log", position))
         for life in self.made.wal.streams:
-            for held in [*life.objects, *life.late]:
+            for held in life.counting:
                 positions = held.positions(self.world.cluster.id)
                 for piece, start in zip(held.slices, positions, strict=True):
                     at = start

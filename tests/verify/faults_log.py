@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from tests.verify import kafka_bytes as kafka
 from tests.verify.cluster import random_uuid
-from tests.verify.faults import Expected, Plan, Planted, about, in_files
+from tests.verify.faults import META, Expected, Plan, Planted, about, in_files
 from tests.verify.kafka_bytes import Batch, short_id
 from tests.verify.world import Replica, Segment
 
@@ -190,9 +190,13 @@ def torn_active_tail(plan: Plan) -> Planted | None:
 @in_files
 def zeros_behind_a_closed_segment(plan: Plan) -> Planted | None:
     for spot in spots(plan, only_closed=True):
-        replica, segment, _, _ = spot
+        replica, segment, batch, _ = spot
         path = replica.path(segment)
-        if plan.take(("tail", path), ("whole", path)):
+        if batch is not segment.batches[-1] or not plan.is_clear(replica.history, batch.base, segment.end):
+            continue  # damage of the last batch would reach this far
+        if plan.take(
+            ("tail", path), ("whole", path), history=replica.history, first=batch.base, end=segment.end
+        ):
             plan.files[path] += bytes(plan.rng.choice([1, 11, 12, 61, 200]))
             place = plan.world.place(path)
             return Planted(
@@ -267,6 +271,8 @@ def altered_value(plan: Plan) -> Planted | None:
         plain = next((each for each in batch.records if each.value), None)
         if not others or plain is None or batch.codec != kafka.NONE or batch.marker is not None:
             continue
+        if replica.history.is_compacted:
+            continue  # each replica compacts for itself
         if not take(plan, spot):
             continue
         data = bytearray(batch.data)
@@ -292,14 +298,24 @@ def sidecars(plan: Plan, suffix: str) -> Iterator[tuple[Replica, Segment, str]]:
     yield from plan.candidates(found)
 
 
+def take_beside(plan: Plan, replica: Replica, segment: Segment, path: str) -> bool:
+    """Claim a file beside a segment whose batches are sound and will be. After a crash an index may tell of
+    more than there is."""
+    if segment is replica.segments[-1] and not plan.world.directories[replica.directory].is_clean:
+        return False
+    return plan.take(
+        path, history=replica.history, first=segment.base, end=max(segment.end, segment.base + 1)
+    )
+
+
 def in_file(plan: Plan, replica: Replica, path: str, *codes: str) -> Expected:
     return about(replica.history, *codes, place=plan.world.place(path))
 
 
 @in_files
 def index_elsewhere(plan: Plan) -> Planted | None:
-    for replica, _, path in sidecars(plan, ".index"):
-        if plan.take(path):
+    for replica, segment, path in sidecars(plan, ".index"):
+        if take_beside(plan, replica, segment, path):
             data = bytearray(plan.files[path])
             at = plan.rng.randrange(0, len(data), 8) + plan.rng.choice([0, 4])
             value = int.from_bytes(data[at : at + 4], "big") + plan.rng.choice([1, 7, 1 << 20])
@@ -313,8 +329,8 @@ def index_elsewhere(plan: Plan) -> Planted | None:
 
 @in_files
 def time_index_elsewhere(plan: Plan) -> Planted | None:
-    for replica, _, path in sidecars(plan, ".timeindex"):
-        if plan.take(path):
+    for replica, segment, path in sidecars(plan, ".timeindex"):
+        if take_beside(plan, replica, segment, path):
             data = bytearray(plan.files[path])
             at = plan.rng.randrange(0, len(data), 12)
             time = int.from_bytes(data[at : at + 8], "big") + plan.rng.choice([-1, 10_000_000])
@@ -330,7 +346,7 @@ def aborted_elsewhere(plan: Plan) -> Planted | None:
         if replica.history.is_compacted or replica.history.log_start > segment.base:
             continue
         entries = replica.history.aborted_in(segment.base, segment.end)
-        if entries and entries[0].first >= replica.start and plan.take(path):
+        if entries and entries[0].first >= replica.start and plan.take(path, history=replica.history):
             is_live = not plan.world.directories[replica.directory].is_clean
             may_lack = is_live and entries[0].last >= replica.recovery  # after a crash
             if plan.rng.random() < 0.3 and not may_lack:
@@ -368,7 +384,7 @@ def _snapshot(plan: Plan, *, is_checked: bool) -> Planted | None:
             for number, each in enumerate(replica.history.state_at(at).producers.values())
             if each.last_offset >= replica.start
         ]
-        if inside and plan.take(path):
+        if inside and plan.take(path, history=replica.history):
             data = bytearray(plan.files[path])
             row = 10 + plan.rng.choice(inside) * 46
             if is_checked:
@@ -388,7 +404,7 @@ def epochs_elsewhere(plan: Plan) -> Planted | None:
         path = f"{replica.folder}/leader-epoch-checkpoint"
         starts = [batch.base for segment in replica.segments for batch in segment.batches]
         inside = [at for at, each in enumerate(replica.epochs) if at and each[1] in starts[1:]]
-        if not inside or not plan.take(path):
+        if not inside or not plan.take(path, history=replica.history):
             continue
         epochs = list(replica.epochs)
         at = plan.rng.choice(inside)
@@ -420,6 +436,8 @@ def checkpoint_outside(plan: Plan) -> Planted | None:
             ]
         )
         path = f"d{replica.directory}/{name}"
+        if not plan.is_free(path) or replica.history.topic.name.startswith("__remote"):
+            continue
         key = f"{replica.history.topic.name} {replica.history.number} "
         lines = plan.files[path].decode().splitlines()
         at = next((at for at, line in enumerate(lines) if line.startswith(key)), None)
@@ -436,6 +454,8 @@ def checkpoint_outside(plan: Plan) -> Planted | None:
 
 @in_files
 def unknown_directory(plan: Plan) -> Planted | None:
+    if not plan.take(*META):
+        return None  # without the image nobody knows which topics there are
     number = plan.rng.randrange(len(plan.world.directories))
     folder = f"d{number}/ghost-{len(plan.planted)}"
     topic_id = random_uuid(plan.rng)
@@ -450,7 +470,7 @@ def unknown_directory(plan: Plan) -> Planted | None:
 def directory_of_another(plan: Plan) -> Planted | None:
     number = plan.rng.randrange(len(plan.world.directories))
     path = f"d{number}/meta.properties"
-    if not plan.take(path):
+    if not plan.take(path, *META):
         return None
     what = plan.rng.choice(["cluster.id", "directory.id"])
     lines = [

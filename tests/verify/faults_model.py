@@ -160,7 +160,10 @@ def lost_everywhere(plan: Plan) -> Planted | None:
         if plan.take(history=history):
             plan.replace_batch(history, batch, None)
             gap = about(history, "gap", first=batch.base, end=batch.end)
-            return Planted("", [gap], [about(history, "checkpoint-outside-log")])
+            outside = about(history, "checkpoint-outside-log")
+            if any(replica.is_leader and replica.end == batch.end for replica in plan.world.of(history)):
+                return Planted("", [gap._replace(codes=("gap", "checkpoint-outside-log"))], [outside])
+            return Planted("", [gap], [outside])
     return None
 
 
@@ -212,7 +215,7 @@ def wal_told_otherwise(plan: Plan) -> Planted | None:
     for life in plan.candidates(list(plan.made.wal.streams)):
         for each in plan.candidates(list(life.counting)):
             told = not each.is_young and each is not life.objects[-1]
-            if told and each.slices and plan.take(("told", each.key)):
+            if told and each.slices and plan.take(each.key):
                 piece = each.slices[0]
                 changed = plan.rng.choice(
                     [{"end_offset": piece.end + 1}, {"leader_epoch": piece.leader_epoch + 1}]

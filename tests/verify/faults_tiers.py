@@ -15,14 +15,13 @@ from crc32c import crc32c
 
 from tests.verify.cluster import Slot, random_uuid, record
 from tests.verify.cold import COPY_FINISHED, DELETE_FINISHED, Copy
-from tests.verify.faults import Expected, Plan, Planted, about, in_files
+from tests.verify.faults import META, Expected, Plan, Planted, about, in_files
 from tests.verify.faults_log import MISSING_REST
 from tests.verify.kafka_bytes import short_id
 from tests.verify.wal import WalObject
 from tests.verify.world import OLD_S, STORE
 
 WORN = "bad-crc", "bad-length", "bad-magic", "torn-tail", "trailing-bytes"
-META = ("meta",)
 
 
 def at_key(key: str, *codes: str) -> Expected:
@@ -355,7 +354,7 @@ def cold_section_elsewhere(plan: Plan) -> Planted | None:
     """A section with fitting checksums that is not what the data give."""
     for copy in finished(plan):
         kinds = [kind for kind in range(2) if copy.section(kind)]
-        if kinds and take_copy(plan, copy, data=False):
+        if kinds and take_copy(plan, copy):
             kind = plan.rng.choice(kinds)
             data = bytearray(copy.section(kind))
             data[7] ^= 1

@@ -13,9 +13,8 @@ from typing import Any
 from tests.verify import kafka_bytes as kafka
 from tests.verify.cluster import record
 from tests.verify.cold import COPY_FINISHED, Copy
-from tests.verify.faults import Expected, Plan, Planted, about, in_files, in_model
+from tests.verify.faults import META, Expected, Plan, Planted, about, in_files, in_model
 from tests.verify.faults_tiers import (
-    META,
     at_key,
     counting,
     finished,
@@ -132,7 +131,7 @@ def rewrite_index(plan: Plan, copy: Copy) -> None:
 def cold_head_lies(plan: Plan) -> Planted | None:
     """An index object that counts its batches wrongly."""
     for copy in finished(plan):
-        if take_copy(plan, copy, data=False):
+        if take_copy(plan, copy):
             copy.head["batch_count"] = len(copy.segment.batches) + plan.rng.choice([-1, 1, 1000])
             rewrite_index(plan, copy)
             return Planted("", [of_copy(copy, "idx", "cold-metadata-differs", "cold-bad-index")])
@@ -153,7 +152,7 @@ def cold_of_another_cluster(plan: Plan) -> Planted | None:
 def cold_block_sums_lie(plan: Plan) -> Planted | None:
     """The sum of all the data is right, that of a block is not."""
     for copy in finished(plan):
-        if take_copy(plan, copy, data=False):
+        if take_copy(plan, copy):
             size = len(copy.segment.data)
             copy.head |= {"block_size": size + 7, "block_crcs": [plan.rng.randrange(1 << 32)]}
             rewrite_index(plan, copy)
@@ -164,7 +163,7 @@ def cold_block_sums_lie(plan: Plan) -> Planted | None:
 @in_files
 def cold_epochs_section_lies(plan: Plan) -> Planted | None:
     for copy in finished(plan):
-        if take_copy(plan, copy, data=False):
+        if take_copy(plan, copy):
             lines = copy.section(4).decode().splitlines()
             epoch, start = lines[-1].split()
             lines[-1] = f"{int(epoch) + 7} {start}"
@@ -179,7 +178,7 @@ def cold_aborted_section_lies(plan: Plan) -> Planted | None:
     """It leaves out what was aborted, or names another producer."""
     for copy in finished(plan):
         data = copy.section(3)
-        if data and not copy.history.is_compacted and take_copy(plan, copy, data=False):
+        if data and not copy.history.is_compacted and take_copy(plan, copy):
             other = data[:2] + (int.from_bytes(data[2:10], "big") + 1).to_bytes(8, "big") + data[10:]
             begins_inside = int.from_bytes(data[10:18], "big") >= copy.segment.base
             copy.sections[3] = data[34:] if begins_inside and plan.rng.random() < 0.5 else other
@@ -200,9 +199,9 @@ def cold_producers_section_lies(plan: Plan) -> Planted | None:
             for number, each in enumerate(state.producers.values())
             if each.last_offset >= copy.segment.base and each.last_sequence >= 0
         ]
-        if inside and not copy.history.is_compacted and take_copy(plan, copy, data=False):
+        if inside and not copy.history.is_compacted and take_copy(plan, copy):
             data = bytearray(copy.section(2))
-            row = 10 + plan.rng.choice(inside) * 50
+            row = 10 + plan.rng.choice(inside) * 46
             data[row + 13] ^= 1
             data[2:6] = kafka.crc32c(bytes(data[6:])).to_bytes(4, "big")
             copy.sections[2] = bytes(data)
@@ -248,6 +247,8 @@ def another_value(batch: Batch) -> Batch | None:
     if plain is None or plain.value is None or batch.codec != kafka.NONE or batch.marker is not None:
         return None
     data = bytearray(batch.data)
+    if plain.value not in data:
+        return None  # it holds something else already
     data[data.rindex(plain.value)] ^= 0x55
     kafka.recheck(data)
     return replace(batch, data=bytes(data))
@@ -382,10 +383,8 @@ def checkpoint_that_is_no_text(plan: Plan) -> Planted | None:
     number = plan.rng.randrange(len(plan.world.directories))
     name = plan.rng.choice(["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
     path = f"d{number}/{name}"
-    if any(not plan.is_free((path, key)) for key in _lines(plan.files[path])) or not plan.take(path):
+    if not plan.is_free(path) or not plan.take(path, *((path, key) for key in _lines(plan.files[path]))):
         return None
-    for key in _lines(plan.files[path]):
-        plan.take((path, key))
     if not all(
         plan.take(("dir", number, each.folder)) for each in plan.world.replicas if each.directory == number
     ):

@@ -175,13 +175,18 @@ def judge_copies(
     found = Copies([], [], [], defaultdict(list))
     for copy in sorted({*listing.copies, *(before or ()), *(after or ())}):
         base, data, index = listing.copies.get(copy, (-1, None, None))
-        if before is None or after is None:
+        if before is None or after is None or _is_half_told(before.get(copy), after.get(copy)):
             _judge_untold(found, copy, base, data, index, now_ms, grace_ms)
         else:
             told = _Told(before.get(copy), after.get(copy))
             is_dead = dead_topics is not None and copy[0] in dead_topics
             _judge_told(found, copy, base, data, index, told, is_dead, now_ms, grace_ms)
     return found
+
+
+def _is_half_told(*told: ToldCopy | None) -> bool:
+    """Whether a copy counts of which no start is told: a finding, from which nothing else follows."""
+    return any(each is not None and each.base < 0 and each.state == COPY_FINISHED for each in told)
 
 
 class _Told(NamedTuple):
@@ -200,7 +205,9 @@ def _judge_untold(
 ) -> None:
     """Judge without metadata: the index object is put first and deleted last, so data never stands alone."""
     topic_id, partition, segment_id = copy
-    newest = max(each.modified_ms for each in (data, index) if each is not None)
+    newest = max((each.modified_ms for each in (data, index) if each is not None), default=-1)
+    if newest < 0:
+        return
     is_young = now_ms - newest <= grace_ms
     if data is not None and index is not None:
         found.units.append(ColdUnit(topic_id, partition, base, segment_id, data, index, None, is_young))

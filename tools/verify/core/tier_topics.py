@@ -169,9 +169,13 @@ class _Told:
         except (Malformed, _Refused) as error:
             self._refuse(partition, offset, str(error))
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with the records so far."""
+    def refused_records(self) -> list[Finding]:
+        """Return what is wrong with single records so far."""
         return sorted(self._found)
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with the records so far, all of which were given."""
+        return self.refused_records()
 
     def _add(self, partition: int, key: bytes | None, value: bytes | None) -> None:
         raise NotImplementedError

@@ -151,8 +151,11 @@ class TierTopics:
                 topic.is_known, topic.why = False, str(error)
 
     def findings(self) -> list[Finding]:
-        """What is wrong with records, of topics that are known whole."""
-        return [each for topic in self._topics if topic.is_known for each in topic.fold.findings()]
+        """What is wrong with records; of a topic that is not known whole, only what shows in one record."""
+        found: list[Finding] = []
+        for topic in self._topics:
+            found += topic.fold.findings() if topic.is_known else topic.fold.refused_records()
+        return found
 
     def unchecked(self) -> list[Unchecked]:
         return [

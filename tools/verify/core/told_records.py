@@ -73,7 +73,7 @@ class ToldRecords:
         for number, (source, log) in enumerate(replicas):
             replica = read_replica(source, log)
             if number == 0:
-                end = end if end >= 0 else replica.end
+                end = max(end, replica.end) if log.high_watermark < 0 else end
                 wanted = [(replica.start, end)] if replica.start < end else []
             held = without([(replica.start, replica.end)], replica.damaged)
             left = without(wanted, held)
@@ -105,7 +105,8 @@ def read_replica(source: Source, log: Log) -> Replica:
     """Return where the sound batches of a log lie. Raise SourceFailed."""
     found = Replica(source)
     files = sorted((int(name[1]), each) for each in log.files if (name := _SEGMENT.fullmatch(each.key)))
-    found.start = max(log.log_start, files[0][0] if files else 0, 0)
+    first = files[0][0] if files else 0
+    found.start = first
     found.end = found.start
     for number, (base, listed) in enumerate(files):
         limit = files[number + 1][0] if number + 1 < len(files) else -1
@@ -122,6 +123,8 @@ def read_replica(source: Source, log: Log) -> Replica:
             if fault.first < end:
                 found.damaged.append((fault.first, end))
         found.end = max(found.end, last, limit)
+    if first < log.log_start <= found.end:
+        found.start = log.log_start
     return found
 
 

@@ -155,3 +155,21 @@ def test_of_no_replica_nothing_is_told() -> None:
     assert (list(told.records()), told.holes) == ([], [])
     nothing = ToldRecords([(FileSource("/nowhere"), Log((), -1, -1))])
     assert (list(nothing.records()), nothing.holes) == ([], [])
+
+
+def test_checkpoints_that_are_not_to_be_believed_hide_nothing(tmp_path: Path) -> None:
+    """A log start behind the end, and a leader without a watermark beside a follower with an old one."""
+    for seed in range(40):
+        world = build(seed, NOW_MS)
+        world.write_to(tmp_path / "made")
+        for history, replicas in told_logs(world):
+            if len(replicas) < 2 or not 0 < replicas[1].high < replicas[0].end:
+                continue
+            source, log = log_of(replicas[0], tmp_path / "made")
+            other = log_of(replicas[1], tmp_path / "made")
+            odd = log._replace(high_watermark=-1, log_start=replicas[0].end + 1)
+            told = ToldRecords([(source, odd), other])
+            assert [each.offset for each in told.records()] == [at for at, _, _ in written(history)]
+            assert told.holes == []
+            return
+    pytest.fail("no follower is behind")
