@@ -12,6 +12,7 @@ step of Python for each batch: the one that finds its length. Only a piece that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -139,7 +140,8 @@ class RunScanner:
     """Takes the bytes of one place in order, in pieces of any size, and gives its facts.
 
     `position` is where the first piece lies in the place, `first` the lowest offset that may occur.
-    `on_table` sees the heads of all batches that are sound and in order, and their markers by position.
+    `on_table` sees the heads of all batches that are sound and in order, and their markers by position;
+    `on_data` the bytes of each batch that is sound, in order or not, and its position.
     """
 
     def __init__(
@@ -150,11 +152,13 @@ class RunScanner:
         first: int = 0,
         batch_limit: int = BATCH_LIMIT,
         on_table: Callable[[Table, Markers], None] | None = None,
+        on_data: Callable[[Buffer, int], None] | None = None,
     ) -> None:
         self._place = place
         self._position = position
         self._limit = batch_limit
         self._on_table = on_table
+        self._on_data = on_data
         self._size = 0
         self._crc = 0
         self._rest = b""
@@ -193,6 +197,8 @@ class RunScanner:
             rows.append(np.frombuffer(whole[:HEAD_SIZE], _ROW))
             positions.append(np.array([at - len(self._rest)], np.int64))
             self._look_inside(whole, 0, at - len(self._rest))
+            if self._on_data is not None:
+                self._on_data(whole, at - len(self._rest))
             self._crc = crc32c(view[:start], self._crc)
         found, stop = _frames(view, start, self._limit)
         if found:
@@ -212,6 +218,9 @@ class RunScanner:
             odd = (flags & CONTROL != 0) | (fields["count"] - 1 != fields["delta"])
             for index in np.flatnonzero(odd).tolist():
                 self._look_inside(view, found[index], at + found[index])
+            if self._on_data is not None:
+                for begin, end in pairwise((*found, stop)):
+                    self._on_data(view[begin:end], at + begin)
         self._crc = crc32c(view[stop:], self._crc)
         self._rest = b""
         if rows:
@@ -293,6 +302,8 @@ class RunScanner:
             where = np.array(good, np.int64)
             for each in good:
                 self._look_inside(data, each, at + each)
+                if self._on_data is not None:
+                    self._on_data(memoryview(data)[each : each + head(data, each).size], at + each)
             self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), _ROW, data, strides=(1,))[where], where + at)
 
     def _search(self, data: bytes, start: int, lost: int) -> tuple[int | None, int]:

@@ -21,7 +21,7 @@ from tools.verify.core.directory import (
     Log,
     segments,
 )
-from tools.verify.core.facts import Fault, LocalLog, Run, Vanished
+from tools.verify.core.facts import Fault, LocalLog, RecordDigest, Run, Vanished
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.kafka_files import (
     Aborted,
@@ -44,6 +44,7 @@ from tools.verify.core.log_checks import (
     check_epochs,
 )
 from tools.verify.core.producers import EXPIRY_MS, Producers
+from tools.verify.core.record_sums import RecordSums
 from tools.verify.core.stores import Gone, Source, TooLarge
 from tools.verify.core.tables import Markers, Table
 
@@ -73,6 +74,8 @@ class LogFacts(NamedTuple):
     vanished: list[Vanished]
     size: int
     """Bytes that were read, of all files."""
+    records: list[RecordDigest]
+    """Of its segments, if they were asked for."""
 
 
 class _Pair(Protocol):
@@ -86,14 +89,27 @@ def check_log(
     *,
     bases: tuple[int, int] = (0, 1 << 62),
     expiry_ms: int = EXPIRY_MS,
+    has_records: bool = False,
 ) -> LogFacts:
     """Read a log, or the segments of it whose base offsets are in [first, end). SourceFailed when the disk
-    does not answer. `expiry_ms`: after which silence its broker forgets a producer."""
-    return _LogCheck(source, number, log, bases, expiry_ms).facts()
+    does not answer. `expiry_ms`: after which silence its broker forgets a producer.
+    `has_records`: sum the records as well, to compare them with a manifest."""
+    return _LogCheck(source, number, log, bases, expiry_ms, has_records=has_records).facts()
 
 
 class _LogCheck:
-    def __init__(self, source: Source, number: int, log: Log, bases: tuple[int, int], expiry_ms: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        number: int,
+        log: Log,
+        bases: tuple[int, int],
+        expiry_ms: int,
+        *,
+        has_records: bool,
+    ) -> None:
+        self._has_records = has_records
+        self._records: list[RecordDigest] = []
         self._source = source
         self._number = number
         self._log = log
@@ -154,7 +170,8 @@ class _LogCheck:
 
         if base != self._end and self._producers.end >= 0:
             self._producers.has_holes = True
-        scanner = RunScanner(place, first=base, on_table=on_table)
+        sums = RecordSums(place) if self._has_records else None
+        scanner = RunScanner(place, first=base, on_table=on_table, on_data=None if sums is None else sums.add)
         try:
             for start in range(0, listed.size, PIECE):
                 piece = self._source.read(listed.key, start, min(PIECE, listed.size - start))
@@ -179,6 +196,10 @@ class _LogCheck:
         if following not in self._bases and scanned.runs and not is_swap:
             self._faults += _past(scanned.runs[-1], following)
         self._faults += scanned.faults
+        if sums is not None:
+            self._records += sums.finish()
+            told = {fault.position for fault in scanned.faults}
+            self._faults += [fault for fault in sums.faults if fault.position not in told]
         self._faults += self._producers.faults[faults_before:]
         if offsets is not None:
             offsets_fault = offsets.fault(scanned, is_open=is_open)
@@ -310,7 +331,7 @@ class _LogCheck:
                 tuple(epochs),
             )
         self._faults.sort(key=lambda fault: (fault.place, fault.position, fault.code))
-        return LogFacts(known, self._scans, self._faults, self._vanished, self._size)
+        return LogFacts(known, self._scans, self._faults, self._vanished, self._size, self._records)
 
     def _epochs(self) -> list[tuple[int, int]]:
         place = f"{self._place}/{EPOCHS}"

@@ -14,8 +14,9 @@ from tools.verify.core.plan import LogUnit, unit_place
 from tools.verify.core.stores import Source
 
 
-def scan_log(source: Source, unit: LogUnit) -> list[Row]:
-    """Read the segments of a unit and what stands beside them. SourceFailed when the disk does not answer."""
+def scan_log(source: Source, unit: LogUnit, *, has_records: bool = False) -> list[Row]:
+    """Read the segments of a unit and what stands beside them, and with `has_records` sum their records.
+    SourceFailed when the disk does not answer."""
     log = Log(
         unit.name,
         unit.topic,
@@ -27,7 +28,7 @@ def scan_log(source: Source, unit: LogUnit) -> list[Row]:
         unit.log_start,
         unit.is_live,
     )
-    found = check_log(source, unit.directory, log, bases=unit.bases)
+    found = check_log(source, unit.directory, log, bases=unit.bases, has_records=has_records)
     place = unit_place(unit)
     rows: list[Row] = []
     if unit.topic_id:
@@ -37,6 +38,7 @@ def scan_log(source: Source, unit: LogUnit) -> list[Row]:
         for scanned in found.scans:
             for facts in (scanned.runs, scanned.producers, scanned.marks, scanned.digests):
                 rows += [(*about, fact) for fact in facts]
+        rows += [(*about, each) for each in found.records]
         rows += [(*about, each) for each in found.vanished]
         rows += [(*about, fault) for fault in found.faults]
     else:

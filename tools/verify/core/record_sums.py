@@ -1,0 +1,182 @@
+"""The records of batches as hashes, and their sums by bucket, to compare a log with a manifest.
+
+Owns the way from a sound batch to the hashes of its keys and values. Does not own the hash or its sums
+(manifest_digests), decompression (records) or which batches are sound (batches). Invariant: of a batch either
+all records are hashed or it is among the bad ones; memory is bounded by one batch and one piece of hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from tools.verify.core.batches import FAULTS_LIMIT, RunScanner
+from tools.verify.core.facts import Fault, RecordDigest
+from tools.verify.core.heads import CODEC_MASK, HEAD_SIZE, Batch, Buffer, head
+from tools.verify.core.manifest_digests import NULL_HASH, hash_of, record_digests
+from tools.verify.core.records import BadRecords, read_records, unpack
+from tools.verify.core.stores import Source
+
+Words = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+
+PIECE: Final = 1 << 16
+"""Records that are hashed before they are summed."""
+READ_BYTES: Final = 8 << 20
+_ATTRIBUTES: Final = 22
+"""The low byte of a batch's attributes."""
+
+
+class Hashes(NamedTuple):
+    """Records as columns."""
+
+    offsets: Offsets
+    keys: Words
+    values: Words
+
+
+Rows = tuple[list[int], list[int], list[int]]
+"""Offsets, hashes of keys, hashes of values."""
+
+
+def hash_records(data: Buffer, batch: Batch) -> Rows:
+    """Hash the records of a batch that is no control batch. Raise BadRecords."""
+    return _hash_fast(data, batch) or _hash_surely(data, batch)
+
+
+def _hash_fast(data: Buffer, batch: Batch) -> Rows | None:
+    """By the parser in C, which reads past what it does not expect; None if anything is odd."""
+    plain: Buffer = data
+    if batch.codec:
+        plain = bytearray(data[:HEAD_SIZE]) + unpack(batch.codec, memoryview(data)[HEAD_SIZE:])
+        plain[_ATTRIBUTES] &= ~CODEC_MASK & 0xFF
+    digest = xxhash.xxh3_64_intdigest
+    offsets: list[int] = []
+    keys: list[int] = []
+    values: list[int] = []
+    try:
+        for each in DefaultRecordBatch(plain):
+            key, value = each.key, each.value
+            offsets.append(each.offset)
+            keys.append(NULL_HASH if key is None else digest(key) or 1)
+            values.append(NULL_HASH if value is None else digest(value) or 1)
+    except Exception:
+        return None
+    is_odd = len(offsets) != batch.record_count or (
+        bool(offsets) and not batch.base_offset <= min(offsets) <= max(offsets) <= batch.last_offset
+    )
+    return None if is_odd else (offsets, keys, values)
+
+
+def _hash_surely(data: Buffer, batch: Batch) -> Rows:
+    rows: Rows = [], [], []
+    for record in read_records(data, batch):
+        rows[0].append(record.offset)
+        rows[1].append(hash_of(record.key))
+        rows[2].append(hash_of(record.value))
+    return rows
+
+
+class _Columns:
+    """Rows of many batches."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.faults: list[Fault] = []
+        self._rows: Rows = [], [], []
+
+    def add(self, data: Buffer, position: int) -> None:
+        """Take a sound batch."""
+        batch = head(data, 0, position)
+        if batch.is_control:
+            return
+        try:
+            found = hash_records(data, batch)
+        except BadRecords as error:
+            if len(self.faults) < FAULTS_LIMIT:
+                about = position, batch.base_offset, batch.last_offset + 1
+                self.faults.append(Fault("count-mismatch", self.place, *about, "", str(error)))
+            return
+        for column, more in zip(self._rows, found, strict=True):
+            column.extend(more)
+
+    def __len__(self) -> int:
+        return len(self._rows[0])
+
+    def take(self) -> Hashes:
+        offsets, keys, values = self._rows
+        self._rows = [], [], []
+        return Hashes(np.array(offsets, np.int64), np.array(keys, np.uint64), np.array(values, np.uint64))
+
+
+class RecordSums:
+    """Takes the sound batches of one place, in any order: a RunScanner's `on_data`."""
+
+    def __init__(self, place: str) -> None:
+        self._columns = _Columns(place)
+        self._digests: dict[int, RecordDigest] = {}
+
+    @property
+    def faults(self) -> list[Fault]:
+        return self._columns.faults
+
+    def add(self, data: Buffer, position: int) -> None:
+        self._columns.add(data, position)
+        if len(self._columns) >= PIECE:
+            self._sum()
+
+    def finish(self) -> list[RecordDigest]:
+        self._sum()
+        return [self._digests[bucket] for bucket in sorted(self._digests)]
+
+    def _sum(self) -> None:
+        for one in record_digests(self._columns.place, *self._columns.take()):
+            old = self._digests.get(one.bucket)
+            self._digests[one.bucket] = one if old is None else _both(old, one)
+
+
+def _both(one: RecordDigest, other: RecordDigest) -> RecordDigest:
+    return one._replace(
+        first=min(one.first, other.first),
+        end=max(one.end, other.end),
+        records=one.records + other.records,
+        low=one.low + other.low,
+        high=one.high + other.high,
+    )
+
+
+def read_hashes(
+    source: Source, place: str, key: str, position: int, size: int, first: int, end: int
+) -> Iterator[Hashes]:
+    """Yield the hashes of the records with offsets in [first, end) of a place, in the order of its batches:
+    what is damaged is left out. Raise SourceFailed and Gone."""
+    columns = _Columns(place)
+
+    def on_data(data: Buffer, at: int) -> None:
+        batch = head(data, 0, at)
+        if batch.base_offset < end and first <= batch.last_offset:
+            columns.add(data, at)
+
+    scanner = RunScanner(place, position=position, on_data=on_data)
+    at = position
+    while at < position + size:
+        piece = source.read(key, at, min(READ_BYTES, position + size - at))
+        scanner.feed(piece)
+        at += len(piece)
+        if not piece:
+            break
+        if len(columns) >= PIECE:
+            yield _within(columns.take(), first, end)
+    scanner.finish()
+    if len(columns):
+        yield _within(columns.take(), first, end)
+
+
+def _within(found: Hashes, first: int, end: int) -> Hashes:
+    which = (found.offsets >= first) & (found.offsets < end)
+    return Hashes(found.offsets[which], found.keys[which], found.values[which])
