@@ -11,6 +11,7 @@ step of Python for each batch: the one that finds its length. Only a piece that 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -98,6 +99,9 @@ _FIELDS: Final = np.dtype(
     ]
 )
 _ROW: Final = np.dtype((np.void, HEAD_SIZE))
+_UNSIGNED: Final = struct.Struct(">I")
+STRIDE: Final = 32
+"""Batches that are followed before those behind them are guessed."""
 
 
 def batches(data: Buffer, position: int = 0) -> Iterator[Batch]:
@@ -200,9 +204,8 @@ class RunScanner:
             if self._on_data is not None:
                 self._on_data(whole, at - len(self._rest))
             self._crc = crc32c(view[:start], self._crc)
-        found, stop = _frames(view, start, self._limit)
-        if found:
-            where = np.array(found, np.int64)
+        where, stop = _frames(view, start, self._limit)
+        if len(where):
             heads = np.ndarray((len(view) - HEAD_SIZE + 1,), _ROW, view, strides=(1,))[where]
             crc = crc32c(view[start:stop], self._crc)
             if not _are_sound(heads, where, stop, crc ^ sums.shift(self._crc, stop - start)):
@@ -217,9 +220,9 @@ class RunScanner:
             flags = heads.view(np.uint8).reshape(-1, HEAD_SIZE)[:, 22]
             odd = (flags & CONTROL != 0) | (fields["count"] - 1 != fields["delta"])
             for index in np.flatnonzero(odd).tolist():
-                self._look_inside(view, found[index], at + found[index])
+                self._look_inside(view, int(where[index]), at + int(where[index]))
             if self._on_data is not None:
-                for begin, end in pairwise((*found, stop)):
+                for begin, end in pairwise((*where.tolist(), stop)):
                     self._on_data(view[begin:end], at + begin)
         self._crc = crc32c(view[stop:], self._crc)
         self._rest = b""
@@ -526,20 +529,40 @@ class RunScanner:
         )
 
 
-def _frames(view: memoryview, start: int, limit: int) -> tuple[list[int], int]:
-    """Where the batches begin that are whole and have a possible length, and where the next one would."""
-    lengths = LENGTH.unpack_from
+def _frames(view: memoryview, start: int, limit: int) -> tuple[Column, int]:
+    """Where the batches begin that are whole and have a possible length, and where the next one would.
+
+    The lengths are followed first and looked at afterwards, all at once. Where batches are of one size, the
+    next ones are guessed, and looked at together.
+    """
+    read = _UNSIGNED.unpack_from
+    parts: list[Column] = []
     found: list[int] = []
-    add = found.append
     at, last = start, len(view) - HEAD_SIZE
-    while at <= last:
-        (length,) = lengths(view, at + 8)
-        end = at + 12 + length
-        if length < 49 or end > len(view) or length > limit:
-            break
-        add(at)
-        at = end
-    return found, at
+    try:
+        while at <= last:
+            for _ in range(STRIDE):
+                found.append(at)
+                at += FRAME + read(view, at + 8)[0]
+            size = at - found[-1]
+            if at <= last and size == found[-1] - found[-2]:
+                count = (last - at) // size + 1
+                same = np.ndarray((count,), ">u4", view, at + 8, (size,)) == size - FRAME
+                many = count if bool(same.all()) else int(same.argmin())
+                if many:
+                    parts += [np.array(found, np.int64), np.arange(at, at + many * size, size)]
+                    found = []
+                    at += many * size
+    except struct.error:
+        pass
+    where = np.concatenate((*parts, np.array(found, np.int64)))
+    ends = np.append(where[1:], at)
+    sizes = ends - where
+    fits = (sizes >= HEAD_SIZE) & (sizes <= limit + FRAME) & (ends <= len(view))
+    if bool(fits.all()):
+        return where, at
+    wrong = int(fits.argmin())
+    return where[:wrong], int(where[wrong])
 
 
 def _are_sound(heads: Column, where: Column, stop: int, crc: int) -> bool:

@@ -39,6 +39,8 @@ class _Tables(NamedTuple):
     """The same for the byte that is left over."""
     zeros: int
     """The sum of a head of zeros."""
+    past_head: tuple[Column, Column]
+    """What each half of a sum becomes with a head of zeros behind, lower half first."""
 
 
 @cache
@@ -63,7 +65,15 @@ def _tables() -> _Tables:
     pairs = np.stack(
         [(places[2 * at + 1][:, None] ^ places[2 * at][None, :]).ravel() for at in range(_PAIRS)]
     )
-    return _Tables(tuple(level.ravel() for level in levels), pairs.ravel(), places[-1], crc32c(bytes(HEAD)))
+    past = small[HEAD]
+    halves = [(past[at + 1][:, None] ^ past[at][None, :]).ravel() for at in (0, 2)]
+    return _Tables(
+        tuple(level.ravel() for level in levels),
+        pairs.ravel(),
+        places[-1],
+        crc32c(bytes(HEAD)),
+        (halves[0], halves[1]),
+    )
 
 
 def _apply(step: Column, values: Column) -> Column:
@@ -87,17 +97,28 @@ def shift(crc: int, length: int) -> int:
     return crc
 
 
-def _shifted(crcs: Column, lengths: Column) -> Column:
-    for level, table in enumerate(_tables().shift):
-        at = (lengths >> (8 * level) & 255) << 10
-        if not at.any():
-            continue
-        parts = crcs.view(np.uint8).reshape(-1, 4)
-        crcs = table[at + parts[:, 0]]
-        crcs ^= table[at + 256 + parts[:, 1]]
-        crcs ^= table[at + 512 + parts[:, 2]]
-        crcs ^= table[at + 768 + parts[:, 3]]
-    return crcs
+def _shifted_together(crcs: Column, lengths: Column) -> int:
+    """The sum over all of what each becomes with so many more bytes behind; the lengths descend."""
+    low, middle, high = _tables().shift
+    crcs = _looked_up(low, lengths & 255, crcs)
+    if lengths[0] < 256:
+        return int(np.bitwise_xor.reduce(crcs))
+    crcs = _looked_up(middle, lengths >> 8 & 255, crcs)
+    if lengths[0] < 1 << 16:
+        return int(np.bitwise_xor.reduce(crcs))
+    top = lengths >> 16
+    starts = np.concatenate(([0], np.flatnonzero(top[1:] != top[:-1]) + 1))
+    return int(np.bitwise_xor.reduce(_looked_up(high, top[starts], np.bitwise_xor.reduceat(crcs, starts))))
+
+
+def _looked_up(table: Column, lengths: Column, crcs: Column) -> Column:
+    at = lengths << 10
+    parts = crcs.view(np.uint8).reshape(-1, 4)
+    found: Column = table[at + parts[:, 0]]
+    found ^= table[at + 256 + parts[:, 1]]
+    found ^= table[at + 512 + parts[:, 2]]
+    found ^= table[at + 768 + parts[:, 3]]
+    return found
 
 
 def _heads(heads: Column) -> Column:
@@ -115,13 +136,12 @@ def of_frames(heads: Column, crcs: Column, sizes: Column) -> int:
     """The sum of batches that lie one behind the other, less than 16 MiB together.
 
     `heads`: rows of their first bytes, at least 21. `crcs`: what each says, u32. `sizes`: with head, i64.
+    What a batch says of its own bytes is moved behind the head of the next, so that both are shifted as one.
     """
+    tables = _tables()
+    values = _heads(heads)
+    halves = crcs.view("<u2").reshape(-1, 2)
+    values[1:] ^= tables.past_head[0][halves[:-1, 0]]
+    values[1:] ^= tables.past_head[1][halves[:-1, 1]]
     after = np.cumsum(sizes[::-1])[::-1]
-    count = len(sizes)
-    values = np.empty(2 * count, np.uint32)
-    lengths = np.empty(2 * count, np.int64)
-    values[:count] = _heads(heads)
-    lengths[:count] = after - HEAD
-    values[count:] = crcs
-    lengths[count:] = after - sizes
-    return int(np.bitwise_xor.reduce(_shifted(values, lengths)))
+    return _shifted_together(values, after - HEAD) ^ int(crcs[-1])

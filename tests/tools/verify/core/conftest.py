@@ -49,8 +49,8 @@ def made(request: pytest.FixtureRequest) -> Path:
     return real_directory(request.param, request)
 
 
-@pytest.fixture(params=KINDS[1:3])
+@pytest.fixture(params=KINDS[:3])
 def copied(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy to be altered: of a broker of ours that was killed, and of Apache Kafka when it had stopped."""
+    """A copy to be altered: of a broker of ours, stopped and killed, and of Apache Kafka, stopped."""
     made = real_directory(request.param, request)
     return Path(shutil.copytree(made, tmp_path / "copied", copy_function=shutil.copy2))

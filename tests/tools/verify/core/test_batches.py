@@ -322,3 +322,22 @@ def test_facts_of_a_kind_are_bounded_and_what_is_dropped_is_counted(monkeypatch:
     found = scan(data)
     assert len(found.runs) == len(found.marks) == len(found.producers) == 10
     assert found.dropped == 60
+
+
+@pytest.mark.parametrize("pieces", [1 << 20, 5_000, 700])
+@pytest.mark.parametrize("odd", [0, 31, 32, 33, 40, 150, 199])
+def test_batches_of_one_size_are_followed_past_one_of_another_and_to_a_damaged_one(
+    odd: int, pieces: int
+) -> None:
+    rows = [batch(at, [b"y" * (9 if at == odd else 5)]) for at in range(200)]
+    data = b"".join(rows)
+    found = scan(data, pieces)
+    assert found.faults == []
+    assert [(run.first, run.end, run.batches, run.size) for run in found.runs] == [(0, 200, 200, len(data))]
+    position = sum(map(len, rows[:odd]))
+    for at, code in ((8, "bad-length"), (70, "bad-crc")):
+        damaged = bytearray(data)
+        damaged[position + at] ^= 0x40
+        (fault,) = scan(bytes(damaged), pieces).faults
+        assert fault.position == position
+        assert fault.code in (code, "torn-tail", "trailing-bytes") if odd == 199 else fault.code == code
