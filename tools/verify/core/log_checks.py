@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tools.verify.core.batches import Scanned
+from tools.verify.core.batches import COUNT_MISMATCH, Scanned
 from tools.verify.core.facts import Fault, Run
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.kafka_files import Aborted, Column, Entries
@@ -121,10 +121,11 @@ class TimeIndexCheck:
     def fault(self, scanned: Scanned, *, is_open: bool, is_final: bool) -> Fault | None:
         """What is wrong, once the segment was read. `is_final`: it must have the largest of all."""
         wrong = ~self._fits
-        if not scanned.faults:
+        damage = damage_of(scanned)
+        if not damage:
             wrong |= ~self._is_largest
         wrong[1:] |= (self._timestamps[1:] <= self._timestamps[:-1]) & self._fits[:-1]
-        for fault in scanned.faults:
+        for fault in damage:
             wrong &= (self._offsets < fault.first) | ((fault.end >= 0) & (self._offsets >= fault.end))
         if is_open and scanned.runs:
             wrong &= self._offsets < scanned.runs[-1].end
@@ -132,13 +133,7 @@ class TimeIndexCheck:
             TIMEINDEX_DIFFERS, self._place, wrong, self._offsets, self._timestamps, self._rest, 12, "time"
         )
         last = int(self._timestamps[-1]) if len(self._timestamps) else -1
-        if (
-            found is None
-            and is_final
-            and not scanned.faults
-            and len(self._timestamps)
-            and last != self._largest
-        ):
+        if found is None and is_final and not damage and len(self._timestamps) and last != self._largest:
             position = 12 * len(self._timestamps)
             found = Fault(
                 TIMEINDEX_DIFFERS, self._place, position, expected=f"time {self._largest}", actual="its end"
@@ -162,11 +157,16 @@ def _first_wrong(
     return None
 
 
+def damage_of(scanned: Scanned) -> list[Fault]:
+    """The faults that leave offsets without bytes: where only the count is wrong, all else holds."""
+    return [fault for fault in scanned.faults if fault.code != COUNT_MISMATCH]
+
+
 def _damaged(scanned: Scanned, *, is_open: bool) -> list[tuple[int, int]]:
     """The stretches of bytes that belong to no sound batch."""
     starts = sorted(run.position for run in scanned.runs)
     found: list[tuple[int, int]] = []
-    for fault in scanned.faults:
+    for fault in damage_of(scanned):
         at = bisect_right(starts, fault.position)
         found.append((fault.position, starts[at] if at < len(starts) else scanned.size))
     if is_open:

@@ -42,6 +42,7 @@ from tools.verify.core.log_checks import (
     TimeIndexCheck,
     check_aborted,
     check_epochs,
+    damage_of,
 )
 from tools.verify.core.producers import EXPIRY_MS, Producers
 from tools.verify.core.record_sums import RecordSums
@@ -185,7 +186,7 @@ class _LogCheck:
         scanned = self._judge_tail(scanner.finish(), base, following)
         self._size += scanned.size
         self._scans.append(scanned)
-        if scanned.faults:
+        if damage_of(scanned):
             self._producers.has_holes = True
         self._end = max(self._end, scanned.runs[-1].end if scanned.runs else base)
         sound_to = scanned.runs[-1].position + scanned.runs[-1].size if scanned.runs else 0

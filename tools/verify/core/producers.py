@@ -14,7 +14,7 @@ import numpy as np
 
 from tools.verify.core.facts import Fault
 from tools.verify.core.findings import Severity, declare
-from tools.verify.core.kafka_files import Aborted, Producer, Sent
+from tools.verify.core.kafka_files import Aborted, Column, Producer, Sent
 from tools.verify.core.tables import (
     ABORT,
     COMMIT,
@@ -63,9 +63,11 @@ class _State:
         "coordinator_epoch",
         "epoch",
         "has_marker",
+        "hole",
         "instead",
         "is_from_snapshot",
         "is_sure",
+        "seen",
         "sent",
         "start",
         "timestamp",
@@ -79,6 +81,8 @@ class _State:
         self.start = -1
         self.is_sure = is_sure
         """Nothing that was before is unknown."""
+        self.hole = self.seen = -1
+        """How many holes were before its last batch, and before its last batch or marker."""
         self.has_marker = False
         """One was seen: where its transaction begins is known from there on."""
         self.is_from_snapshot = False
@@ -100,7 +104,11 @@ class Producers:
         """What the log says and what the snapshot at its beginning said of the same producer."""
         self.has_holes = is_compacted
         """Offsets are missing, so that batches may have been compacted away, or could not be read."""
+        self.is_thinned = is_compacted
+        """Records are missing in batches, whose times may be others since."""
         self.end = -1
+        self._holes = self._hole = 0
+        """So many gaps between offsets were passed: what may be missing between two batches is in one."""
         self._first = 0
         """Nothing below was read."""
         self._known: dict[int, _State] = {}
@@ -115,6 +123,7 @@ class Producers:
         self.is_complete = snapshot is not None or offset == 0
         for each in (snapshot or {}).values():
             state = self._known[each.producer_id] = _State(each.epoch, is_sure=True)
+            state.hole = state.seen = 0
             state.is_from_snapshot = True
             state.sent = [*each.older, each.last] if each.last.last_offset >= 0 else []
             state.timestamp = each.last.timestamp
@@ -128,24 +137,28 @@ class Producers:
 
     def add(self, table: Table, markers: Markers) -> None:
         """Take the next batches."""
-        holes = int(table.base[0]) != self.end or bool((table.base[1:] != table.end[:-1]).any())
-        if holes or bool((table.records != table.end - table.base).any()):
+        before = np.concatenate(([self.end], table.end[:-1]))
+        holes = np.cumsum(table.base != before) + self._holes
+        if int(holes[-1]) != self._holes:
             self.has_holes = True
+            self._holes = int(holes[-1])
+        if bool((table.records != table.end - table.base).any()):
+            self.is_thinned = True
         self.end = int(table.end[-1])
         which = np.flatnonzero(table.producer_id >= 0)
         if len(which):
-            self._add(table.keep(which), markers)
+            self._add(table.keep(which), holes[which], markers)
 
-    def _add(self, table: Table, markers: Markers) -> None:
+    def _add(self, table: Table, holes: Column, markers: Markers) -> None:
         """Of consecutive batches of a producer the first and the last few tell all."""
         order = np.argsort(table.producer_id, kind="stable")
-        producer, epoch, first = table.producer_id[order], table.producer_epoch[order], table.sequence[order]
+        producer, epochs, first = table.producer_id[order], table.producer_epoch[order], table.sequence[order]
         last = (first + (table.end - table.base)[order] - 1) & SEQUENCE_MASK
         flags = table.attributes[order] & (TRANSACTIONAL | CONTROL)
         new = np.ones(len(order), np.bool_)
         new[1:] = (
             (producer[1:] != producer[:-1])
-            | (epoch[1:] != epoch[:-1])
+            | (epochs[1:] != epochs[:-1])
             | (first[1:] != (last[:-1] + 1) & SEQUENCE_MASK)
             | (flags[1:] != flags[:-1])
             | (flags[1:] & CONTROL != 0)
@@ -165,19 +178,19 @@ class Producers:
             table.end[rows].tolist(),
             table.max_timestamp[rows].tolist(),
             table.attributes[rows].tolist(),
+            holes[rows].tolist(),
             new[telling][in_turn].tolist(),
             strict=True,
         )
-        for position, producer_id, its_epoch, sequence, base, end, timestamp, attributes, is_first in told:
+        for position, producer_id, epoch, sequence, base, end, timestamp, attributes, hole, is_first in told:
+            self._hole = hole
             if attributes & CONTROL:
                 kind, coordinator_epoch = markers.get(position, (-1, -1))
                 if kind in (COMMIT, ABORT):
                     is_abort = kind == ABORT
-                    self._ended(
-                        position, producer_id, its_epoch, base, timestamp, is_abort, coordinator_epoch
-                    )
+                    self._ended(position, producer_id, epoch, base, timestamp, is_abort, coordinator_epoch)
             else:
-                at = (position, producer_id, its_epoch, sequence, base, end, timestamp)
+                at = (position, producer_id, epoch, sequence, base, end, timestamp)
                 self._sent(*at, is_transactional=bool(attributes & TRANSACTIONAL), is_checked=is_first)
 
     def _state(self, producer: int, epoch: int) -> tuple[_State | None, bool]:
@@ -188,7 +201,7 @@ class Producers:
         if len(self._known) >= FACTS_LIMIT:
             self.has_holes = True
             return None, False
-        state = self._known[producer] = _State(epoch, is_sure=self.is_complete)
+        state = self._known[producer] = _State(epoch, is_sure=self.is_complete and self._hole == 0)
         return state, False
 
     def _sent(
@@ -209,6 +222,7 @@ class Producers:
             return
         if is_known and is_checked:
             self._check(state, position, epoch, sequence, base, end, timestamp)
+        state.hole = state.seen = self._hole
         state.is_from_snapshot = False
         if epoch != state.epoch:
             state.epoch = epoch
@@ -231,7 +245,8 @@ class Producers:
         timestamp: int,
     ) -> None:
         """Name what Kafka would have refused. A producer that was silent for long may have been forgotten."""
-        if self.has_holes or abs(timestamp - state.timestamp) >= self._expiry_ms or sequence < 0:
+        is_doubtful = state.hole != self._hole and epoch >= state.epoch
+        if is_doubtful or abs(timestamp - state.timestamp) >= self._expiry_ms or sequence < 0:
             return
         follows = (state.sent[-1].last_sequence + 1) & SEQUENCE_MASK if state.sent else 0
         was_odd, state.instead = state.instead, (-1, -1)
@@ -268,7 +283,7 @@ class Producers:
         state, _ = self._state(producer, epoch)
         if state is None:
             return
-        if epoch < state.epoch and not self.has_holes:
+        if epoch < state.epoch:
             told = f"epoch {epoch}"
             self._fault(PRODUCER_EPOCH_BACK, position, offset, offset + 1, f"at least {state.epoch}", told)
         if epoch != state.epoch:
@@ -278,10 +293,11 @@ class Producers:
         state.timestamp = timestamp
         state.coordinator_epoch = coordinator_epoch
         had_marker, state.has_marker = state.has_marker, True
-        is_known = state.is_sure or had_marker
+        is_known = (state.is_sure or had_marker) and state.seen in (-1, self._hole)
+        state.seen = self._hole
         start, state.start = state.start, -1
         if start < 0:
-            if is_known and not self.has_holes:
+            if is_known:
                 text = f"a transaction of producer {producer}"
                 self._fault(MARKER_WITHOUT_TRANSACTION, position, offset, offset + 1, text, "none is open")
             return
@@ -327,7 +343,8 @@ class Producers:
         is_before = not state.is_sure and told.last.last_offset < self._first
         if not (is_before and not state.sent) and last[:3] != told.last[:3]:
             return False
-        if state.timestamp != told.last.timestamp and not self.has_holes:
+        is_whole = not self.has_holes and not self.is_thinned
+        if state.timestamp != told.last.timestamp and is_whole:
             return False
         is_ended = state.has_marker or state.is_sure
         if state.coordinator_epoch != told.coordinator_epoch and is_ended:
@@ -335,7 +352,7 @@ class Producers:
         if not self._agrees_on_transaction(state.start, told.transaction_start, is_sure=is_ended):
             return False
         older = state.sent[:-1][-len(told.older) :] if told.older else []
-        return self.has_holes or tuple(older) == told.older[len(told.older) - len(older) :]
+        return not is_whole or tuple(older) == told.older[len(told.older) - len(older) :]
 
     def _agrees_on_transaction(self, found: int, told: int, *, is_sure: bool) -> bool:
         if found == told:
