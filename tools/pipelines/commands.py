@@ -105,6 +105,23 @@ def replay(
         str, typer.Option(metavar="HOST:PORT[,…]", help="Brokers to write to.", show_default=False)
     ],
     bootstrap: Bootstrap = LISTEN,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Read from this object store, while no broker runs: file:///DIR or "
+            "s3://BUCKET/PREFIX?endpoint=URL.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Read from this data directory of a broker; may be repeated, and stand beside --store.",
+            show_default=False,
+        ),
+    ] = None,
     to_topic: Annotated[
         str | None,
         typer.Option(
@@ -142,9 +159,10 @@ def replay(
 ) -> None:
     """Copy a topic, or a time of it, to another cluster or topic, each record once.
 
-    Partitions, keys, values, headers and timestamps stay, the order too; a topic that is made gets the same
-    configuration, so that retention deletes no copy early. What the topic holds at the begin is
-    copied; run the same command again after a failure or a kill, and it goes on where the copy ends.
+    It is read from brokers, or with --store and --data from what they left. Partitions, keys, values, headers
+    and timestamps stay, the order too; a topic that is made gets the same configuration, so that retention
+    deletes no copy early. What the topic holds at the begin is copied; run the same command again after a
+    failure or a kill, and it goes on where the copy ends.
     """
     since_ms, until_ms = _time("--since", since), _time("--until", until)
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
@@ -155,10 +173,13 @@ def replay(
     from tools.pipelines import replay as replaying
 
     name = to_topic or topic
+    if store is not None and "://" not in store:
+        raise Failure(f"--store {store}: give file:///DIR or s3://BUCKET/PREFIX", exit_code=2)
     replaying.run(
         replaying.ReplayOptions(
             topic=topic,
             bootstrap=bootstrap,
+            places=(*([store] if store is not None else []), *map(str, data or ())),
             to=to,
             to_topic=name,
             since_ms=since_ms,

@@ -44,7 +44,7 @@ from tools.pipelines.parquet_files import (
     read_claim,
     to_merge,
 )
-from tools.pipelines.source import BatchSource, Bounds, BrokerSource, OffsetsGone
+from tools.topic_source import BatchSource, Bounds, BrokerSource, OffsetsGone
 
 PARTITIONS_AT_ONCE: Final = 4
 PATIENCE_S: Final = 60.0

@@ -24,9 +24,10 @@ from tools import topics
 from tools.client import Address, Client, RequestFailed
 from tools.console import Failure, emit, write_json
 from tools.patience import PASSING, PAUSE_S
+from tools.pipelines.object_source import ObjectSource
 from tools.pipelines.outgoing import TIME_MAX, TIME_MIN, Times, outgoing, signed
 from tools.pipelines.replay_journal import Journal, Sent
-from tools.pipelines.source import (
+from tools.topic_source import (
     PATIENCE_S,
     BatchSource,
     Bounds,
@@ -55,6 +56,8 @@ JOB_VERSION: Final = 1
 class ReplayOptions:
     topic: str
     bootstrap: str
+    places: tuple[str, ...] = ()
+    """The URL of a store and data directories to read in place of brokers."""
     to: str
     to_topic: str
     since_ms: int | None = None
@@ -108,11 +111,18 @@ def run(options: ReplayOptions) -> None:
 
 
 async def _run(options: ReplayOptions) -> None:
-    async with (
-        Client(_addresses(options.bootstrap), client_id="tidewal-replay") as reader,
-        Client(_addresses(options.to), client_id="tidewal-replay") as writer,
-    ):
-        source = await BrokerSource(reader, options.topic, read_committed=options.read_committed).open()
+    async with contextlib.AsyncExitStack() as stack:
+        source: BatchSource
+        if options.places:
+            source = await ObjectSource.open(
+                options.places, options.topic, read_committed=options.read_committed
+            )
+        else:
+            reader = Client(_addresses(options.bootstrap), client_id="tidewal-replay")
+            await stack.enter_async_context(reader)
+            source = await BrokerSource(reader, options.topic, read_committed=options.read_committed).open()
+        writer = Client(_addresses(options.to), client_id="tidewal-replay")
+        await stack.enter_async_context(writer)
         replay = Replay(source, writer, options)
         journal = await replay.open_journal()
         try:

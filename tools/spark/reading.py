@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from protocol.errors import ErrorCode
 from protocol.records import parse_header
 from tools.client import Address, Client
-from tools.pipelines.source import Aborted, BrokerSource, OffsetsGone
 from tools.spark.options import EARLIEST, LATEST, BadOption, Point, ReadOptions
+from tools.topic_source import Aborted, BrokerSource, OffsetsGone
 from tools.verify.core.lineage import without
 from tools.verify.core.stores import Gone
 from tools.verify.core.topic import (

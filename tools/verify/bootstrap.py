@@ -15,7 +15,7 @@ from typing import NamedTuple
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from tools.client import Address, Client, RequestFailed
 from tools.console import Failure
-from tools.pipelines.source import BrokerSource, OffsetsGone
+from tools.topic_source import BrokerSource, OffsetsGone
 from tools.verify.core.heads import head
 from tools.verify.core.keys import topic_text
 from tools.verify.core.records import BadRecords, read_records

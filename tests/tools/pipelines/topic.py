@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from protocol.records import Record, build_batch, parse_header
-from tools.pipelines.source import Bounds, OffsetsGone, Piece
+from tools.topic_source import Bounds, OffsetsGone, Piece
 
 T0 = 1_700_000_000_000
 

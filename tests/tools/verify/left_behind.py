@@ -22,7 +22,7 @@ from tests.compat.test_confluent import produce
 from tests.compat.test_interchange import CLEANING, put_in_place
 from tests.e2e.tiered import ALONE, SETTLE_S, TIERED, TieredBroker, TieredTopic, alter, ask
 from tools.client import Client
-from tools.pipelines.source import BrokerSource
+from tools.topic_source import BrokerSource
 from tools.verify.core.stores import open_source
 from tools.verify.core.topic import open_topic
 

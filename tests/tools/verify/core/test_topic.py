@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.verify.left_behind import IN_STORE, KINDS, LeftBehind, leave
-from tools.pipelines.source import Aborted, pieces
+from tools.topic_source import Aborted, pieces
 from tools.verify.core.stores import Source, open_source
 from tools.verify.core.topic import ClusterBytes, Missing, NoSuchTopic, PartitionBytes, open_topic, read_part
 

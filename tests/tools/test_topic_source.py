@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.records import Record, build_batch, end_txn_marker
-from tools.pipelines.source import Aborted, Piece, pieces
+from tools.topic_source import Aborted, Piece, pieces
 
 PRODUCERS = (11, 12, 13)
 
