@@ -20,6 +20,7 @@ from tools.verify.core.contexts import make_contexts
 from tools.verify.core.data_view import log_units
 from tools.verify.core.facts import Fact, Fault, NotChecked, NotRead, Row, StreamObject, Tally, Vanished
 from tools.verify.core.findings import Counted, Finding
+from tools.verify.core.group_check import judge_commits, reached
 from tools.verify.core.judge import GAP, Verdict
 from tools.verify.core.keys import WalObject, parse_key, stream_prefix
 from tools.verify.core.listing import (
@@ -240,6 +241,13 @@ class Verification:
             counted += noted.counted
             unread += noted.unread
             unchecked += noted.unchecked
+        coverage = tuple(_coverage(verdict, by_partition) for verdict in verdicts)
+        if snapshot.committed is not None and not unread:
+            whole = reached(snapshot.data, snapshot.states)
+            committed = judge_commits(snapshot.committed, coverage, whole)
+            found += committed[0]
+            counted += committed[1]
+            unchecked += committed[2]
         for findings in by_partition.values():
             found += findings
         found = [each for each in found if not each.topic_id or self._is_wanted(each.topic_id, "")]
@@ -255,7 +263,7 @@ class Verification:
         return Outcome(
             findings=tuple(sorted(set(found))),
             counted=tuple(sorted(set(counted))),
-            coverage=tuple(_coverage(verdict, by_partition) for verdict in verdicts),
+            coverage=coverage,
             unread=tuple(sorted(set(unread))),
             unchecked=tuple(sorted(set(unchecked))),
             figures=Figures(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tools.verify.core.data_view import DataView, judge_directories, view_directories
 from tools.verify.core.facts import Fault
 from tools.verify.core.findings import Counted, Finding, Severity, declare
+from tools.verify.core.group_check import Committed, read_commits
 from tools.verify.core.judge import PartitionContext
 from tools.verify.core.keys import WAL, WalFloors, parse_key
 from tools.verify.core.layouts import Floors, Malformed, decode_floors
@@ -51,6 +52,8 @@ class Snapshot:
     store: StoreView = field(default_factory=StoreView)
     told: Told = field(default_factory=Told)
     data: DataView = field(default_factory=DataView)
+    committed: Committed | None = None
+    """Offsets of groups, read before the logs were listed; None: no directory was given."""
     findings: list[Finding] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
@@ -107,6 +110,10 @@ def freeze(store: Source | None, data: Sequence[Source], read: TopicReader | Non
     if store is not None:
         found.before = _try_meta(store, found)
     found.data = view_directories(data, found.states)
+    if data:
+        found.committed = read_commits(found.data, data, found.states)
+        if found.data.is_live:
+            found.data = view_directories(data, found.states)
     topics = TierTopics(found.states[0] if found.states else None)
     topics.read_before(found.data, data, read)
     if store is not None:
@@ -119,6 +126,8 @@ def freeze(store: Source | None, data: Sequence[Source], read: TopicReader | Non
     found.findings += judge_directories(found.data, found.states, has_image=found.has_image)
     found.findings += topics.findings()
     found.unread += [*found.data.unread, *topics.unread]
+    if found.committed is not None:
+        found.unread += found.committed.unread
     found.unchecked += _unchecked(found, topics, has_store=store is not None, has_data=bool(data))
     if not found.cluster_id:
         found.cluster_id = next(

@@ -66,14 +66,11 @@ class _Topic:
         """Take what is new in the logs of each partition. Raise SourceFailed."""
         if self.topic is None:
             return
-        for number, partition in enumerate(self.topic.partitions):
-            mine = [
-                own for own in view.logs if (own.topic_id, own.log.partition) == (self.topic.topic_id, number)
-            ]
+        for number in range(len(self.topic.partitions)):
+            mine = replicas_of(view, self.name, number, self.topic)
             if not mine:
                 self._unknown(f"no directory has partition {number} of {self.name}")
                 continue
-            mine.sort(key=lambda own: _trust(own, partition.leader, partition.isr))
             records = ToldRecords([(sources[own.directory], own.log) for own in mine])
             start = self._next.get(number, 0)
             for record in records.records():
@@ -87,6 +84,19 @@ class _Topic:
     def _unknown(self, why: str) -> None:
         self.is_known = False
         self.why = self.why or why
+
+
+def replicas_of(view: DataView, name: str, number: int, topic: Topic | None) -> list[OwnLog]:
+    """Return the logs of a partition of this topic, the most trusted first."""
+    known = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
+    mine = [
+        own
+        for own in view.logs
+        if own.log.partition == number
+        and (own.topic_id == topic.topic_id if topic is not None else own.log.topic == name)
+    ]
+    leader, isr = (known.leader, known.isr) if known is not None else (-1, ())
+    return sorted(mine, key=lambda own: _trust(own, leader, isr))
 
 
 def _trust(own: OwnLog, leader: int, isr: Sequence[int]) -> tuple[bool, bool, int, int]:
