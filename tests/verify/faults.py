@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
+from tests.verify.cold import COPY_FINISHED
 from tests.verify.histories import History
 from tests.verify.kafka_bytes import Batch
 from tests.verify.stores import Made, make, write
@@ -129,6 +130,8 @@ class Plan:
                     if each is batch:
                         found.append((self.world.place(replica.path(segment)), position))
         for copy in self.made.cold.copies:
+            if copy.state != COPY_FINISHED:
+                continue
             for each, position in zip(copy.segment.batches, copy.segment.positions, strict=True):
                 if each is batch and copy.history is history:
                     found.append((copy.key + ".log", position))

@@ -177,7 +177,9 @@ def torn_active_tail(plan: Plan) -> Planted | None:
         path = replica.path(segment)
         if not is_last or plan.world.directories[replica.directory].is_clean:
             continue
-        if plan.take(("tail", path), ("whole", path)):
+        if plan.take(
+            ("tail", path), ("whole", path), history=replica.history, first=batch.base, end=batch.end
+        ):
             piece = batch.data[: plan.rng.randrange(13, len(batch.data))]
             plan.files[path] += (batch.end).to_bytes(8, "big") + piece[8:]
             place = plan.world.place(path)
@@ -445,6 +447,9 @@ def checkpoint_outside(plan: Plan) -> Planted | None:
             continue
         if name.startswith("log-start") and not plan.take(history=replica.history):
             continue
+        last = {"first": max(replica.end - 1, 0), "end": replica.end + 1}
+        if not name.startswith("log-start") and not plan.take(history=replica.history, **last):
+            continue  # where the log ends must be known
         lines[at] = f"{key}{replica.end + plan.rng.choice([1, 1000])}"
         plan.files[path] = ("\n".join(lines) + "\n").encode()
         found = about(replica.history, "checkpoint-outside-log", place=plan.world.place(path))

@@ -153,7 +153,13 @@ def lost_everywhere(plan: Plan) -> Planted | None:
             for copy in plan.made.cold.copies
         )
         edges = {each.base for replica in plan.world.of(history) for each in replica.segments}
-        if slices or copied or batch.producer_id >= 0 or batch.base in edges:
+        if (
+            slices
+            or copied
+            or batch.producer_id >= 0
+            or batch.base in edges
+            or batch.base < history.log_start
+        ):
             continue
         if (batch.epoch, batch.base) in history.epochs:
             continue  # an epoch would begin elsewhere

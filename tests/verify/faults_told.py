@@ -13,7 +13,7 @@ from typing import Any
 from tests.verify import kafka_bytes as kafka
 from tests.verify.cluster import record
 from tests.verify.cold import COPY_FINISHED, Copy
-from tests.verify.faults import META, Expected, Plan, Planted, about, in_files, in_model
+from tests.verify.faults import EVERYWHERE, META, Expected, Plan, Planted, about, in_files, in_model
 from tests.verify.faults_tiers import (
     at_key,
     counting,
@@ -383,12 +383,13 @@ def checkpoint_that_is_no_text(plan: Plan) -> Planted | None:
     number = plan.rng.randrange(len(plan.world.directories))
     name = plan.rng.choice(["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
     path = f"d{number}/{name}"
-    if not plan.is_free(path) or not plan.take(path, *((path, key) for key in _lines(plan.files[path]))):
+    own = [each.history for each in plan.world.replicas if each.directory == number]
+    if not all(plan.is_clear(history, *EVERYWHERE) for history in own) or not plan.is_free(path):
+        return None  # without a watermark nobody knows what is committed
+    if not plan.take(path, *((path, key) for key in _lines(plan.files[path]))):
         return None
-    if not all(
-        plan.take(("dir", number, each.folder)) for each in plan.world.replicas if each.directory == number
-    ):
-        return None
+    for history in own:
+        plan.take(history=history)
     plan.files[path] = plan.rng.choice([b"7\n", b"\xff", b"0\nx\n", plan.files[path] + b"more\n"])
     return Planted("", [Expected(("checkpoint-outside-log",), place=plan.world.place(path))])
 
