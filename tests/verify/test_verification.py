@@ -27,3 +27,21 @@ def test_of_a_damaged_store_the_damage_alone_is_said(part: int, tmp_path: Path) 
         assert wrong == [], seed
         planted += len(plan.planted)
     assert planted > 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cold_section_elsewhere", "cold_producers_section_lies", "cold_aborted_section_lies",
+        "cold_epochs_section_lies",
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_section_is_named(name: str, tmp_path: Path) -> None:
+    planted = 0
+    for seed in range(20):
+        wrong, plan = check_damaged(seed, tmp_path / "made", [name], count=3, has_data=False)
+        assert wrong == [], seed
+        planted += len(plan.planted)
+        if planted > 5:
+            return
+    assert planted
