@@ -143,6 +143,8 @@ class LocalLog(NamedTuple):
     """By the checkpoint, -1 without one."""
     epochs: tuple[tuple[int, int], ...]
     """Epoch and first offset, by the checkpoint."""
+    is_live: bool = False
+    """Its broker may be running: retention may have gone on since the checkpoint of log starts."""
 
 
 class Vanished(NamedTuple):

@@ -302,6 +302,9 @@ class _Judge:
             # Only the logs of brokers that were not given can have what is below.
             self._count("elsewhere", start, lowest)
             start = lowest
+        elif any(log.is_live for log in self._facts.logs) and start < lowest:
+            self._count("retention", start, lowest)
+            start = lowest
         if start > 0:
             self._count("log-start", 0, start)
         ends = [end for _, end in covered[-1:]]

@@ -34,7 +34,7 @@ def scan_log(source: Source, unit: LogUnit, *, has_records: bool = False) -> lis
     if unit.topic_id:
         about = unit.topic_id, unit.partition
         if found.log is not None:
-            rows.append((*about, found.log._replace(node=unit.node)))
+            rows.append((*about, found.log._replace(node=unit.node, is_live=unit.is_live)))
         for scanned in found.scans:
             for facts in (scanned.runs, scanned.producers, scanned.marks, scanned.digests):
                 rows += [(*about, fact) for fact in facts]

@@ -422,3 +422,21 @@ def test_a_batch_that_one_of_two_replicas_lacks_is_named_at_the_follower() -> No
     assert [(each.code, each.place, each.first, each.end) for each in made.judged()[1]] == [
         ("replicas-differ", "1:t-0/1.log", 15, 18)
     ]
+
+
+@given(st.integers(0, 1 << 32))
+def test_where_a_running_broker_starts_its_log_is_not_known_by_an_old_checkpoint(seed: int) -> None:
+    """Retention goes on between two checkpoints; once it has stopped its checkpoint is right."""
+    made = history(seed)
+    start = made.truth[0].first
+    for is_live in (True, False):
+        logs = [log._replace(log_start=start - 7, is_live=is_live) for log in made.logs]
+        verdict, found = replace(made, logs=logs).judged()
+        if is_live or start < 7:
+            assert not [each for each in found if each.first < start - 7]
+        if is_live and start >= 7:
+            assert not found
+            counted = {each.what: (each.first, each.end) for each in verdict.counted}
+            assert counted["retention"] == (start - 7, start)
+        elif start >= 7:
+            assert [(each.code, each.first, each.end) for each in found] == [("gap", start - 7, start)]

@@ -40,7 +40,7 @@ def test_all_that_is_known_of_a_real_log_becomes_rows(made: Path) -> None:
         rows = rows_of(made, unit_of(log))
         about = log.topic_id, log.partition
         assert found.log is not None
-        expected = [found.log._replace(node=7)]
+        expected = [found.log._replace(node=7, is_live=log.is_live)]
         facts = [row[2] for row in rows if row[:2] == about]
         assert facts[:1] == expected
         for scanned in found.scans:
