@@ -7,6 +7,7 @@ all records are hashed or it is among the bad ones; memory is bounded by one bat
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -40,46 +41,64 @@ class Hashes(NamedTuple):
     values: Words
 
 
-Rows = tuple[list[int], list[int], list[int]]
+Rows = tuple["array[int]", "array[int]", "array[int]"]
 """Offsets, hashes of keys, hashes of values."""
 
 
-def hash_records(data: Buffer, batch: Batch) -> Rows:
-    """Hash the records of a batch that is no control batch. Raise BadRecords."""
-    return _hash_fast(data, batch) or _hash_surely(data, batch)
+def new_rows() -> Rows:
+    return array("q"), array("Q"), array("Q")
 
 
-def _hash_fast(data: Buffer, batch: Batch) -> Rows | None:
-    """By the parser in C, which reads past what it does not expect; None if anything is odd."""
+def columns(rows: Rows) -> Hashes:
+    """The rows as columns that share their memory."""
+    offsets, keys, values = rows
+    return Hashes(
+        np.frombuffer(offsets, np.int64), np.frombuffer(keys, np.uint64), np.frombuffer(values, np.uint64)
+    )
+
+
+def hash_records(data: Buffer, batch: Batch, rows: Rows) -> None:
+    """Append the records of a batch that is no control batch. Raise BadRecords, with nothing appended."""
+    count = len(rows[0])
+    if not _hash_fast(data, batch, rows):
+        for column in rows:
+            del column[count:]
+        try:
+            _hash_surely(data, batch, rows)
+        except BadRecords:
+            for column in rows:
+                del column[count:]
+            raise
+
+
+def _hash_fast(data: Buffer, batch: Batch, rows: Rows) -> bool:
+    """By the parser in C, which reads past what it does not expect; False if anything is odd."""
     plain: Buffer = data
     if batch.codec:
         plain = bytearray(data[:HEAD_SIZE]) + unpack(batch.codec, memoryview(data)[HEAD_SIZE:])
         plain[_ATTRIBUTES] &= ~CODEC_MASK & 0xFF
     digest = xxhash.xxh3_64_intdigest
-    offsets: list[int] = []
-    keys: list[int] = []
-    values: list[int] = []
+    add_offset, add_key, add_value = (column.append for column in rows)
+    count = len(rows[0])
     try:
         for each in DefaultRecordBatch(plain):
             key, value = each.key, each.value
-            offsets.append(each.offset)
-            keys.append(NULL_HASH if key is None else digest(key) or 1)
-            values.append(NULL_HASH if value is None else digest(value) or 1)
+            add_offset(each.offset)
+            add_key(NULL_HASH if key is None else digest(key) or 1)
+            add_value(NULL_HASH if value is None else digest(value) or 1)
     except Exception:
-        return None
-    is_odd = len(offsets) != batch.record_count or (
-        bool(offsets) and not batch.base_offset <= min(offsets) <= max(offsets) <= batch.last_offset
+        return False
+    offsets = rows[0][count:]
+    return len(offsets) == batch.record_count and (
+        not offsets or batch.base_offset <= min(offsets) <= max(offsets) <= batch.last_offset
     )
-    return None if is_odd else (offsets, keys, values)
 
 
-def _hash_surely(data: Buffer, batch: Batch) -> Rows:
-    rows: Rows = [], [], []
+def _hash_surely(data: Buffer, batch: Batch, rows: Rows) -> None:
     for record in read_records(data, batch):
         rows[0].append(record.offset)
         rows[1].append(hash_of(record.key))
         rows[2].append(hash_of(record.value))
-    return rows
 
 
 class _Columns:
@@ -88,7 +107,7 @@ class _Columns:
     def __init__(self, place: str) -> None:
         self.place = place
         self.faults: list[Fault] = []
-        self._rows: Rows = [], [], []
+        self._rows = new_rows()
 
     def add(self, data: Buffer, position: int) -> None:
         """Take a sound batch."""
@@ -96,22 +115,18 @@ class _Columns:
         if batch.is_control:
             return
         try:
-            found = hash_records(data, batch)
+            hash_records(data, batch, self._rows)
         except BadRecords as error:
             if len(self.faults) < FAULTS_LIMIT:
                 about = position, batch.base_offset, batch.last_offset + 1
                 self.faults.append(Fault("count-mismatch", self.place, *about, "", str(error)))
-            return
-        for column, more in zip(self._rows, found, strict=True):
-            column.extend(more)
 
     def __len__(self) -> int:
         return len(self._rows[0])
 
     def take(self) -> Hashes:
-        offsets, keys, values = self._rows
-        self._rows = [], [], []
-        return Hashes(np.array(offsets, np.int64), np.array(keys, np.uint64), np.array(values, np.uint64))
+        rows, self._rows = self._rows, new_rows()
+        return columns(rows)
 
 
 class RecordSums:
@@ -155,12 +170,12 @@ def read_hashes(
 ) -> Iterator[Hashes]:
     """Yield the hashes of the records with offsets in [first, end) of a place, in the order of its batches:
     what is damaged is left out. Raise SourceFailed and Gone."""
-    columns = _Columns(place)
+    held = _Columns(place)
 
     def on_data(data: Buffer, at: int) -> None:
         batch = head(data, 0, at)
         if batch.base_offset < end and first <= batch.last_offset:
-            columns.add(data, at)
+            held.add(data, at)
 
     scanner = RunScanner(place, position=position, on_data=on_data)
     at = position
@@ -170,11 +185,11 @@ def read_hashes(
         at += len(piece)
         if not piece:
             break
-        if len(columns) >= PIECE:
-            yield _within(columns.take(), first, end)
+        if len(held) >= PIECE:
+            yield _within(held.take(), first, end)
     scanner.finish()
-    if len(columns):
-        yield _within(columns.take(), first, end)
+    if len(held):
+        yield _within(held.take(), first, end)
 
 
 def _within(found: Hashes, first: int, end: int) -> Hashes:

@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.lineage import Range
 from tools.verify.core.manifest import Manifest, Partition, read_manifests
-from tools.verify.core.manifest_digests import hash_of, record_digests
+from tools.verify.core.manifest_digests import record_digests
 from tools.verify.core.manifest_rules import LOSS, Columns, Wanted, compare
 from tools.verify.core.outcome import Unchecked, Unread
-from tools.verify.core.records import BadRecords, read_records
+from tools.verify.core.record_sums import Rows, hash_records, new_rows
+from tools.verify.core.record_sums import columns as as_columns
+from tools.verify.core.records import BadRecords
 from tools.verify.core.stores import Source, SourceFailed
 from tools.verify.core.topic import ClusterBytes, Missing, NoSuchTopic, PartitionBytes
 
@@ -135,7 +135,7 @@ def _open(
 
 def columns_of(log: PartitionBytes, first: int, end: int) -> Iterator[Columns]:
     """Yield offsets and hashes of the data records of [first, end), in pieces, without what is missing."""
-    rows: list[tuple[int, int, int]] = []
+    rows = new_rows()
     at = first
     while at < end:
         try:
@@ -145,23 +145,20 @@ def columns_of(log: PartitionBytes, first: int, end: int) -> Iterator[Columns]:
                 if head.is_control:
                     continue
                 try:
-                    rows += [
-                        (record.offset, hash_of(record.key), hash_of(record.value))
-                        for record in read_records(batch.data, head)
-                        if first <= record.offset < end
-                    ]
+                    hash_records(batch.data, head, rows)
                 except BadRecords:
                     continue
-                if len(rows) >= PIECE:
-                    yield _columns(rows)
-                    rows = []
+                if len(rows[0]) >= PIECE:
+                    yield _within(rows, first, end)
+                    rows = new_rows()
             break
         except Missing as missing:
             at = max(at + 1, missing.end)
-    if rows:
-        yield _columns(rows)
+    if rows[0]:
+        yield _within(rows, first, end)
 
 
-def _columns(rows: Sequence[tuple[int, int, int]]) -> Columns:
-    offsets, keys, values = zip(*rows, strict=True)
-    return np.array(offsets, np.int64), np.array(keys, np.uint64), np.array(values, np.uint64)
+def _within(rows: Rows, first: int, end: int) -> Columns:
+    offsets, keys, values = as_columns(rows)
+    which = (offsets >= first) & (offsets < end)
+    return offsets[which], keys[which], values[which]
