@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,46 @@ def test_a_fault_of_a_section_is_named(name: str, tmp_path: Path) -> None:
         if planted > 5:
             return
     assert planted
+
+
+HOSTILE = """
+import resource, sys, tempfile
+from pathlib import Path
+from random import Random
+from tests.verify.run import options
+from tests.verify.stores import NOW_MS, build
+from tools.verify.verification import verify
+findings = 0
+with tempfile.TemporaryDirectory() as folder:
+    for seed in range(14):
+        rng, world = Random(seed), build(seed, NOW_MS)
+        files = world.files
+        for path in sorted(files):
+            if rng.random() < 0.5:
+                continue
+            data = bytearray(files[path])
+            for _ in range(rng.randint(1, 5)):
+                at = rng.randrange(len(data) + 1)
+                data[at : at + rng.choice([0, 1, 4, 30])] = rng.choice(
+                    [b"", b"\\xff" * 4, b"\\x7f\\xff\\xff\\xff", rng.randbytes(3), b"[" * 2000, bytes(8)]
+                )
+            files[path] = bytes(data)
+        for number in range(20):
+            name = "".join(chr(rng.choice([46, 45, 48, 65, 256, 0x1F600])) for _ in range(9))
+            key = rng.choice(["meta/", "tier/", "wal/1/", "", "meta/snapshot/"]) + name.strip(".")
+            files[rng.choice(["store/", "store/", "d0/"]) + key + str(number)] = rng.randbytes(20)
+        world.write_to(Path(folder) / "made")
+        outcome = verify(options(world, Path(folder) / "made"))
+        findings += len(outcome.findings)
+assert findings > 200, findings
+peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+assert peak < 1 << 20, peak
+"""
+
+
+def test_bytes_and_keys_that_nobody_wrote_are_findings_within_a_gigabyte() -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
