@@ -86,6 +86,27 @@ def test_a_whole_store_gives_no_finding(seed: int, tmp_path: Path) -> None:
     assert meta_findings(world, tmp_path / "made") == []
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_the_fold_of_the_metadata_log_is_the_cluster(part: int, tmp_path: Path) -> None:
+    for seed in range(part * 10, part * 10 + 10):
+        world = build(seed, NOW_MS)
+        world.write_to(tmp_path / "made")
+        state = read_meta(open_source(f"file://{tmp_path}/made/store")).state
+        assert {
+            topic.name: [
+                [each.leader, each.leader_epoch, each.partition_epoch, *each[3:5]]
+                for each in topic.partitions
+            ]
+            for topic in state.topics.values()
+        } == {
+            topic.name: [
+                [each.leader, each.leader_epoch, each.partition_epoch, tuple(each.replicas), tuple(each.isr)]
+                for each in topic.partitions
+            ]
+            for topic in world.topics()
+        }, seed
+
+
 @pytest.mark.parametrize("name", META_FAULTS)
 def test_a_fault_of_the_metadata_log_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
     for plan in planted(name):
