@@ -285,6 +285,7 @@ class _Judge:
         told = [self._context.moved_start]
         told += [log.log_start for log in self._facts.logs if log.log_start <= log.end]
         told += [piece.log_start for piece in self._facts.pieces if piece.place not in self._void]
+        told.append(self._start_without_checkpoint())
         lowest = min(
             [
                 *(first for first, _ in covered[:1]),
@@ -314,6 +315,13 @@ class _Judge:
         ]
         ends.append(self._context.stored_to)
         return start, max(start, *ends)
+
+    def _start_without_checkpoint(self) -> int:
+        """Return where logs begin that no checkpoint has: with their first segments, but for tiered ones."""
+        if any(piece.tier == "cold" for piece in self._facts.pieces) or self._context.explained:
+            return -1
+        leading = [log for log in self._facts.logs if log.node == self._context.leader]
+        return max((log.first for log in leading or self._facts.logs if log.log_start < 0), default=-1)
 
     def _find_gaps(self, lineage: Lineage, held: list[_Held], start: int, end: int) -> None:
         if start < 0 or end <= start:

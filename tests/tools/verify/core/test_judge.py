@@ -440,3 +440,15 @@ def test_where_a_running_broker_starts_its_log_is_not_known_by_an_old_checkpoint
             assert counted["retention"] == (start - 7, start)
         elif start >= 7:
             assert [(each.code, each.first, each.end) for each in found] == [("gap", start - 7, start)]
+
+
+def test_a_log_without_a_checkpoint_begins_with_its_first_segment() -> None:
+    """Slices may say an older start: they are not written again when retention goes on."""
+    batches = [Bytes(at, at + 1, 0, at) for at in range(20)]
+    slices = Place("wal/000", batches[8:], "wal", leader_epoch=0, epoch_start=0, seq=0, log_start=0)
+    local = Place("0:t-0/000.log", batches[15:], "local")
+    log = LocalLog("0:t-0", 0, -1, 15, 20, 20, ((0, 0),))
+    for first, expected in ((15, []), (-1, [("gap", 0, 8)])):
+        known = log._replace(log_start=first if first < 0 else -1, first=max(first, 0))
+        made = History(batches, [slices, local], [known], extents={STREAM: Extent(0, 1)})
+        assert [(each.code, each.first, each.end) for each in made.judged()[1]] == expected
