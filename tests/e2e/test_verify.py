@@ -35,7 +35,11 @@ TOPIC = {
     "segment.bytes": str(1 << 20),
     "file.delete.delay.ms": "1000",
 }
-SETTINGS = {"log.retention.check.interval.ms": "2000", "broker.session.timeout.ms": "3000"}
+SETTINGS = {
+    "log.retention.check.interval.ms": "2000",
+    "broker.session.timeout.ms": "3000",
+    "remote.wal.log.manager.combiner.task.interval.ms": "100",
+}
 PRODUCERS: dict[str, dict[str, Any]] = {
     "careful": {"enable.idempotence": True},
     "hasty": {"acks": "1", "message.timeout.ms": 1500},
@@ -83,7 +87,7 @@ class Load:
             value = f"{self._name} {number} ".encode() + b"x" * (number * 7919 % 1000)
             with suppress(BufferError):
                 self._producer.produce(self._topic, value, f"{number % 100}", on_delivery=count)
-            self._producer.poll(0.004)
+            self._producer.poll(0.01)
         self._producer.close(timeout=SETTLE_S)
 
 

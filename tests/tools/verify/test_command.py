@@ -17,6 +17,8 @@ from tools.cli import run
 from tools.verify import command, verification
 from tools.verify.core import stores
 from tools.verify.core.outcome import Options, Planned, PlannedPart
+from tools.verify.manifest.outcomes import Outcome
+from tools.verify.manifest.writer import ManifestWriter
 from tools.versus.minio import KEYS, MinioServer
 
 WRONG = [
@@ -102,9 +104,16 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wal = "remote.wal.storage.enable=true"
         assert run(["topics", "create", "tails", "--partitions", "2", "--config", wal, *options]) == 0
         load = ["bench", "produce", "-q", "--topic", "tails", "--records", "3000", "--acks", "all"]
-        assert run([*load, *options]) == 0
+        assert run([*load, *options, "--manifest", str(data.parent / "sent")]) == 0
         assert broker.terminate() == 0
     return data
+
+
+@pytest.fixture
+def data(left: Path, tmp_path: Path) -> Path:
+    """A copy of all of it, the producer's manifest in a folder beside it."""
+    copied(left.parent / "sent", tmp_path / "sent")
+    return copied(left, tmp_path / "data")
 
 
 @pytest.fixture
@@ -139,7 +148,7 @@ def test_a_sound_store_is_clean(store: Path, tmp_path: Path, capsys: pytest.Capt
     options = [f"--html={files[0]}", f"--markdown={files[1]}", f"--repair-plan={files[2]}"]
     code, document = verified(f"--store=file://{store}", *options, capsys=capsys)
     assert (code, document["result"], document["findings"]) == (0, "clean", [])
-    assert {each["what"] for each in document["unchecked"]} == {"data-directories", "tier-topics"}
+    assert "data-directories" in {each["what"] for each in document["unchecked"]}
     assert {each["topic"] for each in document["coverage"]} >= {"tails"}
     assert document["tier_bytes"]["wal"] > 3_000_000
     assert "clean" in Path(files[0]).read_text() and "clean" in Path(files[1]).read_text()
@@ -158,6 +167,59 @@ def test_one_altered_byte_is_one_finding(store: Path, capsys: pytest.CaptureFixt
     assert found["place"] == str(largest.relative_to(store))
     assert run(["verify", f"--store=file://{store}"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "findings: 1 error, 0 warnings"
+
+
+def test_store_directories_and_manifest_agree(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--store=file://{data}/store", f"--data={data}", f"--manifest={data.parent}/sent"]
+    code, document = verified(*options, capsys=capsys)
+    assert (document["unread"], document["unchecked"], document["findings"], code) == ([], [], [], 0)
+    assert document["tier_bytes"]["local"] > 3_000_000 and document["figures"]["records"] >= 3000
+    assert document["counted"] == []
+
+
+def test_what_was_acknowledged_and_is_nowhere_is_told_by_the_manifest_alone(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log that lost its end looks whole: here one that never had it."""
+    with ManifestWriter(data.parent / "sent" / "b.manifest", started_ms=1, clock=lambda: 0.0) as writer:
+        topic = writer.topic("tails")
+        for offset, acks in ((5000, -1), (5001, -1), (6000, 1)):
+            order = writer.send()
+            writer.note(
+                topic,
+                1,
+                order=order,
+                key_hash=0,
+                value_hash=order,
+                outcome=Outcome.OK,
+                offset=offset,
+                acks=acks,
+            )
+    options = [f"--store=file://{data}/store", f"--data={data}"]
+    assert verified(*options, capsys=capsys)[0] == 0
+    code, document = verified(*options, f"--manifest={data.parent}/sent", capsys=capsys)
+    (found,) = document["findings"]
+    assert (code, found["code"], found["topic"]) == (1, "manifest-loss", "tails")
+    assert (found["partition"], found["first"], found["end"]) == (1, 5000, 5002)
+    assert {each["what"]: each["amount"] for each in document["counted"]} == {"acks1-absent": 1}
+    code, document = verified(*options, f"--manifest={data.parent}/sent", "--topic=other", capsys=capsys)
+    assert document["findings"] == []
+
+
+def test_the_plan_of_repairs_names_the_copy_in_the_store(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = max(data.glob("tails-*/*.log"), key=lambda path: path.stat().st_size)
+    flip(damaged, damaged.stat().st_size // 2)
+    options = [f"--store=file://{data}/store", f"--data={data}", f"--repair-plan={tmp_path}/plan.json"]
+    code, document = verified(*options, capsys=capsys)
+    (found,) = document["findings"]
+    assert (code, found["place"]) == (1, f"0:{damaged.relative_to(data)}")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    offsets = [each for each in plan["repairs"] for _ in range(each["first"], each["end"])]
+    assert len(offsets) == found["end"] - found["first"]
+    assert {each["good"]["tier"] for each in offsets} == {"wal"}
+    assert all((data / "store" / each["good"]["place"]).is_file() for each in plan["repairs"])
 
 
 def test_warnings_count_where_it_is_strict(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,10 @@ def test_a_strip_draws_each_tier_to_scale() -> None:
     assert '<rect x="1050" y="0" width="10"' in drawn
 
 
+def test_what_is_narrower_than_a_pixel_is_drawn() -> None:
+    assert boxes([(5, 6), (999_999, 1_000_000)], 0, 1_000_000) == [(0, 1), (WIDTH - 1, 1)]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 900)).map(lambda at: (at[0], sum(at)))),
     st.integers(1, 10_000),
