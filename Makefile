@@ -117,8 +117,9 @@ $(PEERS)/minio/$(MINIO_VERSION):
 	GOBIN="$$PWD/$(PEERS)/minio" CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
 	@touch $@
 
-verify: setup ## what `make run` left in DATA, proved from its bytes: DATA=.tidewal (ARGS="--html build/verify.html --strict")
-	@mkdir -p build && exec $(BIN)/tidewal verify --store "file://$(abspath $(DATA))/store" --data "$(abspath $(DATA))" $(ARGS)
+verify: setup ## what `make run` left in DATA, proved from its bytes, with Spark where `make spark` was: ARGS="--html build/verify.html"
+	@mkdir -p build && exec $(BIN)/tidewal verify \
+	  --engine $(if $(wildcard $(VENV)/.spark-$(SPARK_VERSION)),spark,local) --store "file://$(abspath $(DATA))/store" --data "$(abspath $(DATA))" $(ARGS)
 
 spark: $(VENV)/.spark-$(SPARK_VERSION) $(PEERS)/spark/.$(SPARK_VERSION) ## PySpark in the environment, its Kafka connector in .peers/spark/jars (Java 17, Maven; 0.5 GB)
 
