@@ -167,9 +167,11 @@ def verified(cluster: ClusterProcesses, sent: Path, report: Path) -> dict[str, A
     return document
 
 
-def check_nothing_is_found(document: dict[str, Any], told: list[str]) -> None:
+def check_nothing_is_found(document: dict[str, Any], told: list[str], *, is_live: bool) -> None:
+    """Of a log that is being written the last batch may be there in part, which is told as a warning."""
     assert document["unread"] == [], told
-    assert document["findings"] == [], told
+    legal = {"unclean-tail"} if is_live else set()
+    assert [each for each in document["findings"] if each["code"] not in legal] == [], told
     assert document["exit_code"] == 0
     assert {each["what"] for each in document["unchecked"]} <= {"bootstrap"}, document["unchecked"]
     assert document["figures"]["scanned_bytes"] > 0
@@ -186,12 +188,13 @@ def prove(tmp_path: Path, seconds: float, times: int, seed: int) -> None:
                 for number in range(times):
                     due_s = began_s + seconds * (number + 1) / times
                     threading.Event().wait(max(0.0, due_s - time.monotonic()))
-                    check_nothing_is_found(verified(cluster, sent, tmp_path / f"{number}.json"), chaos.told)
+                    document = verified(cluster, sent, tmp_path / f"{number}.json")
+                    check_nothing_is_found(document, chaos.told, is_live=True)
             finally:
                 chaos.stop()
         cluster.check_replicas_are_alike(topic, PARTITIONS)
         assert cluster.stop_all() == [0, 0, 0]
-    check_nothing_is_found(verified(cluster, sent, tmp_path / "end.json"), chaos.told)
+    check_nothing_is_found(verified(cluster, sent, tmp_path / "end.json"), chaos.told, is_live=False)
     print(f"seed {seed}: {chaos.told}; {sum(each.acknowledged for each in load)} acknowledged")  # noqa: T201
 
     victim = max(cluster.data(2).glob(f"{topic}-0/*.log"), key=lambda path: path.stat().st_size)
