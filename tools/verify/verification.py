@@ -280,7 +280,7 @@ class Verification:
             cluster_id=snapshot.cluster_id,
             effort=Effort(
                 seconds=time.monotonic() - began,
-                cpu_seconds=_cpu_seconds() - cpu,
+                cpu_seconds=_cpu_seconds() - cpu + engine.cpu_seconds,
                 requests=effort[0] + scans.requests,
                 read_bytes=effort[1] + scans.received,
                 tasks=len(work.tasks),

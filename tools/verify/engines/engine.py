@@ -38,6 +38,9 @@ Keeper = Callable[[Sequence[ScannedUnit]], None]
 
 
 class Engine(Protocol):
+    cpu_seconds: float
+    """Of processes that are not this one's children, as far as it is known."""
+
     def scan(
         self,
         tasks: Sequence[Task],

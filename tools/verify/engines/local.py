@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -36,6 +37,7 @@ class LocalEngine:
         self._inline_bytes = inline_bytes
         self._pool: ProcessPoolExecutor | None = None
         self._facts: dict[tuple[str, int], list[Fact]] = defaultdict(list)
+        self.cpu_seconds = 0.0
 
     def scan(
         self,
@@ -87,20 +89,20 @@ class LocalEngine:
             return
         left = list(reversed(tasks))
         tries: dict[int, int] = defaultdict(int)
-        running: dict[Future[O], I] = {}
+        running: dict[Future[tuple[O, float]], I] = {}
         while left or running:
             # After a death each suspect runs alone, so that the next death names the guilty one.
             suspected = [task for task in left if tries[id(task)]]
             width = 1 if suspected else 2 * self._workers
             while left and len(running) < width:
                 task = left.pop()
-                running[self._workers_pool().submit(call, task)] = task
+                running[self._workers_pool().submit(_timed, call, task)] = task
             ready, _ = wait(running, return_when=FIRST_COMPLETED)
             is_broken = False
             for each in ready:
                 task = running.pop(each)
                 try:
-                    result = each.result()
+                    result, seconds = each.result()
                 except BrokenProcessPool:
                     is_broken = True
                     tries[id(task)] += 1
@@ -109,6 +111,7 @@ class LocalEngine:
                     else:
                         done(task, failed(task))
                 else:
+                    self.cpu_seconds += seconds
                     done(task, result)
             if is_broken:
                 for task in running.values():
@@ -135,6 +138,11 @@ DIED: Final = "the process that read it was killed, three times"
 
 def run_task(task: Task) -> list[ScannedUnit]:
     return list(scan(task))
+
+
+def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
+    began = time.process_time()
+    return call(task), time.process_time() - began
 
 
 def _begin_worker() -> None:

@@ -36,6 +36,7 @@ WIDTH: Final = 4
 class SparkEngine:
     def __init__(self, master: str = "local[*]") -> None:
         """Use the session that this process has, which stays, or one of its own."""
+        self.cpu_seconds = 0.0
         self._is_mine = not there_is_a_session()
         try:
             self._spark = open_session(master, name="tidewal verify", settings=SETTINGS)

@@ -57,7 +57,9 @@ def test_processes_bring_what_one_brings(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path / "made", 29)
     assert len(tasks) > 5
     facts, verdicts, kept = scanned(LocalEngine(1), tasks)
-    more_facts, more_verdicts, more_kept = scanned(LocalEngine(2, inline_bytes=0), tasks)
+    engine = LocalEngine(2, inline_bytes=0)
+    more_facts, more_verdicts, more_kept = scanned(engine, tasks)
+    assert engine.cpu_seconds > 0
     assert verdicts == more_verdicts
     assert verdicts
     assert effortless(facts) == effortless(more_facts)
