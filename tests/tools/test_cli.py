@@ -76,9 +76,9 @@ def test_the_help_of_bench_needs_no_client(
 def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
-    there = ("broker", "cluster", "topics", "offsets", "bench", "dump-log", "store")
+    there = ("broker", "cluster", "topics", "offsets", "bench", "dump-log", "store", "verify", "export")
     assert all(command in text for command in there)
-    assert not any(command in text for command in ("verify", "recover", "cost", "demo"))
+    assert not any(command in text for command in ("recover", "cost", "demo"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ is not planted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -168,7 +169,7 @@ def about(history: History, *codes: str, **more: Any) -> Expected:
     return Expected(codes, history.topic.short_id, history.number, **more)
 
 
-def plant(seed: int, now_ms: int, *, only: Collection[str] = (), count: int | None = None) -> Plan:
+def plant(seed: int, now_ms: int, *, only: AbstractSet[str] = frozenset(), count: int | None = None) -> Plan:
     """A store with up to twenty faults, never none if one can be planted; `only` those of these names."""
     rng = Random(seed * 7 + 1)
     plan = Plan(make(seed, now_ms), rng)

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def check_clean(seed: int, root: Path, *, has_data: bool = True) -> list[str]:
 def check_damaged(
     seed: int,
     root: Path,
-    only: Collection[str] = (),
+    only: AbstractSet[str] = frozenset(),
     *,
     count: int | None = None,
     has_data: bool = True,
@@ -69,7 +70,7 @@ def check_damaged(
     return wrong, plan
 
 
-def check(seed: int, folder: str, only: Collection[str]) -> Checked:
+def check(seed: int, folder: str, only: AbstractSet[str]) -> Checked:
     began = time.perf_counter()
     root = Path(folder) / f"{os.getpid()}"
     planted = 0
@@ -85,7 +86,7 @@ def check(seed: int, folder: str, only: Collection[str]) -> Checked:
     return Checked(seed, wrong, planted, time.perf_counter() - began)
 
 
-def checked(seeds: list[int], folder: str, only: Collection[str], jobs: int) -> Iterator[Checked]:
+def checked(seeds: list[int], folder: str, only: AbstractSet[str], jobs: int) -> Iterator[Checked]:
     if jobs == 1:
         for seed in seeds:
             yield check(seed, folder, only)
@@ -124,7 +125,7 @@ def main() -> int:
     began, faults, failed = time.perf_counter(), 0, []
     out = sys.stdout
     with tempfile.TemporaryDirectory() as folder, journal.open("a") as notes:
-        for each in checked(seeds, folder, given.only or (), given.jobs):
+        for each in checked(seeds, folder, frozenset(given.only or ()), given.jobs):
             faults += each.planted
             if not each.wrong:
                 if not given.only:

@@ -123,7 +123,7 @@ def test_every_kind_of_object_and_oddity_is_written() -> None:
 def test_every_fault_is_planted_and_changes_what_is_stored() -> None:
     for name in deck.NAMES:
         for seed in range(200):
-            plan = faults.plant(seed, NOW_MS, only=[name], count=1)
+            plan = faults.plant(seed, NOW_MS, only={name}, count=1)
             if plan.planted:
                 assert [each.name for each in plan.planted] == [name]
                 assert plan.files != build(seed, NOW_MS).files, name

@@ -105,7 +105,7 @@ def test_nothing_is_found_in_whole_logs(first: int) -> None:
 def test_a_fault_of_a_log_is_named_and_nothing_else(name: str) -> None:
     seen = 0
     for seed in range(40):
-        plan = plant(seed, NOW_MS, only=name, count=2)
+        plan = plant(seed, NOW_MS, only={name}, count=2)
         if plan.planted and seen < 12:
             seen += 1
             assert compare(locally(plan.planted), list(found_in(plan.world))) == [], seed

@@ -72,7 +72,7 @@ def meta_findings(world: World, root: Path) -> list[Finding]:
 def planted(name: str) -> Iterator[Plan]:
     found = 0
     for seed in range(80):
-        plan = plant(seed, NOW_MS, only=[name], count=2)
+        plan = plant(seed, NOW_MS, only={name}, count=2)
         if plan.planted and found < 4:
             found += 1
             yield plan

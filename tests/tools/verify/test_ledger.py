@@ -156,7 +156,7 @@ def test_many_pieces_become_few_and_what_is_gone_goes(
 
 def test_a_run_over_chosen_topics_proves_no_slices_of_others(tmp_path: Path) -> None:
     world = build(4, NOW_MS)
-    each = plant(4, NOW_MS, only="wal_table_lies", count=2)
+    each = plant(4, NOW_MS, only={"wal_table_lies"}, count=2)
     assert each.planted
     each.world.write_to(tmp_path / "made")
     other = next(one for one in verify(options(world, tmp_path)).coverage if one.topic.startswith("__"))

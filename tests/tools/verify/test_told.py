@@ -51,7 +51,7 @@ def test_what_is_told_agrees_with_a_whole_store(seed: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_only_the_brokers_can_tell_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
     assert name in deck.NAMES
-    plans = (plant(seed, NOW_MS, only=name, count=2) for seed in (0, 1, *range(3, 18), *range(20, 40)))
+    plans = (plant(seed, NOW_MS, only={name}, count=2) for seed in (0, 1, *range(3, 18), *range(20, 40)))
     found = list(islice((each for each in plans if each.planted), 2))
     assert found
     for each in found:

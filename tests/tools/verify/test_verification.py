@@ -69,7 +69,7 @@ def test_the_names_of_faults_are_those_of_the_deck() -> None:
 
 
 def planted(name: str) -> list[Plan]:
-    plans = (plant(seed, NOW_MS, only=name, count=2) for seed in range(60))
+    plans = (plant(seed, NOW_MS, only={name}, count=2) for seed in range(60))
     found = list(islice((each for each in plans if each.planted), 2))
     assert found, name
     return found
@@ -224,7 +224,7 @@ def test_of_damaged_offsets_all_holders_are_told(tmp_path: Path) -> None:
     """A plan for repairs takes the good copy from among them."""
     seen = 0
     for seed in range(30):
-        each = plant(seed, NOW_MS, only="altered_value", count=1)
+        each = plant(seed, NOW_MS, only={"altered_value"}, count=1)
         if not each.planted:
             continue
         each.world.write_to(tmp_path / "made")
