@@ -215,8 +215,10 @@ class PartitionBytes:
         at, end = max(start, self.bounds.start), min(end, self.bounds.end)
         excluded: frozenset[str] = frozenset()
         links, why = self._chain, ""
+        ends = [link.end for link in links]
         while at < end:
-            link = next((each for each in links if each.end > at), None)
+            number = bisect_right(ends, at)
+            link = links[number] if number < len(links) else None
             stop = end if link is None else min(link.first, end)
             if at < stop:
                 if not self.is_compacted or why:
@@ -235,6 +237,7 @@ class PartitionBytes:
                 why = str(error)
                 excluded |= {link.place.key}
                 links = self._links(excluded)
+                ends = [each.end for each in links]
 
     # --- transactions ---
 
