@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from tools.verify.core.facts import BUCKET_BITS, BatchRow, Digest, Run
 from tools.verify.core.findings import Finding, Severity, declare
-from tools.verify.core.lineage import Range, united, without
+from tools.verify.core.lineage import Range
 
 REPLICAS_DIFFER = declare(
     "replicas-differ",
@@ -249,7 +249,3 @@ def _merged(found: list[Finding]) -> list[Finding]:
             last[key] = len(merged)
             merged.append(each)
     return merged
-
-
-def counting_ranges(runs: Iterable[Range], faults: Iterable[Range]) -> tuple[Range, ...]:
-    return tuple(without(united(runs), faults))

@@ -22,8 +22,6 @@ Column = npt.NDArray[Any]
 
 HEAD: Final = 21
 """The bytes of a batch before those that its CRC covers; the CRC is the last four of them."""
-SHIFT_LIMIT: Final = 1 << 24
-"""A stretch must be shorter: lengths have three bytes."""
 
 _POLYNOMIAL: Final = 0x82F63B78
 _PAIRS: Final = HEAD // 2

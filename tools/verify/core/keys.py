@@ -15,7 +15,6 @@ TIER: Final = "tier/"
 WAL: Final = "wal/"
 SLOT_PREFIX: Final = "meta/"
 SNAPSHOT_PREFIX: Final = "meta/snapshot/"
-BOUNDARY_PREFIX: Final = "meta/boundary/"
 
 
 class MetaSlot(NamedTuple):

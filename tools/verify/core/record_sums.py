@@ -8,7 +8,6 @@ all records are hashed or it is among the bad ones; memory is bounded by one bat
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,19 +15,17 @@ import numpy.typing as npt
 import xxhash
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from tools.verify.core.batches import FAULTS_LIMIT, RunScanner
+from tools.verify.core.batches import FAULTS_LIMIT
 from tools.verify.core.facts import Fault, RecordDigest
 from tools.verify.core.heads import CODEC_MASK, HEAD_SIZE, Batch, Buffer, head
 from tools.verify.core.manifest_digests import NULL_HASH, hash_of, record_digests
 from tools.verify.core.records import BadRecords, read_records, unpack
-from tools.verify.core.stores import Source
 
 Words = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
 
 PIECE: Final = 1 << 16
 """Records that are hashed before they are summed."""
-READ_BYTES: Final = 8 << 20
 _ATTRIBUTES: Final = 22
 """The low byte of a batch's attributes."""
 
@@ -163,35 +160,3 @@ def _both(one: RecordDigest, other: RecordDigest) -> RecordDigest:
         low=one.low + other.low,
         high=one.high + other.high,
     )
-
-
-def read_hashes(
-    source: Source, place: str, key: str, position: int, size: int, first: int, end: int
-) -> Iterator[Hashes]:
-    """Yield the hashes of the records with offsets in [first, end) of a place, in the order of its batches:
-    what is damaged is left out. Raise SourceFailed and Gone."""
-    held = _Columns(place)
-
-    def on_data(data: Buffer, at: int) -> None:
-        batch = head(data, 0, at)
-        if batch.base_offset < end and first <= batch.last_offset:
-            held.add(data, at)
-
-    scanner = RunScanner(place, position=position, on_data=on_data)
-    at = position
-    while at < position + size:
-        piece = source.read(key, at, min(READ_BYTES, position + size - at))
-        scanner.feed(piece)
-        at += len(piece)
-        if not piece:
-            break
-        if len(held) >= PIECE:
-            yield _within(held.take(), first, end)
-    scanner.finish()
-    if len(held):
-        yield _within(held.take(), first, end)
-
-
-def _within(found: Hashes, first: int, end: int) -> Hashes:
-    which = (found.offsets >= first) & (found.offsets < end)
-    return Hashes(found.offsets[which], found.keys[which], found.values[which])
