@@ -263,6 +263,14 @@ def copies_elsewhere(plan: Plan, history: History, batch: Batch, place: str) -> 
     ]
 
 
+def differs(plan: Plan, history: History, batch: Batch, place: str) -> Expected:
+    """Another tier tells which copy is wrong, or only another place of the same tier."""
+    tier = place.partition("/")[0]
+    same = [other for other, _ in plan.places_of(history, batch) if other.startswith(f"{tier}/")]
+    codes = ("copies-differ", "overlap") if same else ("copies-differ",)
+    return about(history, *codes, within=(batch.base, batch.end))
+
+
 def _is_gone(plan: Plan, place: str) -> bool:
     if place.startswith("tier/"):
         return not any(
@@ -290,7 +298,7 @@ def cold_value_altered(plan: Plan) -> Planted | None:
             copy.segment.batches[at] = new
             plan.files[STORE + key] = copy.segment.data
             rewrite_index(plan, copy)
-            return Planted("", [about(history, "copies-differ", within=(batch.base, batch.end))])
+            return Planted("", [differs(plan, history, batch, key)])
     return None
 
 
@@ -309,11 +317,8 @@ def wal_value_altered(plan: Plan) -> Planted | None:
                     continue
                 piece.batches[at] = new
                 plan.files[STORE + each.key] = each.data(plan.world.cluster.id)
-                return Planted(
-                    "",
-                    [about(history, "copies-differ", within=(batch.base, batch.end))],
-                    [Expected(("wal-index-differs",))],
-                )
+                found = differs(plan, history, batch, each.key)
+                return Planted("", [found], [Expected(("wal-index-differs",))])
     return None
 
 

@@ -244,7 +244,7 @@ class Verification:
         coverage = tuple(_coverage(verdict, by_partition) for verdict in verdicts)
         if snapshot.committed is not None and not unread:
             whole = reached(snapshot.data, snapshot.states)
-            committed = judge_commits(snapshot.committed, coverage, whole)
+            committed = judge_commits(snapshot.committed, coverage, whole, by_partition)
             found += committed[0]
             counted += committed[1]
             unchecked += committed[2]

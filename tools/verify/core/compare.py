@@ -30,8 +30,8 @@ COPIES_DIFFER = declare(
 OVERLAP = declare(
     "overlap",
     Severity.ERROR,
-    "Two places of one copy hold the same offsets with different bytes.",
-    "Find out which of the two the partition's leader wrote; a replica or another tier tells.",
+    "Two places of one tier hold the same offsets with different bytes, and no other has them.",
+    "Find out which of the two the partition's leader wrote; a replica that was not given may tell.",
 )
 MODULUS: Final = 1 << 63
 SUSPECTS_MAX: Final = 10_000
@@ -225,9 +225,9 @@ def _place_of(side: Batches, base: int) -> tuple[str, int]:
 
 def _code(side: Batches, believed: Sequence[Batches]) -> str:
     tiers = {one.chain.tier for one in believed}
-    if side.chain.tier not in tiers:
-        return COPIES_DIFFER
-    return REPLICAS_DIFFER if side.chain.tier == "local" else OVERLAP
+    if side.chain.tier == "local" and "local" in tiers:
+        return REPLICAS_DIFFER
+    return OVERLAP if tiers == {side.chain.tier} else COPIES_DIFFER
 
 
 def _told(side: Batches) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tools.verify.core.data_view import DataView
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.groups import OFFSETS_TOPIC, Bounds, GroupOffsets
+from tools.verify.core.judge import LIMITLESS
 from tools.verify.core.meta_fold import State
 from tools.verify.core.outcome import Coverage, Unchecked, Unread
 from tools.verify.core.stores import Source, SourceFailed
@@ -63,12 +64,15 @@ def reached(view: DataView, states: Sequence[State]) -> set[tuple[str, int]]:
 
 
 def judge_commits(
-    committed: Committed, coverage: Sequence[Coverage], whole: set[tuple[str, int]]
+    committed: Committed,
+    coverage: Sequence[Coverage],
+    whole: set[tuple[str, int]],
+    found: Mapping[tuple[str, int], Sequence[Finding]],
 ) -> tuple[list[Finding], list[Counted], list[Unchecked]]:
-    """Hold commits against the logs of `whole` partitions. A damaged end still counts as an end."""
+    """Hold commits against the logs of `whole` partitions, of which these findings tell what is damaged."""
     bounds: Mapping[tuple[str, int], Bounds] = {
         (each.topic, each.partition): Bounds(
-            each.topic_id, each.log_start, max([each.log_end, *(end for _, end in each.damaged)])
+            each.topic_id, each.log_start, _reach(each, found.get((each.topic_id, each.partition), ()))
         )
         for each in coverage
         if each.topic and each.log_end >= 0 and (each.topic_id, each.partition) in whole
@@ -81,3 +85,10 @@ def judge_commits(
     if committed.offsets.dropped:
         unchecked.append(Unchecked("groups", f"{committed.offsets.dropped} commits were too many to keep"))
     return findings, counted, unchecked
+
+
+def _reach(log: Coverage, found: Sequence[Finding]) -> int:
+    """Return how far a log reached before its end was damaged, which may be any offset."""
+    if any(each.end < 0 and each.first >= log.log_end for each in found):
+        return LIMITLESS
+    return max([log.log_end, *(end for _, end in log.damaged)])

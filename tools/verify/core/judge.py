@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tools.verify.core.compare import Chain, Suspect, layers, suspects
+from tools.verify.core.directory import CHECKPOINT_OUTSIDE
 from tools.verify.core.facts import (
     Digest,
     Fault,
@@ -165,7 +166,12 @@ class _Judge:
         for piece in facts.pieces:
             self._pieces[piece.place].append(piece)
         self._authority = {log.place: self._last_epoch(log) for log in facts.logs}
-        self._damage = [self._fault_range(fault) for fault in facts.faults if fault.place not in self._void]
+        # What a checkpoint names is no damage of bytes: its offsets may be in other places, and must be.
+        self._damage = [
+            self._fault_range(fault)
+            for fault in facts.faults
+            if fault.place not in self._void and fault.code != CHECKPOINT_OUTSIDE
+        ]
 
     def verdict(self) -> Verdict:
         claims = {run: self._claim(run) for run in self._facts.runs if run.place not in self._void}
@@ -370,7 +376,9 @@ class _Judge:
         ends = [piece.end for piece in self._pieces[fault.place] if piece.end > fault.first]
         copy = tier_of(fault.place)[1]
         ends += [
-            run.first for run in self._facts.runs if run.first > fault.first and tier_of(run.place)[1] == copy
+            run.first
+            for run in self._facts.runs
+            if run.first >= fault.first and tier_of(run.place)[1] == copy
         ]
         return fault.first, min(ends, default=LIMITLESS)
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from tests.verify import kafka_bytes
 from tools.verify.core import groups
 from tools.verify.core.directory import list_directory
-from tools.verify.core.findings import Severity
+from tools.verify.core.findings import Finding, Severity
+from tools.verify.core.group_check import Committed, judge_commits
 from tools.verify.core.groups import GROUP_OFFSET_OUTSIDE, Bounds, GroupOffsets
 from tools.verify.core.log_reading import check_log
+from tools.verify.core.outcome import Coverage
 from tools.verify.core.stores import open_source
 from tools.verify.core.told_records import ToldRecords
 
@@ -77,6 +79,17 @@ def test_more_commits_than_are_kept_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert folded.dropped == 3
     findings, _ = folded.judge(LOGS)
     assert [each.end for each in findings] == [99, 98]
+
+
+def test_a_commit_is_not_held_against_an_end_that_is_damaged() -> None:
+    folded = GroupOffsets()
+    folded.add(*commit(99))
+    log = Coverage(TEXT, "t", 0, 10, 20, damaged=((20, 60),))
+    whole, committed = {(TEXT, 0)}, Committed(folded, [], [])
+    tail = Finding("unclean-tail", TEXT, 0, 20, -1)
+    for found, told in (([tail], []), ([tail._replace(first=12)], [(60, 99)]), ([], [(60, 99)])):
+        findings, _, _ = judge_commits(committed, [log], whole, {(TEXT, 0): found})
+        assert [(each.first, each.end) for each in findings] == told
 
 
 @given(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=60))
