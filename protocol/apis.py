@@ -182,7 +182,7 @@ _RANGE = re.compile(r"^(\w+)\((\d+)\): (\d+)(?: to (\d+))?$", re.MULTILINE)
 
 
 def _load() -> Mapping[int, ApiRow]:
-    data = pkgutil.get_data("protocol", "data/kafka-4.3.1-api-versions.txt")
+    data = pkgutil.get_data(__package__, "data/kafka-4.3.1-api-versions.txt")
     assert data is not None
     served = {}
     for name, key, low, high in _RANGE.findall(data.decode()):

@@ -111,7 +111,7 @@ def codec(api_key: int, version: int, kind: Kind) -> EntityCodec:
     cls = message_class(api_key, version, kind)
     classes = None
     if kind == "request":
-        classes = importlib.import_module(f"protocol.requests.{KNOWN[api_key].kio_name}")
+        classes = importlib.import_module(f"{__package__}.requests.{KNOWN[api_key].kio_name}")
     return EntityCodec(cls, _ELEMENTS_MAX[kind], classes)
 
 

@@ -49,6 +49,7 @@ class BrokerProcess:
         env: Mapping[str, str] | None = None,
         descriptors: int | None = None,
         program: Sequence[str] = TIDEWAL,
+        cwd: Path = ROOT,
     ) -> None:
         self.data = data
         command = [*program, "broker", "--data", str(data), *arguments]
@@ -65,7 +66,7 @@ class BrokerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **(env or {})},
         )
         try:

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("protocol", "storage", "remote", "broker", "tools")
+PACKAGES = ("protocol", "storage", "remote", "broker", "tools", "tidewal")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 THROUGH_ANOTHER = {"yarl": "aiohttp", "botocore": "aiobotocore", "click": "typer"}
 """Part of the interface of a package that is declared."""

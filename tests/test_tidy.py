@@ -22,7 +22,7 @@ from tests.conftest import has_collected_all, requirement_marks
 from tools import conformance
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("protocol", "storage", "remote", "broker", "tools")
+PACKAGES = ("protocol", "storage", "remote", "broker", "tools", "tidewal")
 BIN = Path(sys.executable).parent
 
 # Marks of unfinished work, paths of one machine, and notes that are not part of the project. The brackets

@@ -13,10 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-HERE: Final = Path(__file__).resolve().parent
-ROOT: Final = HERE.parent
-"""The folder that `tools` and `pyspark_tidewal` are imported from."""
-WORKER: Final = HERE / "spark_worker.sh"
+from tidewal import FOLDER
+
+WORKER: Final = Path(__file__).resolve().with_name("spark_worker.sh")
 PYTHON_VARIABLE: Final = "TIDEWAL_SPARK_PYTHON"
 QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 """For short runs: what is compiled further never pays within a minute."""
@@ -62,9 +61,11 @@ def open_session(
         os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
         os.environ.setdefault("PYSPARK_PYTHON", f"{WORKER}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    path = os.pathsep.join([f"{ROOT}", *(each for each in sys.path if each and each != f"{ROOT}")])
-    os.environ["PYTHONPATH"] = path  # of whoever plans a read beside this process
-    chosen = {**SETTINGS, "spark.executorEnv.PYTHONPATH": path}
+    path = os.pathsep.join([FOLDER, *(each for each in sys.path if each and each != FOLDER)])
+    # the current folder may hold other people's packages of the same names
+    found = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    os.environ.update(found)  # of whoever plans a read beside this process
+    chosen = {**SETTINGS, **{f"spark.executorEnv.{name}": value for name, value in found.items()}}
     if is_quick:
         chosen |= {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": QUICK_JVM}
     if jars:

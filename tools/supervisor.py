@@ -20,6 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
+from tidewal import PROGRAM
 from tools.broker_command import BrokerOptions
 from tools.console import Failure, complain
 
@@ -53,7 +54,7 @@ def describe_end(code: int) -> str:
 
 def command_line(broker: BrokerOptions) -> list[str]:
     """Spell out the options of a broker for a process of its own."""
-    command = [sys.executable, "-m", "tools.cli", "broker"]
+    command = [sys.executable, PROGRAM, "broker"]
     named = {"node-id": broker.node_id, "listen": broker.listen, "data": broker.data, "store": broker.store}
     for name, value in named.items():
         command += [f"--{name}", str(value)]

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Self
@@ -29,17 +29,26 @@ READY_S_MAX = 60.0
 class ClusterCommand:
     """One running `tidewal cluster`; its stdout line by line."""
 
-    def __init__(self, data: Path, stderr: IO[bytes], *arguments: str) -> None:
+    def __init__(
+        self,
+        data: Path,
+        stderr: IO[bytes],
+        *arguments: str,
+        program: Sequence[str] = TIDEWAL,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._started_s = time.monotonic()
         self._stderr = stderr
         self._rest = b""
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [*TIDEWAL, "cluster", "--data", str(data), *arguments],
+            [*program, "cluster", "--data", str(data), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            cwd=ROOT,
+            cwd=cwd,
+            env=env,
         )
 
     def wait_ready(self) -> Self:

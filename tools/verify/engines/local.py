@@ -15,8 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from typing import Any, Final, TypeVar
 
+from tidewal import FOLDER
 from tools.verify.core.facts import BatchRow, Fact, NotRead, Row
 from tools.verify.core.judge import Verdict
 from tools.verify.core.plan import Task
@@ -123,7 +125,8 @@ class LocalEngine:
     def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context: Any = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["tools.verify.core.scan"])
+            context.set_forkserver_preload([scan.__module__])
+            _begin_server()
             self._pool = ProcessPoolExecutor(self._workers, context, initializer=_begin_worker)
         return self._pool
 
@@ -143,6 +146,21 @@ def run_task(task: Task) -> list[ScannedUnit]:
 def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
     began = time.process_time()
     return call(task), time.process_time() - began
+
+
+def _begin_server() -> None:
+    """Start the process that workers are forked from. It loads modules before it is told this one's path, and
+    so by the path of a Python that has just started: without the current folder, which may be anybody's."""
+    path = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH")]))
+    before = dict(os.environ)
+    os.environ.update(PYTHONPATH=path, PYTHONSAFEPATH="1")
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            os.environ.pop(name)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _begin_worker() -> None:
