@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -49,15 +49,16 @@ def run(
     store_url: str | None,
     admin: str | None,
     print_ready: Callable[[str], None],
+    ignored: Sequence[str] = (),
 ) -> None:
     """Run one broker on the real world until a signal, whose clean stop ends the process. StartupError says
-    in one line what prevented the start."""
+    in one line what prevented the start. `ignored` was given besides the settings and means nothing."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     gc.set_threshold(*GC_THRESHOLDS)
-    if config.ignored:
-        logger.info("accepted without effect: %s", ", ".join(sorted(config.ignored)))
+    if config.ignored or ignored:
+        logger.info("accepted without effect: %s", ", ".join((*sorted(config.ignored), *sorted(ignored))))
     for warning in config.warnings:
         logger.warning("%s", warning)
     raise_descriptor_limit()

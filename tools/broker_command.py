@@ -1,6 +1,7 @@
-"""`tidewal broker`: from options and a properties file to a running broker.
+"""`tidewal broker`: from options, the environment and a properties file to a running broker.
 
-Owns which option stands for which property and what wins. Does not own help and complaints about options:
+Owns which option stands for which property and what wins. Does not own what a variable of the environment
+means (tools.environment), nor help and complaints about options:
 those are typer's (tools.commands), which costs 0.08 s to load, so a plain command line is read here without
 it and anything else is left to typer.
 Invariant: `read_plainly` takes no command line that typer would refuse or read differently.
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,15 @@ from tools.console import Failure, check_address, read_pairs
 
 if TYPE_CHECKING:
     from broker.config.broker import BrokerConfig
+    from tools.environment import Environment
 
 LISTEN = "127.0.0.1:9092"
 DATA = ".tidewal"
+READY_AS_KAFKA = (
+    "in the words of Kafka's log, for what waits for them: Kafka Server started, "
+    "[KafkaServer id={node}] started, Transitioning from RECOVERY to RUNNING"
+)
+"""Testcontainers and scripts written for Kafka's images take a broker for ready by one of these."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +39,7 @@ class BrokerOptions:
     data: Path | None = None
     store: str | None = None
     admin: str | None = None
+    from_env: bool = False
     settings: list[str] = field(default_factory=list)
 
 
@@ -39,6 +48,9 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
     options = BrokerOptions()
     rest = iter(arguments)
     for argument in rest:
+        if argument == "--from-env":
+            options.from_env = True
+            continue
         name, equals, value = argument.partition("=")
         if not equals:
             value = next(rest, "-")
@@ -66,34 +78,123 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 
 def run_broker(options: BrokerOptions) -> None:
     """Run the broker until a signal."""
-    config = read_config(options)
+    environment = from_environment(os.environ) if options.from_env else None
+    config = read_config(options, environment)
     from broker import process
     from broker.config.values import ConfigError
     from broker.control.directories import StartupError
 
+    if environment is not None:
+        options = settled(options, environment)
+
+    def announce(line: str) -> None:
+        print_ready(line)
+        if environment is not None:
+            print_ready(READY_AS_KAFKA.format(node=config.node_id))
+
     try:
-        process.run(config, options.store, options.admin, print_ready)
+        process.run(
+            config,
+            options.store,
+            options.admin,
+            announce,
+            ignored=() if environment is None else environment.ignored,
+        )
     except (ConfigError, StartupError) as error:
         raise Failure(str(error)) from None
 
 
-def read_config(options: BrokerOptions) -> BrokerConfig:
-    """Return what the options and the file say together; Failure when they cannot be meant."""
+def from_environment(environ: MutableMapping[str, str]) -> Environment:
+    """Read the variables, and put the credentials that are in files where the store's client looks for them;
+    Failure for a variable that cannot be meant."""
+    from broker.config.values import ConfigError
+    from tools.environment import read_environment
+
+    try:
+        environment = read_environment(environ, _secret)
+    except ConfigError as error:
+        raise Failure(str(error)) from None
+    environ.update(environment.credentials)
+    return environment
+
+
+def settled(options: BrokerOptions, environment: Environment) -> BrokerOptions:
+    """Return the options with what the environment says where they are silent. Those which stand for a
+    property are left: what wins there depends on more."""
+    said = environment.options
+    config = said.get("config")
+    return replace(
+        options,
+        config=options.config or (None if config is None else Path(config)),
+        store=options.store or said.get("store"),
+        admin=options.admin or said.get("admin"),
+    )
+
+
+def read_config(options: BrokerOptions, environment: Environment | None = None) -> BrokerConfig:
+    """Return what options, environment and file say together; Failure when they cannot be meant."""
     from broker.config.broker import from_properties
     from broker.config.properties import parse_properties
     from broker.config.values import ConfigError
+    from tools.environment import check_alone, check_names, fill_listeners, over
 
+    if environment is not None:
+        options = settled(options, environment)
     try:
-        properties = parse_properties(_text_of(options.config)) if options.config is not None else {}
+        properties: dict[str, str] = {}
+        if options.config is not None:
+            named = f"{_spelt('config', environment, str(options.config))} {options.config}"
+            properties = parse_properties(_text_of(options.config, named))
+        if environment is not None:
+            properties = over(properties, environment.kafkas)
+            _apply(_options_in(environment), properties, "TIDEWAL_")
+            properties = over(properties, environment.ours)
+            check_names(environment, properties)
         _apply(options, properties)
-        properties.update(read_pairs(options.settings, "--set"))
+        properties = over(properties, read_pairs(options.settings, "--set"))
         if options.admin is not None:
-            check_address(options.admin, "--admin", port_min=0)
+            check_address(options.admin, _spelt("admin", environment, options.admin), port_min=0)
+        if environment is not None:
+            _check_store(environment)
+            fill_listeners(properties, has_store=options.store is not None)
+            if options.store is None:
+                check_alone(environment, properties)
+        _fill(properties)
         return from_properties(
             properties, standalone=options.store is None, plain_s3=_is_plain_s3(options.store)
         )
     except ConfigError as error:
         raise Failure(str(error)) from None
+
+
+def _spelt(name: str, environment: Environment | None, value: str) -> str:
+    """Return the name of an option, as a variable if that is where its value is from."""
+    from_variable = environment is not None and environment.options.get(name) == value
+    return f"TIDEWAL_{name.upper()}" if from_variable else f"--{name}"
+
+
+def _check_store(environment: Environment) -> None:
+    """Failure, by the name of the variable, for a store that cannot be one."""
+    from remote.store.location import BadStoreUrl, parse_store_url
+
+    url = environment.options.get("store")
+    try:
+        if url is not None:
+            parse_store_url(url, os.environ)
+    except BadStoreUrl as error:
+        raise Failure(f"TIDEWAL_STORE {error}") from None
+
+
+def _options_in(environment: Environment) -> BrokerOptions:
+    said = environment.options
+    node_id, data = said.get("node_id"), said.get("data")
+    if node_id is not None and not (node_id.isascii() and node_id.isdigit() and len(node_id) <= 10):
+        raise Failure(f"TIDEWAL_NODE_ID {node_id}: not a number")
+    return BrokerOptions(
+        node_id=None if node_id is None else int(node_id),
+        listen=said.get("listen"),
+        data=None if data is None else Path(data),
+    )
 
 
 def _is_plain_s3(url: str | None) -> bool:
@@ -108,32 +209,48 @@ def _is_plain_s3(url: str | None) -> bool:
     return isinstance(location, S3Location) and location.is_plain_s3
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, named: str) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise Failure(f"--config {path}: {error.strerror}") from None
+        raise Failure(f"{named}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise Failure(f"--config {path}: not a text file") from None
+        raise Failure(f"{named}: not a text file") from None
 
 
-def _apply(options: BrokerOptions, properties: dict[str, str]) -> None:
-    """Put the options over the file; our defaults fill in only what it leaves open."""
+def _secret(path: str) -> str:
+    """Return the text of a file that a variable names."""
+    from broker.config.values import ConfigError
+
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error)) from None
+    except ValueError:
+        raise ConfigError("not a text file") from None
+
+
+def _apply(options: BrokerOptions, properties: dict[str, str], spelt: str = "--") -> None:
+    """Put the options over the properties; `spelt` is what their names begin with where they were given."""
     if options.node_id is not None:
         properties["node.id"] = str(options.node_id)
         properties.pop("broker.id", None)
-    elif "broker.id" not in properties:
-        properties.setdefault("node.id", "1")
     if options.listen is not None:
-        address = check_address(options.listen, "--listen", port_min=0)
+        name = "--listen" if spelt == "--" else f"{spelt}LISTEN"
+        address = check_address(options.listen, name, port_min=0)
         properties["listeners"] = f"PLAINTEXT://{address}"
         properties.pop("advertised.listeners", None)
-    else:
-        properties.setdefault("listeners", f"PLAINTEXT://{LISTEN}")
     if options.data is not None:
         properties["log.dirs"] = str(options.data)
         properties.pop("log.dir", None)
-    elif "log.dir" not in properties:
+
+
+def _fill(properties: dict[str, str]) -> None:
+    """Add our defaults where nothing else is said."""
+    if "broker.id" not in properties:
+        properties.setdefault("node.id", "1")
+    properties.setdefault("listeners", f"PLAINTEXT://{LISTEN}")
+    if "log.dir" not in properties:
         properties.setdefault("log.dirs", DATA)
 
 

@@ -116,10 +116,21 @@ def broker(
             show_default=False,
         ),
     ] = None,
+    from_env: Annotated[
+        bool,
+        typer.Option(
+            "--from-env",
+            help="Read TIDEWAL_* and KAFKA_* variables too, as containers of Kafka do.",
+        ),
+    ] = False,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     Prints one line when clients may connect: ready node=1 listen=HOST:PORT store=URL
+
+    With --from-env, TIDEWAL_NODE_ID, _LISTEN, _DATA, _STORE, _ADMIN and _CONFIG stand for the options, and
+    any other TIDEWAL_X_Y or KAFKA_X_Y for the property x.y; NAME_FILE names a file with the value. Options
+    win over TIDEWAL_, that over KAFKA_, that over the file.
     """
     run_broker(
         BrokerOptions(
@@ -129,6 +140,7 @@ def broker(
             data=data,
             store=store,
             admin=admin,
+            from_env=from_env,
             settings=settings or [],
         )
     )

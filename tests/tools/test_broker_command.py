@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tools import cli, commands
-from tools.broker_command import BrokerOptions, _apply, read_config, read_plainly
+from tools.broker_command import BrokerOptions, _apply, _fill, read_config, read_plainly
 
 VALUES = ("1", "x", "127.0.0.1:0", "key=value", "", "-1", "--data", "-", "٣", "a b")
 NAMES = ("--config", "--node-id", "--listen", "--data", "--store", "--admin", "--set")
-OTHERS = ("--help", "-h", "--", "--lis", "--unknown", "word", "-x")
+OTHERS = ("--from-env", "--help", "-h", "--", "--lis", "--unknown", "word", "-x")
 arguments = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)),
@@ -28,7 +28,8 @@ arguments = st.lists(
 def test_every_option_of_the_help_is_read() -> None:
     command = typer.main.get_command(commands.app).commands["broker"]  # type: ignore[attr-defined]
     named = {name for option in command.params for name in option.opts} - {"--help", "-h"}
-    assert named == set(NAMES)
+    assert named == {*NAMES, "--from-env"}
+    assert read_plainly(["--from-env"]) == BrokerOptions(from_env=True)
     for name in NAMES:
         assert read_plainly([name, "1"]) is not None
         assert read_plainly([f"{name}=1"]) is not None
@@ -81,10 +82,11 @@ def test_the_file_wins_over_defaults() -> None:
     properties = {"broker.id": "3", "listeners": "PLAINTEXT://:1", "log.dir": "/file"}
     before = dict(properties)
     _apply(BrokerOptions(), properties)
+    _fill(properties)
     assert properties == before
 
 
 def test_defaults() -> None:
     properties: dict[str, str] = {}
-    _apply(BrokerOptions(), properties)
+    _fill(properties)
     assert properties == {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:9092", "log.dirs": ".tidewal"}
