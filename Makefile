@@ -89,8 +89,8 @@ bench-wal: setup ## the WAL tier, off and on in turn: bytes between brokers, lat
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
 
-chaos: setup ## rounds of faults on real clusters, and long outages of the store: ROUNDS=5 FROM=0; goes on where it stopped
-	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
+chaos: setup ## rounds of faults on real clusters, their links and their store: ROUNDS=5 FROM=0; goes on where it stopped
+	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e tests/links --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
 	  --chaos-journal build/chaos-$$(git rev-parse --short HEAD).txt $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks

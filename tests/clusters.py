@@ -12,6 +12,7 @@ import contextlib
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,12 +22,26 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from protocol.apis import Api
 from tests.clients.blocking import BlockingClient
 from tests.compat.peers import stable_port, unique, until
-from tests.processes import BrokerProcess
+from tests.processes import TIDEWAL, BrokerProcess
 
 QUICK: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "6"}
 """What only spares a test its time."""
 LOOK_S = 2.0
 SETTLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a process listens, where the others find it, and what its command is put behind."""
+
+    listen: str
+    found_at: str
+    within: Sequence[str] = ()
+
+
+def seat_here() -> Seat:
+    address = f"127.0.0.1:{stable_port()}"
+    return Seat(address, address)
 
 
 class ClusterProcesses:
@@ -41,6 +56,7 @@ class ClusterProcesses:
         settings_of: Mapping[int, Mapping[str, str]] | None = None,
         store_of: Mapping[int, str] | None = None,
         arguments_of: Mapping[int, Sequence[str]] | None = None,
+        seats: Mapping[int, Seat] | None = None,
     ) -> None:
         """What ends in `_of` is by node id: the store as one broker reaches it, further options of one."""
         self.folder = folder
@@ -51,7 +67,7 @@ class ClusterProcesses:
         self._settings_of = settings_of or {}
         self._store_of = store_of or {}
         self._arguments_of = arguments_of or {}
-        self._addresses = {node_id: f"127.0.0.1:{stable_port()}" for node_id in self.node_ids}
+        self._seats = seats or {node_id: seat_here() for node_id in self.node_ids}
         self._lives: dict[int, BrokerProcess] = {}
         self._ended: list[BrokerProcess] = []
         self._paused: set[int] = set()
@@ -73,14 +89,14 @@ class ClusterProcesses:
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(self._addresses.values())
+        return ",".join(seat.found_at for seat in self._seats.values())
 
     @property
     def awake(self) -> list[int]:
         return [node_id for node_id in list(self._lives) if node_id not in self._paused]
 
     def address(self, node_id: int) -> str:
-        return self._addresses[node_id]
+        return self._seats[node_id].found_at
 
     def data(self, node_id: int) -> Path:
         return self.folder / str(node_id)
@@ -95,15 +111,20 @@ class ClusterProcesses:
                 self._lives[node_id] = life
 
     def _start(self, node_id: int) -> BrokerProcess:
+        seat = self._seats[node_id]
+        settings = {**self._settings, **self._settings_of.get(node_id, {})}
+        if seat.found_at != seat.listen:
+            settings["advertised.listeners"] = f"PLAINTEXT://{seat.found_at}"
         return BrokerProcess(
             self.data(node_id),
-            listen=self._addresses[node_id],
+            listen=seat.listen,
             arguments=(
                 *("--node-id", str(node_id), "--store", self._store_of.get(node_id, self.store)),
                 *self._arguments_of.get(node_id, ()),
             ),
-            settings={**self._settings, **self._settings_of.get(node_id, {})},
+            settings=settings,
             env=self._env,
+            program=(*seat.within, *TIDEWAL),
         )
 
     def kill(self, *node_ids: int) -> None:

@@ -6,9 +6,6 @@ nothing runs any more, one byte of one replica is altered, and that is what is f
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +18,10 @@ import pytest
 
 from tests.clusters import SETTLE_S, ClusterProcesses
 from tests.compat.peers import until
-from tests.processes import ROOT
+from tests.e2e.proof import check_nothing_is_found, verified
 from tools.verify.manifest.confluent_producer import ManifestProducer
 
 PARTITIONS = 3
-VERIFY_S_MAX = 300.0
 SHORT_S, LONG_S = 12.0, 600.0
 SHORT_TIMES, LONG_TIMES = 2, 5
 """How often it is verified meanwhile."""
@@ -152,29 +148,6 @@ class Chaos:
             case _:
                 with self._cluster.paused(node_id):
                     self._stopping.wait(self._random.uniform(1, 6))
-
-
-def verified(cluster: ClusterProcesses, sent: Path, report: Path) -> dict[str, Any]:
-    directories = [f"--data={cluster.data(node_id)}" for node_id in cluster.node_ids]
-    line = ["verify", f"--store={cluster.store}", *directories, f"--manifest={sent}", f"--json={report}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.cli", *line],
-        cwd=ROOT, capture_output=True, text=True, timeout=VERIFY_S_MAX, check=False,
-    )  # fmt: skip
-    assert report.exists(), done.stderr
-    document: dict[str, Any] = json.loads(report.read_text())
-    assert document["exit_code"] == done.returncode
-    return document
-
-
-def check_nothing_is_found(document: dict[str, Any], told: list[str], *, is_live: bool) -> None:
-    """Of a log that is being written the last batch may be there in part, which is told as a warning."""
-    assert document["unread"] == [], told
-    legal = {"unclean-tail"} if is_live else set()
-    assert [each for each in document["findings"] if each["code"] not in legal] == [], told
-    assert document["exit_code"] == 0
-    assert {each["what"] for each in document["unchecked"]} <= {"bootstrap"}, document["unchecked"]
-    assert document["figures"]["scanned_bytes"] > 0
 
 
 def prove(tmp_path: Path, seconds: float, times: int, seed: int) -> None:

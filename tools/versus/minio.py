@@ -1,7 +1,7 @@
 """A real MinIO in a process of its own, and buckets in it: for measurements and for tests.
 
 Owns the process, its data and its keys. Does not own the executable (`make minio`).
-Invariant: it listens on a port nobody else has, on 127.0.0.1 only, and dies with the one who started it.
+Invariant: it listens on a port nobody else has, on one address only, and dies with the one who started it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from remote.store.sigv4 import Keys, Signer
@@ -24,12 +25,21 @@ READY_S_MAX = 60.0
 
 
 class MinioServer:
-    def __init__(self, executable: Path, data: Path, *, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+    def __init__(
+        self,
+        executable: Path,
+        data: Path,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
+        """`within` is what its command is put behind: that of a network namespace, where `host` is."""
+        self.host, self.port = host, port or free_port()
+        self.endpoint = f"http://{host}:{self.port}"
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.process = subprocess.Popen(
-            [executable, "server", "--quiet", "--address", f"127.0.0.1:{self.port}", data],
+            [*within, executable, "server", "--quiet", "--address", f"{host}:{self.port}", data],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -54,14 +64,14 @@ class MinioServer:
         return {"AWS_ACCESS_KEY_ID": KEYS.access_key, "AWS_SECRET_ACCESS_KEY": KEYS.secret_key}
 
     def url(self, bucket: str, prefix: str = "", *, port: int | None = None) -> str:
-        return f"s3://{bucket}/{prefix}?endpoint=http://127.0.0.1:{port or self.port}&region=us-east-1"
+        return f"s3://{bucket}/{prefix}?endpoint=http://{self.host}:{port or self.port}&region=us-east-1"
 
     def make_bucket(self, name: str) -> None:
         headers = Signer("us-east-1").sign(
             "PUT",
             f"/{name}",
             "",
-            {"host": f"127.0.0.1:{self.port}"},
+            {"host": f"{self.host}:{self.port}"},
             keys=KEYS,
             now_ms=wall_ms(),
         )
