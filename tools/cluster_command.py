@@ -45,7 +45,7 @@ class ClusterOptions:
 
 def run_cluster(options: ClusterOptions) -> None:
     """Run the brokers until a signal, or until none is left; Failure when not all of them ended cleanly."""
-    brokers = [_broker_options(options, number) for number in range(options.brokers)]
+    brokers = [broker_options(options, number) for number in range(options.brokers)]
     # a mistake is named once, not by each broker
     read_config(brokers[0])
     _check_store(brokers[0])
@@ -73,7 +73,8 @@ def stop_on_signals(request_stop: Callable[[], None]) -> None:
             signal.signal(number, stop)
 
 
-def _broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
+def broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
+    """Return what the broker of that number, from 0, is started with."""
     host, _, first_port = check_address(options.listen, "--listen", port_min=0).rpartition(":")
     port = int(first_port) + number if int(first_port) else 0
     if port > 65535:

@@ -17,6 +17,7 @@ import typer
 
 from tools.broker_command import LISTEN, BrokerOptions, run_broker
 from tools.console import Failure, check_address, check_writable, read_pairs, write_json
+from tools.demo import command as demonstration
 from tools.pipelines import commands as pipelines
 from tools.verify import command as verification
 
@@ -696,5 +697,6 @@ def dump_log(
     return dump_log.dump_files(files, wanted=wanted, as_json=as_json)
 
 
+demonstration.register(app)
 pipelines.register(app)
 verification.register(app)

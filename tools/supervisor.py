@@ -1,7 +1,8 @@
 """The broker processes of `tidewal cluster`: started, watched, started again and stopped.
 
-Owns: each process and its ready line, what is said when one ends, when it is started again, and which ones
-did not end cleanly. Does not own: what the brokers of a cluster are (tools.cluster_command).
+Owns: each process, its ready line and where its stderr goes, what is said when one ends, when it is started
+again, and which ones did not end cleanly; a kill that is asked for, and the start after it. Does not own:
+what the brokers of a cluster are (tools.cluster_command).
 Invariant: when the context is left, no process that was started here is left; the end of each one is reported
 in one line, unless it was asked for; nothing here waits without a bound.
 """
@@ -17,8 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import IO, Final, Self
 
 from tidewal import PROGRAM
 from tools.broker_command import BrokerOptions
@@ -56,6 +58,8 @@ def command_line(broker: BrokerOptions) -> list[str]:
     """Spell out the options of a broker for a process of its own."""
     command = [sys.executable, PROGRAM, "broker"]
     named = {"node-id": broker.node_id, "listen": broker.listen, "data": broker.data, "store": broker.store}
+    if broker.admin is not None:
+        named["admin"] = broker.admin
     for name, value in named.items():
         command += [f"--{name}", str(value)]
     for setting in broker.settings:
@@ -71,6 +75,8 @@ class ManagedBroker:
         self.process: subprocess.Popen[bytes] | None = None
         self.is_ready = False
         self.restart_at_s: float | None = None
+        self.is_killed = False
+        """Its end was asked for and is not yet seen."""
         self._started_s = 0.0
         self._failed_starts = 0
         self._unread = b""
@@ -83,7 +89,8 @@ class ManagedBroker:
     def name(self) -> str:
         return f"broker {self.options.node_id}"
 
-    def start(self, now_s: float) -> subprocess.Popen[bytes]:
+    def start(self, now_s: float, stderr: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        """Start its process, whose stderr is this one's unless another is given."""
         self.is_ready, self.restart_at_s = False, None
         self._started_s, self._unread = now_s, b""
         # a signal from the terminal comes to the supervisor alone, which passes it on
@@ -91,6 +98,7 @@ class ManagedBroker:
             command_line(self.options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             start_new_session=True,
         )
         return self.process
@@ -130,12 +138,15 @@ class Supervisor:
         *,
         restarts: bool = False,
         print_line: Callable[[str], None],
+        said_to: Path | None = None,
     ) -> None:
+        """With `said_to` the stderr of each broker is added to a file in that folder."""
         self.unclean: list[str] = []
         """The brokers which ended with an error or by a signal that was not asked for, and how; each once."""
         self.brokers = [ManagedBroker(options) for options in brokers]
         self._restarts = restarts
         self._print_line = print_line
+        self._said_to = said_to
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
 
@@ -157,6 +168,22 @@ class Supervisor:
         """End whatever waits here; safe in a signal handler."""
         self._is_stopping = True
 
+    def kill(self, node_id: int) -> None:
+        """End a broker by SIGKILL while another thread watches; it stays away until `start_again`."""
+        broker = self.broker(node_id)
+        process = broker.process
+        if process is None:
+            raise Failure(f"{broker.name} does not run")
+        broker.is_killed = True
+        process.kill()
+
+    def start_again(self, node_id: int) -> None:
+        """Let `watch` start a broker that was killed, once its process is gone."""
+        self.broker(node_id).restart_at_s = time.monotonic()
+
+    def broker(self, node_id: int) -> ManagedBroker:
+        return next(broker for broker in self.brokers if broker.options.node_id == node_id)
+
     def wait_ready(self) -> bool:
         """Return whether all are ready, False when a stop was asked for first; Failure when one has ended."""
         deadline_s = time.monotonic() + READY_WITHIN_S
@@ -176,14 +203,20 @@ class Supervisor:
                 self._take_end(broker, code)
             now_s = time.monotonic()
             for broker in self.brokers:
-                if broker.restart_at_s is not None and broker.restart_at_s <= now_s and not self._is_stopping:
+                at_s = broker.restart_at_s
+                is_due = at_s is not None and at_s <= now_s and broker.process is None
+                if is_due and not self._is_stopping:
                     self._start_again(broker)
 
     def _has_any(self) -> bool:
         return any(broker.process is not None or broker.restart_at_s is not None for broker in self.brokers)
 
     def _start(self, broker: ManagedBroker) -> None:
-        stdout = broker.start(time.monotonic()).stdout
+        with contextlib.ExitStack() as stack:
+            stderr = None
+            if self._said_to is not None:
+                stderr = stack.enter_context((self._said_to / f"{broker.options.node_id}.txt").open("ab"))
+            stdout = broker.start(time.monotonic(), stderr).stdout
         assert stdout is not None
         self._selector.register(stdout, selectors.EVENT_READ, broker)
 
@@ -224,6 +257,9 @@ class Supervisor:
 
     def _take_end(self, broker: ManagedBroker, code: int) -> None:
         """Report it, and plan what follows. A broker which ends cleanly was asked to, and stays away."""
+        if broker.is_killed:
+            broker.is_killed = False
+            return
         if code:
             self._note_unclean(broker, code)
         follows = self._plan_restart(broker) if code and self._restarts else self._describe_left()
@@ -262,7 +298,7 @@ class Supervisor:
                 killed.append(broker)
             self._release(broker)
             # one that was just starting does not catch the signal yet
-            if code and not (code == -signal.SIGTERM and process in stopped):
+            if code and not broker.is_killed and not (code == -signal.SIGTERM and process in stopped):
                 self._note_unclean(broker, code)
         self._selector.close()
         # only now: stderr may be gone with its terminal, and then the first line of it fails

@@ -35,6 +35,19 @@ async def create(
     configs: Mapping[str, str],
     if_absent: bool,
 ) -> None:
+    row = await asked_for(client, topic, partitions=partitions, replication=replication, configs=configs)
+    if if_absent and row.error_code == ErrorCode.topic_already_exists:
+        emit(f"topic {topic} is there already")
+        return
+    _check(row, f"topic {topic}")
+    made = messages.get(row, "num_partitions", partitions)
+    emit(f"created topic {topic} with {made} partition{'s' if made != 1 else ''}")
+
+
+async def asked_for(
+    client: Client, topic: str, *, partitions: int, replication: int, configs: Mapping[str, str]
+) -> Any:
+    """Ask for a topic; return the row that answers it."""
     answer = await client.request_controller(
         Api.CREATE_TOPICS,
         {
@@ -51,13 +64,7 @@ async def create(
             "validate_only": False,
         },
     )
-    row = answer.topics[0]
-    if if_absent and row.error_code == ErrorCode.topic_already_exists:
-        emit(f"topic {topic} is there already")
-        return
-    _check(row, f"topic {topic}")
-    made = messages.get(row, "num_partitions", partitions)
-    emit(f"created topic {topic} with {made} partition{'s' if made != 1 else ''}")
+    return answer.topics[0]
 
 
 async def delete(client: Client, topics: Sequence[str]) -> None:
@@ -119,7 +126,7 @@ async def alter(
 
 
 async def offsets(client: Client, topics: Sequence[str], *, as_json: bool) -> None:
-    rows = [row for topic in topics for row in await _offset_rows(client, topic)]
+    rows = [row for topic in topics for row in await offset_rows(client, topic)]
     if as_json:
         emit_json(rows)
         return
@@ -240,7 +247,8 @@ async def _grow(client: Client, topic: str, partitions: int) -> None:
     emit(f"topic {topic} has {partitions} partitions")
 
 
-async def _offset_rows(client: Client, topic: str) -> list[dict[str, Any]]:
+async def offset_rows(client: Client, topic: str) -> list[dict[str, Any]]:
+    """Return how far each partition has come, by the columns of `tidewal offsets`."""
     await _metadata_of(client, topic)
     return [await _offset_row(client, topic, partition) for partition in client.known.partitions[topic]]
 

@@ -27,7 +27,7 @@ from tests.compat.test_cluster_clients import RACK_AWARE
 from tests.compat.test_confluent import as_sample, consumer, produce, read_all, take
 from tests.compat.test_java import CONSOLE_CONSUMER
 from tests.compat.test_tier_tools import COMMITTED, log_of_all_kinds
-from tools.versus.scrape import look
+from tools.scrape import look
 
 OBJECT_BYTES = 65_536
 LEADER, FOLLOWER = 1, 2

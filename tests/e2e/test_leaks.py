@@ -17,7 +17,7 @@ from tests.compat.peers import until
 from tests.processes import BrokerProcess
 from tests.soak.figures import scrape
 from tests.soak.visits import VISITS, Topic, Visit, batch_of, fetch_fields, prepare
-from tools.versus.brokers import free_port
+from tools.ports import free_port
 
 AT_ONCE = 20
 TIMES = 20

@@ -25,9 +25,9 @@ from tests.compat.samples import FIRST_MS
 from tests.e2e.stock_load import Worker
 from tests.e2e.storm import StormyStore, Weather
 from tools.console import Failure
+from tools.scrape import Scrape, look
 from tools.versus.brokers import resident_mb
 from tools.versus.minio import MinioServer
-from tools.versus.scrape import Scrape, look
 
 OF_TOPIC = "remote.wal.storage.enable"
 WAL = {OF_TOPIC: "true"}

@@ -25,7 +25,7 @@ from tests.processes import ROOT, BrokerProcess
 from tests.soak.clients import ROLES, make_topics
 from tests.soak.figures import Figures, scrape
 from tools.console import complain, emit
-from tools.versus.brokers import free_port
+from tools.ports import free_port
 
 SETTINGS = {
     "connections.max.idle.ms": "30000",

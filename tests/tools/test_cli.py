@@ -76,9 +76,20 @@ def test_the_help_of_bench_needs_no_client(
 def test_only_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
-    there = ("broker", "cluster", "topics", "offsets", "bench", "dump-log", "store", "verify", "export")
+    there = (
+        "broker",
+        "cluster",
+        "topics",
+        "offsets",
+        "bench",
+        "dump-log",
+        "store",
+        "verify",
+        "export",
+        "demo",
+    )
     assert all(command in text for command in there)
-    assert not any(command in text for command in ("recover", "cost", "demo"))
+    assert not any(command in text for command in ("recover", "cost"))
 
 
 @pytest.mark.parametrize(

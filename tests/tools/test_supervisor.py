@@ -8,12 +8,15 @@ import errno
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.compat.peers import until
 from tools import supervisor
 from tools.broker_command import BrokerOptions
 from tools.cluster_command import stop_on_signals
@@ -192,3 +195,34 @@ def test_a_closed_terminal_ends_it_in_order_unless_under_nohup(is_under_nohup: b
         for number, handler in before.items():
             signal.signal(number, handler)
     assert len(asked) == (2 if is_under_nohup else 3)
+
+
+def test_a_broker_that_is_killed_on_purpose_waits_to_be_started(
+    run_program: Callable[[str], None], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its end is no complaint, its next process comes when it is asked for, its stderr goes to its file."""
+    run_program(f"import signal, sys; print('said', file=sys.stderr, flush=True); {READY}; signal.pause()")
+    options = [BrokerOptions(node_id=7, listen="127.0.0.1:0"), BrokerOptions(node_id=8, listen="127.0.0.1:0")]
+    with Supervisor(options, print_line=lambda line: None, said_to=tmp_path) as supervised:
+        assert supervised.wait_ready()
+        killed = supervised.broker(7)
+        first = killed.process
+        assert first is not None
+        watching = threading.Thread(target=supervised.watch)
+        watching.start()
+        try:
+            supervised.kill(7)
+            until(lambda: killed.process is None, "the end of the first")
+            with pytest.raises(Failure, match="broker 7 does not run"):
+                supervised.kill(7)
+            killed.is_ready = False
+            supervised.start_again(7)
+            until(lambda: killed.is_ready, "the second process")
+            assert killed.process is not None
+            assert killed.process.pid != first.pid
+        finally:
+            supervised.request_stop()
+            watching.join()
+    assert supervised.unclean == []
+    assert capfd.readouterr().err == ""
+    assert (tmp_path / "7.txt").read_text() == "said\nsaid\n"

@@ -14,7 +14,6 @@ import resource
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from tools.console import Failure
+from tools.ports import free_port
 from tools.versus.caller import READY_S_MAX, answers, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -325,14 +325,3 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
-
-
-def free_port() -> int:
-    """Return a port below the ephemeral range: no client's outgoing connection takes it before its broker
-    does."""
-    for _ in range(200):
-        port = 12000 + secrets.randbelow(18000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise Failure("no free port between 12000 and 30000")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from remote.store.sigv4 import Keys, Signer
 from tools.console import Failure
-from tools.versus.brokers import ROOT, free_port
+from tools.ports import free_port
+from tools.versus.brokers import ROOT
 from tools.versus.caller import until, wall_ms
 
 EXECUTABLE = ROOT / ".peers" / "minio" / "minio"

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.console import Failure
-from tools.versus import brokers, scrape
+from tools.ports import free_port
+from tools.scrape import Scrape, look
+from tools.versus import brokers
 from tools.versus.caller import Caller
 from tools.versus.minio import EXECUTABLE, MinioServer
 from tools.versus.nodes import Cluster
 from tools.versus.rows import Figures
-from tools.versus.scrape import Scrape
 from tools.versus.sockets import BetweenBrokers
 from tools.versus.wal_rows import FILE, ON
 
@@ -92,7 +93,7 @@ def running(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_emptied(folder))
         url, environ, store_pid = stack.enter_context(_store(store, folder / "store"))
-        admin_ports = [brokers.free_port() for _ in range(NODES)]
+        admin_ports = [free_port() for _ in range(NODES)]
         cores = os.sched_getaffinity(0)
         nodes = [
             brokers.Tidewal(
@@ -201,9 +202,9 @@ def watch(system: System, seconds: float) -> Seen:
 def _look(system: System) -> tuple[float, Scrape]:
     """Return what they say, the leader first, and when it did."""
     began_s = time.perf_counter()
-    first = scrape.look(system.admin_ports[:1])
+    first = look(system.admin_ports[:1])
     at_s = (began_s + time.perf_counter()) / 2
-    return at_s, first + scrape.look(system.admin_ports[1:])
+    return at_s, first + look(system.admin_ports[1:])
 
 
 TOPIC_METRICS = "kafka_server_brokertopicmetrics"

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from protocol import messages, wire
 from protocol.apis import Api
 from tools.console import Failure
-from tools.versus import scrape, sockets, wal, wal_clients, wal_rows, wal_system
+from tools.scrape import Histogram, Scrape, look
+from tools.versus import sockets, wal, wal_clients, wal_rows, wal_system
 from tools.versus.caller import PRODUCE_VERSION
 from tools.versus.load import Load
-from tools.versus.scrape import Histogram, Scrape
 from tools.versus.wal_clients import WalSpec
 from tools.versus.wal_rows import FILE, MINIO, OFF, ON, Goal, Runs
 
@@ -316,4 +316,4 @@ def test_a_page_that_does_not_answer_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(Failure, match=f"no metrics at port {port}"):
-        scrape.look([port])
+        look([port])
