@@ -1,7 +1,7 @@
 """The entry point of `tidewal`: which command, and how every command ends.
 
-Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`,
-plainly spelt, gets by without loading them.
+Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`
+and `tidewal health`, plainly spelt, get by without loading them.
 Invariant: bad input ends with one clear line on stderr and a non-zero exit code, never with a trace.
 """
 
@@ -34,12 +34,7 @@ def run(arguments: list[str]) -> int:
         # a file name or a record may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = read_plainly(arguments[1:]) if arguments[:1] == ["broker"] else None
-        code = 0
-        if options is not None:
-            run_broker(options)
-        else:
-            code = _run_any(arguments)
+        code = 0 if _run_plainly(arguments) else _run_any(arguments)
         sys.stdout.flush()
     except Failure as failure:
         complain(f"tidewal: {failure}")
@@ -59,6 +54,24 @@ def run(arguments: list[str]) -> int:
 def _drop_output() -> None:
     """Discard what is still buffered: the interpreter would complain about it at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run_plainly(arguments: list[str]) -> bool:
+    """Run a command that needs no typer; False when this is none, or not spelt out."""
+    match arguments[:1]:
+        case ["broker"]:
+            broker = read_plainly(arguments[1:])
+            if broker is not None:
+                run_broker(broker)
+                return True
+        case ["health"]:
+            from tools import health
+
+            options = health.read_plainly(arguments[1:])
+            if options is not None:
+                health.run_health(options)
+                return True
+    return False
 
 
 def _run_any(arguments: list[str]) -> int:

@@ -200,6 +200,28 @@ def cluster(
     )
 
 
+@app.command()
+def health(
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Ask the broker that listens here.", show_default=False),
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ask the admin page here.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the answer may take.")
+    ] = 5.0,
+) -> None:
+    """Ask whether a broker answers and is ready; the exit code is 1 when not.
+
+    Without an address it is that of `tidewal broker --from-env` in the same environment.
+    """
+    from tools.health import HealthOptions, run_health
+
+    run_health(HealthOptions(bootstrap=bootstrap, admin=admin, timeout_s=timeout))
+
+
 # --- topics and offsets ---
 
 

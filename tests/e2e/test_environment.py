@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,41 @@ def test_a_broker_starts_by_variables_alone(start_broker: StartBroker, tmp_path:
     assert line.endswith("controller.quorum.voters, CLUSTER_ID, KAFKA_OPTS")
     assert broker.process.stdout is not None
     assert b"Transitioning from RECOVERY to RUNNING" in broker.process.stdout.read()
+
+
+def health(*arguments: str, **environ: str) -> tuple[int, str]:
+    """Run the check in a process of its own, without the variables of this one."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("TIDEWAL_", "KAFKA_"))}
+    ended = subprocess.run(
+        [*TIDEWAL, "health", *arguments],
+        env=kept | environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert len((ended.stdout + ended.stderr).splitlines()) == 1, ended.stderr
+    return ended.returncode, (ended.stdout or ended.stderr).strip()
+
+
+def test_the_health_check_finds_the_broker_and_its_end(start_broker: StartBroker) -> None:
+    port, admin = stable_port(), f"127.0.0.1:{stable_port()}"
+    variables = {
+        "KAFKA_LISTENERS": f"PLAINTEXT://:{port}",
+        "KAFKA_ADVERTISED_LISTENERS": "PLAINTEXT://kafka:1",
+    }
+    broker = start_broker(listen=None, arguments=["--from-env", "--admin", admin], env=variables)
+    assert health(**variables) == (0, f"127.0.0.1:{port} is ready")
+    assert health(**variables, TIDEWAL_ADMIN=admin) == (0, f"{admin} is ready")
+    assert health("--bootstrap", f"localhost:{port}") == (0, f"localhost:{port} is ready")
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        assert health("--timeout", "0.5", **variables)[0] == 1
+        assert health("--timeout", "0.5", **variables, TIDEWAL_ADMIN=admin)[0] == 1
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    assert broker.terminate() == 0
+    assert health(**variables) == (1, f"tidewal: 127.0.0.1:{port}: Connection refused")
 
 
 def test_three_brokers_without_a_store_are_refused(tmp_path: Path) -> None:

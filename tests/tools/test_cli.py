@@ -18,6 +18,7 @@ COMMANDS = (
     (),
     ("broker",),
     ("cluster",),
+    ("health",),
     ("topics",),
     ("topics", "create"),
     ("topics", "delete"),
