@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal soak chaos kafka minio spark verify conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal bench-verify soak chaos kafka minio spark verify conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-tier: setup ## the cold tier on a local store, on MinIO (make minio) and b
 
 bench-wal: setup ## the WAL tier, off and on in turn: bytes between brokers, latency, CPU; ARGS="--store minio --rows e2e,cpu --pairs 3"
 	@$(BIN)/python -m tools.versus.wal $(ARGS)
+
+bench-verify: setup ## a proof from the bytes, by processes and by Spark (make spark), beside bare reading; ARGS="--rows large,minio --scale 0.1"
+	@$(COMPILED_ONCE) $(BIN)/python -m tools.versus.verify $(ARGS)
 
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
