@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal bench-verify soak chaos kafka minio spark verify conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal bench-verify soak chaos kafka minio spark verify lock conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,15 @@ soak: setup ## half an hour of mixed load on one broker, and what grew: make soa
 chaos: setup ## rounds of faults on real clusters, their links and their store: ROUNDS=5 FROM=0; goes on where it stopped
 	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e tests/links --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \
 	  --chaos-journal build/chaos-$$(git rev-parse --short HEAD).txt $(ARGS)
+
+# uv, as what it writes has the hashes of every file of a version, so that one list is good for all processors.
+LOCK := --python-version 3.11 --python-platform linux --generate-hashes --upgrade --quiet --custom-compile-command 'make lock'
+
+lock: setup ## what the images install, at its newest, into requirements.lock and requirements-spark.lock, by hash
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --group image --extra bench $(LOCK) --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --group image --extra bench --extra spark $(LOCK) --constraint requirements.lock \
+	  --constraint <(echo "pyspark==$(SPARK_VERSION)") --output-file requirements-spark.lock
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

@@ -39,7 +39,7 @@ topics_app = typer.Typer(help="Create, delete, list, describe and alter topics."
 bench_app = typer.Typer(
     help="Measure any Kafka-compatible broker with confluent-kafka.", no_args_is_help=True
 )
-store_app = typer.Typer(help="Look at an object store.", no_args_is_help=True)
+store_app = typer.Typer(help="Create and look at an object store.", no_args_is_help=True)
 app.add_typer(topics_app, name="topics")
 app.add_typer(bench_app, name="bench")
 tier_app = typer.Typer(help="Look at what of a topic is in the cold tier.", no_args_is_help=True)
@@ -663,18 +663,30 @@ def _measure(
 # --- store ---
 
 
+StoreUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="file:///DIR or s3://BUCKET/PREFIX?endpoint=URL&region=NAME, as for tidewal broker --store.",
+        show_default=False,
+    ),
+]
+
+
+@store_app.command("create")
+def store_create(url: StoreUrl) -> None:
+    """Create the bucket of a store, if it is not there.
+
+    A new bucket is private and has the server's defaults; what it shall have beyond that is set with its own
+    tools. A directory needs no creation: the first broker makes it.
+    """
+    from tools import store_create
+
+    store_create.run(url)
+
+
 @store_app.command("probe")
-def store_probe(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="file:///DIR or s3://BUCKET/PREFIX?endpoint=URL&region=NAME, as for tidewal broker --store.",
-            show_default=False,
-        ),
-    ],
-    json_file: JsonFile = None,
-) -> None:
+def store_probe(url: StoreUrl, json_file: JsonFile = None) -> None:
     """Find out whether a store may hold a cluster, and how fast it is.
 
     Two connections race for keys by conditional puts, then every other promise is tried. What is written

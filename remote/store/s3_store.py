@@ -79,6 +79,10 @@ _ONCE_IF_ABSENT: Final = {"if-none-match": "*"}
 _WITH_CHECKSUM: Final = {"x-amz-checksum-mode": "ENABLED"}
 _CHECKSUM: Final = "x-amz-checksum-crc32c"
 _CHECKSUM_ALGORITHM: Final = {"x-amz-checksum-algorithm": "CRC32C"}
+_IN_REGION: Final = (
+    '<CreateBucketConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    "<LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>"
+)
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _THROTTLES: Final = frozenset(
     {"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "RequestLimitExceeded"}
@@ -312,6 +316,16 @@ class S3Store:
 
     def local_path(self, key: str) -> str | None:
         return None
+
+    async def create_bucket(self) -> None:
+        """Create the bucket; one that is there already, and is ours, is left as it is."""
+        operation, region, body = Operation.PUT, self.location.region, b""
+        if region != "us-east-1":  # which S3 takes to be meant where nothing is said, and refuses by name
+            body = _IN_REGION.format(escape(region)).encode()
+        headers = {"content-length": str(len(body))}
+        answer = await self._send(operation, "PUT", self._bucket_path, headers=headers, data=body)
+        if not answer.is_good and _problem(answer).code != "BucketAlreadyOwnedByYou":
+            raise self._refusal(operation, answer)
 
     async def close(self) -> None:
         self._is_closed = True

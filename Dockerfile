@@ -1,0 +1,62 @@
+# The images of Tidewal. From the top of the tree:
+#
+#   docker build -t tidewal .                          a broker, and all commands that need no extra but bench
+#   docker build -t tidewal-spark --target spark .     the same with Java, Spark and the extras for proofs
+#
+# CONTAINERS.md says how to run them. What is installed is in requirements*.lock, by version and hash (make lock).
+# What builds stays in its stages: an image gets /opt/tidewal alone, without pip, compiled, as nobody may write
+# there later, and without the times of files, so that what is built twice is equal.
+FROM python:3.11-slim AS base
+ENV PATH=/opt/tidewal/bin:$PATH
+
+FROM base AS packages
+RUN python -m venv /opt/tidewal
+COPY requirements.lock ./
+RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements.lock
+
+FROM packages AS packages-spark
+COPY requirements-spark.lock ./
+RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements-spark.lock
+
+FROM packages AS wheel
+WORKDIR /src
+COPY pyproject.toml setup.py README.md LICENSE pyspark_tidewal.py ./
+COPY tidewal tidewal
+COPY protocol protocol
+COPY storage storage
+COPY remote remote
+COPY broker broker
+COPY tools tools
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
+
+FROM packages AS build
+COPY --from=wheel /wheel /wheel
+COPY tools/images/finish /
+RUN /finish
+
+FROM packages-spark AS build-spark
+COPY --from=wheel /wheel /wheel
+COPY tools/images/finish /
+RUN /finish
+
+FROM base AS running
+RUN useradd --uid 1000 --create-home --home-dir /var/lib/tidewal --shell /usr/sbin/nologin tidewal
+USER 1000
+WORKDIR /var/lib/tidewal
+ENTRYPOINT ["tidewal"]
+
+FROM running AS spark
+USER root
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends default-jre-headless \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=build-spark /opt/tidewal /opt/tidewal
+USER 1000
+WORKDIR /tmp
+CMD ["verify", "--help"]
+
+FROM running AS broker
+COPY --from=build /opt/tidewal /opt/tidewal
+VOLUME /var/lib/tidewal
+EXPOSE 9092 9644
+CMD ["broker", "--listen", "0.0.0.0:9092", "--data", "/var/lib/tidewal", "--admin", "0.0.0.0:9644"]
