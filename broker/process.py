@@ -50,9 +50,11 @@ def run(
     admin: str | None,
     print_ready: Callable[[str], None],
     ignored: Sequence[str] = (),
+    end: int | None = None,
 ) -> None:
-    """Run one broker on the real world until a signal, whose clean stop ends the process. StartupError says
-    in one line what prevented the start. `ignored` was given besides the settings and means nothing."""
+    """Run one broker on the real world until a signal, or until there is no more to read from the descriptor
+    `end`; then a clean stop ends the process. StartupError says in one line what prevented the start.
+    `ignored` was given besides the settings and means nothing."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -70,7 +72,7 @@ def run(
         raise StartupError(f"{error.filename}: {error.strerror}") from error
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(_serve(config, world, admin_address, store, print_ready))
+            runner.run(_serve(config, world, admin_address, store, print_ready, end))
         except LogDirError as error:
             raise StartupError(str(error)) from error
 
@@ -81,6 +83,7 @@ async def _serve(
     admin: tuple[str, int] | None,
     store: str,
     print_ready: Callable[[str], None],
+    end: int | None,
 ) -> None:
     broker = Broker(config, world, admin=admin)
     broker.warms_codecs = True
@@ -88,6 +91,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         # signal.signal would raise inside a transport's callback, where uvloop swallows it
         loop.add_signal_handler(number, broker.request_stop)
+    if end is not None:
+        loop.add_reader(end, _stop_at, end, broker.request_stop)
     loop.set_default_executor(ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk"))
     try:
         if await broker.start():
@@ -107,6 +112,18 @@ async def _serve(
         if world.wal_store is not None:
             await world.wal_store.close()
         await world.store.close()
+
+
+def _stop_at(end: int, request_stop: Callable[[], None]) -> None:
+    """Discard what came from `end`, and stop once nothing can come any more."""
+    try:
+        is_open = bool(os.read(end, 4096))
+    except OSError:
+        is_open = False
+    if not is_open:
+        asyncio.get_running_loop().remove_reader(end)
+        logger.info("standard input has ended, so the broker stops")
+        request_stop()
 
 
 def real_world(config: BrokerConfig, store_url: str | None) -> World:

@@ -10,6 +10,7 @@ Invariant: `read_plainly` takes no command line that typer would refuse or read 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ READY_AS_KAFKA = (
     "[KafkaServer id={node}] started, Transitioning from RECOVERY to RUNNING"
 )
 """Testcontainers and scripts written for Kafka's images take a broker for ready by one of these."""
+EXIT_WITH_STDIN = "--exit-with-stdin"
+STDIN = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class BrokerOptions:
     admin: str | None = None
     from_env: bool = False
     settings: list[str] = field(default_factory=list)
+    exit_with_stdin: bool = False
 
 
 def read_plainly(arguments: list[str]) -> BrokerOptions | None:
@@ -50,6 +54,9 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
     for argument in rest:
         if argument == "--from-env":
             options.from_env = True
+            continue
+        if argument == EXIT_WITH_STDIN:
+            options.exit_with_stdin = True
             continue
         name, equals, value = argument.partition("=")
         if not equals:
@@ -77,9 +84,10 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 
 
 def run_broker(options: BrokerOptions) -> None:
-    """Run the broker until a signal."""
+    """Run the broker until a signal, or until the end of standard input."""
     environment = from_environment(os.environ) if options.from_env else None
     config = read_config(options, environment)
+    end = check_end(options.exit_with_stdin)
     from broker import process
     from broker.config.values import ConfigError
     from broker.control.directories import StartupError
@@ -99,6 +107,7 @@ def run_broker(options: BrokerOptions) -> None:
             options.admin,
             announce,
             ignored=() if environment is None else environment.ignored,
+            end=end,
         )
     except (ConfigError, StartupError) as error:
         raise Failure(str(error)) from None
@@ -129,6 +138,20 @@ def settled(options: BrokerOptions, environment: Environment) -> BrokerOptions:
         store=options.store or said.get("store"),
         admin=options.admin or said.get("admin"),
     )
+
+
+def check_end(exit_with_stdin: bool) -> int | None:
+    """Return the descriptor whose end is the end of the process; Failure when it is none that lasts."""
+    if not exit_with_stdin:
+        return None
+    try:
+        mode = os.fstat(STDIN).st_mode
+    except OSError:
+        mode = 0
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(STDIN)):
+        why = "standard input is no pipe; whatever starts this keeps one open for as long as it is to run"
+        raise Failure(f"{EXIT_WITH_STDIN}: {why}", exit_code=2)
+    return STDIN
 
 
 def read_config(options: BrokerOptions, environment: Environment | None = None) -> BrokerConfig:

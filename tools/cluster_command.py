@@ -18,7 +18,7 @@ from pathlib import Path
 
 from remote.store.location import BadStoreUrl, parse_store_url
 from storage.files import DiskFiles
-from tools.broker_command import BrokerOptions, print_ready, read_config
+from tools.broker_command import BrokerOptions, check_end, print_ready, read_config
 from tools.console import Failure, check_address, read_pairs
 from tools.supervisor import Supervisor, check_clean
 
@@ -41,15 +41,18 @@ class ClusterOptions:
     store: str | None = None
     restart: bool = False
     settings: list[str] = field(default_factory=list)
+    exit_with_stdin: bool = False
 
 
 def run_cluster(options: ClusterOptions) -> None:
-    """Run the brokers until a signal, or until none is left; Failure when not all of them ended cleanly."""
+    """Run the brokers until a signal or the end of standard input, if that was asked for, or until none is
+    left; Failure when not all of them ended cleanly."""
     brokers = [broker_options(options, number) for number in range(options.brokers)]
     # a mistake is named once, not by each broker
     read_config(brokers[0])
     _check_store(brokers[0])
-    supervisor = Supervisor(brokers, restarts=options.restart, print_line=print_ready)
+    end = check_end(options.exit_with_stdin)
+    supervisor = Supervisor(brokers, restarts=options.restart, print_line=print_ready, end=end)
     stop_on_signals(supervisor.request_stop)
     with _locked(options.data):
         _check_ports(brokers)
@@ -92,6 +95,7 @@ def broker_options(options: ClusterOptions, number: int) -> BrokerOptions:
         data=data / str(node_id),
         store=options.store or f"file://{data}/store",
         settings=[f"{name}={value}" for name, value in settings.items()],
+        exit_with_stdin=options.exit_with_stdin,
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.broker_command import LISTEN, BrokerOptions, run_broker
+from tools.broker_command import EXIT_WITH_STDIN, LISTEN, BrokerOptions, run_broker
 from tools.console import Failure, check_address, check_writable, read_pairs, write_json
 from tools.demo import command as demonstration
 from tools.pipelines import commands as pipelines
@@ -124,6 +124,13 @@ def broker(
             help="Read TIDEWAL_* and KAFKA_* variables too, as containers of Kafka do.",
         ),
     ] = False,
+    exit_with_stdin: Annotated[
+        bool,
+        typer.Option(
+            EXIT_WITH_STDIN,
+            help="Also stop when standard input ends, as it does when the program that started this is gone.",
+        ),
+    ] = False,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -143,6 +150,7 @@ def broker(
             admin=admin,
             from_env=from_env,
             settings=settings or [],
+            exit_with_stdin=exit_with_stdin,
         )
     )
 
@@ -178,6 +186,13 @@ def cluster(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start a broker again that was killed or ended with an error.")
     ] = False,
+    exit_with_stdin: Annotated[
+        bool,
+        typer.Option(
+            EXIT_WITH_STDIN,
+            help="Also stop when standard input ends, as it does when the program that started this is gone.",
+        ),
+    ] = False,
 ) -> None:
     """Run several brokers of one cluster on this machine until SIGTERM or SIGINT.
 
@@ -196,6 +211,7 @@ def cluster(
             store=store,
             restart=restart,
             settings=settings or [],
+            exit_with_stdin=exit_with_stdin,
         )
     )
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from tidewal import PROGRAM
-from tools.broker_command import BrokerOptions
+from tools.broker_command import EXIT_WITH_STDIN, BrokerOptions
 from tools.console import Failure, complain
 
 STOP_WITHIN_S: Final = 30.0
@@ -64,6 +64,8 @@ def command_line(broker: BrokerOptions) -> list[str]:
         command += [f"--{name}", str(value)]
     for setting in broker.settings:
         command += ["--set", setting]
+    if broker.exit_with_stdin:
+        command.append(EXIT_WITH_STDIN)
     return command
 
 
@@ -96,7 +98,8 @@ class ManagedBroker:
         # a signal from the terminal comes to the supervisor alone, which passes it on
         self.process = subprocess.Popen(
             command_line(self.options),
-            stdin=subprocess.DEVNULL,
+            # a pipe ends with this process, however it does
+            stdin=subprocess.PIPE if self.options.exit_with_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
@@ -139,8 +142,10 @@ class Supervisor:
         restarts: bool = False,
         print_line: Callable[[str], None],
         said_to: Path | None = None,
+        end: int | None = None,
     ) -> None:
-        """With `said_to` the stderr of each broker is added to a file in that folder."""
+        """With `said_to` the stderr of each broker is added to a file in that folder. `end` is a descriptor:
+        when nothing can come from it any more, it is as if a stop was asked for."""
         self.unclean: list[str] = []
         """The brokers which ended with an error or by a signal that was not asked for, and how; each once."""
         self.brokers = [ManagedBroker(options) for options in brokers]
@@ -149,6 +154,8 @@ class Supervisor:
         self._said_to = said_to
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
+        if end is not None:
+            self._selector.register(end, selectors.EVENT_READ)
 
     def __enter__(self) -> Self:
         try:
@@ -231,8 +238,13 @@ class Supervisor:
     def _look(self) -> list[tuple[ManagedBroker, int]]:
         """Print the lines that came within a moment; return the brokers which have ended, and their codes."""
         for key, _ in self._selector.select(LOOK_EVERY_S):
-            broker: ManagedBroker = key.data
+            broker: ManagedBroker | None = key.data
             chunk = os.read(key.fd, 4096)
+            if broker is None:
+                if not chunk:
+                    self._selector.unregister(key.fileobj)
+                    self.request_stop()
+                continue
             for line in broker.read_lines(chunk):
                 self._print_line(line)
             if not chunk and broker.process is not None:
@@ -253,6 +265,8 @@ class Supervisor:
         if stdout in self._selector.get_map():
             self._selector.unregister(stdout)
         stdout.close()
+        if broker.process.stdin is not None:
+            broker.process.stdin.close()
         broker.process = None
 
     def _take_end(self, broker: ManagedBroker, code: int) -> None:

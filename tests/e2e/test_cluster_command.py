@@ -37,6 +37,7 @@ class ClusterCommand:
         program: Sequence[str] = TIDEWAL,
         cwd: Path = ROOT,
         env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self._started_s = time.monotonic()
         self._stderr = stderr
@@ -44,7 +45,7 @@ class ClusterCommand:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [*program, "cluster", "--data", str(data), *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,
             cwd=cwd,
@@ -108,6 +109,8 @@ class ClusterCommand:
             self.process.wait(timeout=STOP_S_MAX)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 def children_of(pid: int) -> list[str]:
@@ -352,3 +355,43 @@ def test_a_mistake_is_one_line(start: Start, arguments: list[str], says: str) ->
     assert command.ended() in (1, 2)
     (line,) = command.stderr
     assert says in line
+
+
+def test_with_the_pipe_it_reads_it_ends_and_with_it_its_brokers(tmp_path: Path) -> None:
+    """The first end is that of whatever started it; the second is its own, too sudden to stop anything."""
+    for end in ("pipe", "kill"):
+        with (tmp_path / "stderr").open("w+b") as stderr:
+            cluster = ClusterCommand(
+                tmp_path / "data",
+                stderr,
+                *("--brokers", "2", "--listen", "127.0.0.1:0", "--exit-with-stdin"),
+                stdin=subprocess.PIPE,
+            )
+            try:
+                cluster.wait_ready()
+                assert cluster.process.stdin is not None
+                if end == "pipe":
+                    cluster.process.stdin.close()
+                    assert cluster.ended() == 0
+                else:
+                    cluster.process.kill()
+                    left = cluster.children
+                    until(lambda left=left: not any(map(is_running, left)), "their end")  # type: ignore[misc]
+            finally:
+                cluster.close()
+
+
+@pytest.mark.parametrize("command", ["broker", "cluster"])
+def test_what_has_no_pipe_to_read_does_not_start(command: str) -> None:
+    done = subprocess.run(
+        [*TIDEWAL, command, "--exit-with-stdin"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=READY_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tidewal: --exit-with-stdin: standard input is no pipe")
+    assert done.stderr.count("\n") == 1

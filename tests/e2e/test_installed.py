@@ -65,7 +65,11 @@ def run(project: Path, *command: str | Path) -> str:
 def test_a_wheel_takes_no_name_that_others_use(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0].removesuffix(".py") for name in archive.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"tidewal", "pyspark_tidewal"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "tidewal",
+        "pyspark_tidewal",
+        "pytest_tidewal",
+    }
 
 
 def test_a_program_of_the_user_finds_its_own_packages(bin_folder: Path, project: Path) -> None:
@@ -95,6 +99,14 @@ def test_commands_run_in_a_folder_with_packages_of_the_same_names(bin_folder: Pa
         assert broker.terminate() == 0
     told = run(project, tidewal, "verify", "--engine", "local", "--data", data)
     assert "40,000" in told, told
+
+
+def test_the_fixtures_are_there_for_tests_of_the_user(bin_folder: Path, project: Path) -> None:
+    (project / "test_theirs.py").write_text(
+        "def test_it(tidewal_broker, tidewal_topic):\n    assert tidewal_broker.logs()\n"
+    )
+    told = run(project, bin_folder / "python", "-m", "pytest", "-q", "-p", "no:asyncio", "test_theirs.py")
+    assert "1 passed" in told
 
 
 def test_brokers_of_a_cluster_are_processes_of_the_same_installation(

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tools import cli, commands
-from tools.broker_command import BrokerOptions, _apply, _fill, read_config, read_plainly
+from tools.broker_command import EXIT_WITH_STDIN, BrokerOptions, _apply, _fill, read_config, read_plainly
 
 VALUES = ("1", "x", "127.0.0.1:0", "key=value", "", "-1", "--data", "-", "٣", "a b")
 NAMES = ("--config", "--node-id", "--listen", "--data", "--store", "--admin", "--set")
-OTHERS = ("--from-env", "--help", "-h", "--", "--lis", "--unknown", "word", "-x")
+OTHERS = ("--from-env", "--exit-with-stdin", "--help", "-h", "--", "--lis", "--unknown", "word", "-x")
 arguments = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)),
@@ -28,8 +28,9 @@ arguments = st.lists(
 def test_every_option_of_the_help_is_read() -> None:
     command = typer.main.get_command(commands.app).commands["broker"]  # type: ignore[attr-defined]
     named = {name for option in command.params for name in option.opts} - {"--help", "-h"}
-    assert named == {*NAMES, "--from-env"}
+    assert named == {*NAMES, "--from-env", EXIT_WITH_STDIN}
     assert read_plainly(["--from-env"]) == BrokerOptions(from_env=True)
+    assert read_plainly([EXIT_WITH_STDIN]) == BrokerOptions(exit_with_stdin=True)
     for name in NAMES:
         assert read_plainly([name, "1"]) is not None
         assert read_plainly([f"{name}=1"]) is not None
