@@ -505,6 +505,7 @@ def _intervals(config: BrokerConfig) -> Intervals:
         recovery_points_ms=config.log_flush_offset_checkpoint_interval_ms,
         log_starts_ms=config.log_flush_start_offset_checkpoint_interval_ms,
         high_watermarks_ms=config.replica_high_watermark_checkpoint_interval_ms,
+        initial_delay_ms=config.log_initial_task_delay_ms,
     )
 
 

@@ -94,6 +94,7 @@ class BrokerConfig(Levels):
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_single_replica: bool
     log_flush_start_offset_checkpoint_interval_ms: int
+    log_initial_task_delay_ms: int
     log_retention_check_interval_ms: int
     max_connection_creation_rate: int
     max_connections: int

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from broker.config.groups import group_values
 from broker.config.levels import ALIKE_MAX, Levels
-from broker.config.tables import BROKER, CHAIN_OF, GROUP, THROTTLED_RATES, TOPIC, Definition, base_name
+from broker.config.tables import (
+    BROKER,
+    CHAIN_OF,
+    GROUP,
+    HIDDEN_BROKER,
+    THROTTLED_RATES,
+    TOPIC,
+    Definition,
+    base_name,
+)
 from broker.config.topics import topic_values
 from broker.config.values import ConfigType, format_value
 
@@ -55,7 +64,8 @@ def describe_broker(config: Levels) -> list[ConfigRow]:
 @lru_cache(maxsize=1)
 def _broker_rows(config: Levels) -> tuple[ConfigRow, ...]:
     given = {*config.static, *config.dynamic_default, *config.dynamic_broker}
-    return tuple(_broker_row(config, name) for name in sorted(BROKER.keys() - THROTTLED_RATES | given))
+    names = (BROKER.keys() - THROTTLED_RATES | given) - HIDDEN_BROKER
+    return tuple(_broker_row(config, name) for name in sorted(names))
 
 
 def describe_broker_defaults(config: Levels) -> list[ConfigRow]:

@@ -134,6 +134,10 @@ _WAL_TOPIC_DOC = (
 _INTERNAL_SEGMENT_DOC = "segment.bytes without its lower bound; for tests."
 THROTTLED_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 """Kafka describes these where they were set, and never their default."""
+INITIAL_TASK_DELAY = "log.initial.task.delay.ms"
+HIDDEN_BROKER = frozenset({INITIAL_TASK_DELAY})
+"""Kafka knows these and describes them nowhere."""
+_INITIAL_TASK_DELAY_DOC = "How long after its start a broker first looks what retention lets go; for tests."
 
 
 def _copy_lags(*, of_topic: bool) -> Iterator[Definition]:
@@ -171,6 +175,15 @@ _OWN_BROKER = (
         synonyms=(),
         check=BROKER_CHECKS["log.dir.min.free.bytes"],
         documentation=_MIN_FREE_DOC,
+    ),
+    Definition(
+        name=INITIAL_TASK_DELAY,
+        kind=ConfigType.LONG,
+        default="30000",
+        read_only=True,
+        synonyms=(),
+        check=at_least(0),
+        documentation=_INITIAL_TASK_DELAY_DOC,
     ),
     *_copy_lags(of_topic=False),
     *(

@@ -28,7 +28,8 @@ from tools.supervisor import Supervisor
 NODES: Final = 3
 LOOK_EVERY_S: Final = 0.05
 SETTINGS: Final = (
-    # Kafka looks every 5 minutes whether a local copy may go, and every 30 s what can be copied
+    # Kafka looks every 5 minutes whether a local copy may go, first after 30 s, and every 30 s what to copy
+    "log.initial.task.delay.ms=500",
     "log.retention.check.interval.ms=500",
     "remote.log.manager.task.interval.ms=500",
     # 50 by default, each with a log on every broker: more than six partitions need

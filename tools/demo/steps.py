@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_records
+from tidewal import PROGRAM
 from tools import topics
 from tools.client import Client, RequestFailed
 from tools.console import Failure
@@ -277,7 +278,7 @@ class Demo:
         if missing := missing_for_verify():
             raise LeftOut(f"it needs {missing}: pip install 'tidewal[verify]'")
         report = self._brokers.folder / "verify.json"
-        command = [*(sys.executable, "-m", "tools.cli", "verify"), "--store", f"file://{self._brokers.store}"]
+        command = [sys.executable, PROGRAM, "verify", "--store", f"file://{self._brokers.store}"]
         for node_id in self._brokers.node_ids:
             command += ["--data", str(self._brokers.data(node_id))]
         command += ["--manifest", str(self._brokers.folder / SENT), "--json", str(report)]

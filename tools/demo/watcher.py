@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from protocol.apis import Api
 from protocol.errors import KafkaError
 from protocol.ids import encode_id
 from tools import topics
@@ -92,12 +93,25 @@ class Watcher:
 
 
 async def is_whole(client: Client, nodes: int) -> bool:
-    """Return whether every partition of every topic has a leader and all replicas in sync."""
+    """Return whether every broker says of every partition that it is led and all its replicas are in sync."""
     try:
-        answer = await client.refresh()
+        await client.refresh([])
+        if len(client.known.nodes) != nodes:
+            return False
+        for node in client.known.nodes:
+            answer = await client.request(
+                Api.METADATA,
+                {
+                    "topics": None,
+                    "allow_auto_topic_creation": False,
+                    "include_cluster_authorized_operations": False,
+                    "include_topic_authorized_operations": False,
+                },
+                node=node,
+            )
+            rows = [row for topic in answer.topics for row in topic.partitions]
+            if any(row.leader_id < 0 or {*row.isr_nodes} != {*row.replica_nodes} for row in rows):
+                return False
     except (KafkaError, RequestFailed):
         return False
-    rows = [row for topic in answer.topics for row in topic.partitions]
-    return len(answer.brokers) == nodes and all(
-        row.leader_id >= 0 and {*row.isr_nodes} == {*row.replica_nodes} for row in rows
-    )
+    return True

@@ -67,6 +67,12 @@ def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
     }
 
 
+def test_what_kafka_hides_counts_and_is_not_described() -> None:
+    config = from_properties({"log.initial.task.delay.ms": "7"})
+    assert config.log_initial_task_delay_ms == 7
+    assert "log.initial.task.delay.ms" not in {row.name for row in describe_broker(config)}
+
+
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_a_throttled_rate_is_described_where_it_was_set(role: str) -> None:
     name = f"{role}.replication.throttled.rate"
