@@ -21,8 +21,8 @@ from broker.net.server import NetworkServer
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 
-SEEDS = 60
-SEEDS_PER_TEST = 20
+SEEDS = 20
+SEEDS_PER_TEST = 10
 LINGER_MAX_S = 0.02
 LINGER_LONG_S = 1.0
 LINGER_LONG_CHANCE = 0.1

@@ -27,8 +27,8 @@ def rows_of(rows: Iterable[Row], then: BaseException | None = None) -> Generator
 
 
 def test_a_seed_does_the_same_in_any_process() -> None:
-    rows = sorted(run_in_processes(range(4, 9), 1, jobs=2), key=lambda row: row.seed)
-    assert [row.line for row in rows] == [simulate(seed, brokers=1).line() for seed in range(4, 9)]
+    rows = sorted(run_in_processes(range(4, 7), 1, jobs=2), key=lambda row: row.seed)
+    assert [row.line for row in rows] == [simulate(seed, brokers=1).line() for seed in range(4, 7)]
     assert all(row.cpu_s > 0 and row.operations > 0 for row in rows)
 
 

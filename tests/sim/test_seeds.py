@@ -1,5 +1,6 @@
 """Whole runs: seeds of one broker, and of clusters of one to five, each the same wherever it runs. That a
-planted bug does not get through is shown in test_sim.py, and for clusters by the named scenarios."""
+planted bug does not get through is shown in test_sim.py, and for clusters by the named scenarios. Many more
+seeds are `make sim`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from tests.sim.scenario import simulate
 
 ONE, AS_THE_SEED_SAYS = 1, None
-SEEDS = {ONE: (100, 20), AS_THE_SEED_SAYS: (60, 5)}  # how many, and how many of them are one test
+SEEDS = {ONE: (40, 20), AS_THE_SEED_SAYS: (24, 6)}  # how many, and how many of them are one test
 CHUNKS = [
     pytest.param(brokers, range(first, first + at_once), id=f"{brokers or 'any'}-{first}")
     for brokers, (count, at_once) in SEEDS.items()
@@ -30,31 +31,28 @@ def test_seeds(brokers: int | None, seeds: range) -> None:
         assert outcome.passed, f"{outcome.line()}\nreplay: {replay}"
 
 
-@pytest.mark.parametrize(("brokers", "seed"), [(1, 1), (1, 18), (1, 43), (1, 157), (3, 2), (3, 13)])
+@pytest.mark.parametrize(("brokers", "seed"), [(1, 18), (1, 157), (3, 13)])
 def test_the_same_seed_gives_the_same_trace(brokers: int, seed: int) -> None:
     first, second = simulate(seed, brokers=brokers), simulate(seed, brokers=brokers)
     assert first.trace == second.trace
     assert first.history == second.history
 
 
-def test_different_seeds_give_different_traces() -> None:
-    assert len({simulate(seed).trace for seed in range(5)}) == 5
-
-
-@pytest.mark.parametrize(("brokers", "seeds"), [(1, tuple(range(16))), (3, (1, 9))])
+@pytest.mark.parametrize(("brokers", "seeds"), [(1, tuple(range(8))), (3, (9,))])
 def test_the_trace_does_not_depend_on_the_hash_seed(brokers: int, seeds: tuple[int, ...]) -> None:
+    """Two processes: this one's hashes are random, unless it was told otherwise."""
     program = (
         "from tests.sim.scenario import simulate\n"
         f"for seed in {seeds}: print(simulate(seed, brokers={brokers}).trace)"
     )
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(traces) == 1
+    told = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    there = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": told, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    here = [str(simulate(seed, brokers=brokers).trace) for seed in seeds]
+    assert there == here
+    assert len(set(here)) == len(seeds), "another seed is another run"

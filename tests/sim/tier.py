@@ -11,6 +11,7 @@ import posixpath
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -51,7 +52,12 @@ class Copy:
     @property
     def keys(self) -> tuple[str, ...]:
         """Of its data, then of its index."""
-        return tuple(tier_key(self.topic_id, self.index, self.base, self.id, part) for part in SegmentPart)
+        return _keys_of(self.topic_id, self.index, self.base, self.id)
+
+
+@lru_cache(maxsize=4096)
+def _keys_of(topic_id: UUID, index: int, base: int, copy_id: UUID) -> tuple[str, ...]:
+    return tuple(tier_key(topic_id, index, base, copy_id, part) for part in SegmentPart)
 
 
 @dataclass(slots=True)
@@ -286,7 +292,8 @@ class Objects:
         mine: dict[int, list[Stored]] = {}
         for copy in found:
             is_whole = copy.state == SegmentState.COPY_FINISHED.name
-            if is_whole and (copy.topic_id, copy.index) == partition:
+            is_near = copy.base < end and start <= copy.end
+            if is_whole and is_near and (copy.topic_id, copy.index) == partition:
                 for stored in self.batches(copy.keys[0], objects):
                     first, last = max(start, stored.batch.base_offset), min(end, stored.batch.next_offset)
                     for offset in range(first, last):
