@@ -1,7 +1,8 @@
 """The entry point of `tidewal`: which command, and how every command ends.
 
 Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`
-and `tidewal health`, plainly spelt, get by without loading them.
+and `tidewal health`, plainly spelt, get by without loading them, and `tidewal kafka-script` takes the
+options of Kafka's scripts.
 Invariant: bad input ends with one clear line on stderr and a non-zero exit code, never with a trace.
 """
 
@@ -71,6 +72,11 @@ def _run_plainly(arguments: list[str]) -> bool:
             if options is not None:
                 health.run_health(options)
                 return True
+        case ["kafka-script"]:
+            from tools.kafka_scripts.command import run_script
+
+            run_script(arguments[1:])
+            return True
     return False
 
 

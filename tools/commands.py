@@ -6,8 +6,7 @@ Invariant: what a command prints on its way is its answer; what is wrong with it
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tools.asking import ask
 from tools.broker_command import EXIT_WITH_STDIN, LISTEN, BrokerOptions, run_broker
 from tools.console import Failure, check_address, check_writable, read_pairs, write_json
 from tools.demo import command as demonstration
@@ -23,7 +23,6 @@ from tools.verify import command as verification
 
 if TYPE_CHECKING:
     from tools.bench import Load
-    from tools.client import Client
 
 INT16_MAX, INT32_MAX = 2**15 - 1, 2**31 - 1
 
@@ -273,7 +272,7 @@ def topics_create(
     from tools import topics
 
     configs = read_pairs(config or [], "--config")
-    _ask(
+    ask(
         bootstrap,
         timeout,
         lambda client: topics.create(
@@ -296,7 +295,7 @@ def topics_delete(
     """Delete topics with all their records."""
     from tools import topics
 
-    _ask(bootstrap, timeout, lambda client: topics.delete(client, topic))
+    ask(bootstrap, timeout, lambda client: topics.delete(client, topic))
 
 
 @topics_app.command("list")
@@ -309,7 +308,7 @@ def topics_list(
     """List topics."""
     from tools import topics
 
-    _ask(bootstrap, timeout, lambda client: topics.list_topics(client, internal=internal, as_json=as_json))
+    ask(bootstrap, timeout, lambda client: topics.list_topics(client, internal=internal, as_json=as_json))
 
 
 @topics_app.command("describe")
@@ -325,7 +324,7 @@ def topics_describe(
     """Show leaders, replicas and the topic's own configurations."""
     from tools import topics
 
-    _ask(bootstrap, timeout, lambda client: topics.describe(client, topic or [], as_json=as_json))
+    ask(bootstrap, timeout, lambda client: topics.describe(client, topic or [], as_json=as_json))
 
 
 @topics_app.command("alter")
@@ -351,7 +350,7 @@ def topics_alter(
     from tools import topics
 
     configs = read_pairs(config or [], "--config")
-    _ask(
+    ask(
         bootstrap,
         timeout,
         lambda client: topics.alter(
@@ -374,7 +373,7 @@ def offsets(
     """
     from tools import topics
 
-    _ask(bootstrap, timeout, lambda client: topics.offsets(client, topic, as_json=as_json))
+    ask(bootstrap, timeout, lambda client: topics.offsets(client, topic, as_json=as_json))
 
 
 # --- tier ---
@@ -405,13 +404,13 @@ def tier_list(
     from tools.tier import listing
 
     if watch:
-        _ask(
+        ask(
             bootstrap,
             timeout,
             lambda client: listing.watch(client, topic, every_s=every, times=times, as_json=as_json),
         )
     else:
-        _ask(bootstrap, timeout, lambda client: listing.list_copies(client, topic, as_json=as_json))
+        ask(bootstrap, timeout, lambda client: listing.list_copies(client, topic, as_json=as_json))
 
 
 @tier_app.command("check")
@@ -439,7 +438,7 @@ def tier_check(
     """
     from tools.tier import check
 
-    _ask(
+    ask(
         bootstrap,
         timeout,
         lambda client: check.run(client, topic or [], store, is_deep=deep, as_json=as_json),
@@ -465,37 +464,7 @@ def tier_wal(
     """
     from tools.tier import wal
 
-    _ask(bootstrap, timeout, lambda client: wal.run(client, store, as_json=as_json), exit_code=2)
-
-
-def _ask(
-    bootstrap: str,
-    timeout_s: float,
-    work: Callable[[Client], Awaitable[None]],
-    *,
-    exit_code: int = 1,
-) -> None:
-    """Do the work with a client of these brokers; `exit_code` is for a request that fails."""
-    from protocol.errors import KafkaError
-    from tools.client import Address, Client, RequestFailed
-
-    try:
-        addresses = [Address.parse(text) for text in bootstrap.split(",")]
-    except ValueError as error:
-        raise Failure(f"--bootstrap: {error}", exit_code=2) from None
-
-    async def asked() -> None:
-        async with Client(addresses, deadline_s=timeout_s) as client:
-            await work(client)
-
-    try:
-        asyncio.run(asked())
-    except RequestFailed as error:
-        raise Failure(str(error), exit_code=exit_code) from None
-    except KafkaError as error:
-        reason = error.code.name.upper()
-        text = f"{error.message} ({reason})" if error.message else reason
-        raise Failure(text, exit_code=exit_code) from None
+    ask(bootstrap, timeout, lambda client: wal.run(client, store, as_json=as_json), exit_code=2)
 
 
 # --- bench ---

@@ -39,7 +39,7 @@ async def create(
     if if_absent and row.error_code == ErrorCode.topic_already_exists:
         emit(f"topic {topic} is there already")
         return
-    _check(row, f"topic {topic}")
+    check_row(row, f"topic {topic}")
     made = messages.get(row, "num_partitions", partitions)
     emit(f"created topic {topic} with {made} partition{'s' if made != 1 else ''}")
 
@@ -69,12 +69,16 @@ async def asked_for(
 
 async def delete(client: Client, topics: Sequence[str]) -> None:
     for topic in topics:
-        answer = await client.request_controller(
-            Api.DELETE_TOPICS,
-            {"topics": [{"name": topic, "topic_id": None}], "topic_names": [topic], "timeout": TIMEOUT_MS},
-        )
-        _check(answer.responses[0], f"topic {topic}")
+        await delete_topic(client, topic)
         emit(f"deleted topic {topic}")
+
+
+async def delete_topic(client: Client, topic: str) -> None:
+    answer = await client.request_controller(
+        Api.DELETE_TOPICS,
+        {"topics": [{"name": topic, "topic_id": None}], "topic_names": [topic], "timeout": TIMEOUT_MS},
+    )
+    check_row(answer.responses[0], f"topic {topic}")
 
 
 async def list_topics(client: Client, *, internal: bool, as_json: bool) -> None:
@@ -96,7 +100,7 @@ async def list_topics(client: Client, *, internal: bool, as_json: bool) -> None:
 
 
 async def describe(client: Client, topics: Sequence[str], *, as_json: bool) -> None:
-    described = [await _description(client, topic) for topic in topics or await _all_topics(client)]
+    described = [await description(client, topic) for topic in topics or await _all_topics(client)]
     if as_json:
         emit_json(described)
         return
@@ -122,7 +126,8 @@ async def alter(
     if configs or remove:
         await _alter_configs(client, topic, configs, remove)
     if partitions is not None:
-        await _grow(client, topic, partitions)
+        await grow(client, topic, partitions)
+        emit(f"topic {topic} has {partitions} partitions")
 
 
 async def offsets(client: Client, topics: Sequence[str], *, as_json: bool) -> None:
@@ -155,7 +160,8 @@ async def _all_topics(client: Client) -> list[str]:
     return sorted(topic.name for topic in answer.topics if not topic.is_internal)
 
 
-async def _description(client: Client, topic: str) -> dict[str, Any]:
+async def description(client: Client, topic: str) -> dict[str, Any]:
+    """Return a topic's id, own configurations and partitions."""
     found = await _metadata_of(client, topic)
     topic_id = messages.get(found, "topic_id", None)
     return {
@@ -211,7 +217,7 @@ async def _described(client: Client, topic: str, names: list[str] | None) -> Any
         },
     )
     row = answer.results[0]
-    _check(row, f"topic {topic}")
+    check_row(row, f"topic {topic}")
     return row.configs
 
 
@@ -227,14 +233,15 @@ async def _alter_configs(
             "validate_only": False,
         },
     )
-    _check(answer.responses[0], f"topic {topic}")
+    check_row(answer.responses[0], f"topic {topic}")
     for name, value in configs.items():
         emit(f"set {name}={value} on topic {topic}")
     for name in remove:
         emit(f"removed {name} from topic {topic}")
 
 
-async def _grow(client: Client, topic: str, partitions: int) -> None:
+async def grow(client: Client, topic: str, partitions: int) -> None:
+    """Add partitions to a topic, up to so many."""
     answer = await client.request_controller(
         Api.CREATE_PARTITIONS,
         {
@@ -243,8 +250,7 @@ async def _grow(client: Client, topic: str, partitions: int) -> None:
             "validate_only": False,
         },
     )
-    _check(answer.results[0], f"topic {topic}")
-    emit(f"topic {topic} has {partitions} partitions")
+    check_row(answer.results[0], f"topic {topic}")
 
 
 async def offset_rows(client: Client, topic: str) -> list[dict[str, Any]]:
@@ -323,6 +329,7 @@ async def _log_end(client: Client, topic: str, partition: int) -> int | None:
     return None if row.end_offset < 0 else row.end_offset
 
 
-def _check(row: Any, what: str) -> None:
+def check_row(row: Any, what: str) -> None:
+    """KafkaError, in the broker's words, for a row with an error."""
     if row.error_code != ErrorCode.none:
         raise KafkaError(row.error_code, messages.get(row, "error_message", None) or what)
