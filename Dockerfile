@@ -20,7 +20,7 @@ RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requi
 
 FROM packages AS wheel
 WORKDIR /src
-COPY pyproject.toml setup.py README.md LICENSE pyspark_tidewal.py ./
+COPY pyproject.toml setup.py README.md LICENSE *_tidewal.py ./
 COPY tidewal tidewal
 COPY protocol protocol
 COPY storage storage

@@ -22,22 +22,24 @@ def names(requirements: list[str]) -> set[str]:
 
 def imported() -> set[str]:
     found: set[str] = set()
+    modules = list(ROOT.glob("*_tidewal.py"))
     for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    found.add(node.module)
+        modules += (ROOT / package).rglob("*.py")
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
     roots = {name.partition(".")[0] for name in found}
-    return roots - set(sys.stdlib_module_names) - set(PACKAGES) - {"tests"}
+    return roots - set(sys.stdlib_module_names) - set(PACKAGES) - {"tests", "pytest"}
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     needed = {THROUGH_ANOTHER.get(name, name) for name in imported()}
     extras = PROJECT["optional-dependencies"]
     declared = names(PROJECT["dependencies"]).union(
-        *(names(extras[extra]) for extra in ("bench", "verify", "parquet", "spark"))
+        *(names(extras[extra]) for extra in ("bench", "verify", "parquet", "spark", "testcontainers"))
     )
     assert needed == declared - {"tidewal"}, "an extra may take in others"
 

@@ -69,6 +69,7 @@ def test_a_wheel_takes_no_name_that_others_use(wheel: Path) -> None:
         "tidewal",
         "pyspark_tidewal",
         "pytest_tidewal",
+        "testcontainers_tidewal",
     }
 
 
