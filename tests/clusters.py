@@ -9,6 +9,7 @@ Invariant: an address and a data directory belong to one node id for good; every
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,10 @@ QUICK: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0", "offsets.to
 """What only spares a test its time."""
 LOOK_S = 2.0
 SETTLE_S = 60.0
+SAID_MAX = 20_000
+"""How much of what a broker said a test that fails shows."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,13 @@ class ClusterProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = {life.data.name: life.stderr for life in (*self._ended, *self._lives.values())}
+        said: dict[str, str] = {}
+        for life in (*self._ended, *self._lives.values()):
+            said[life.data.name] = said.get(life.data.name, "") + life.stderr
         for life in (*self._ended, *self._lives.values()):
             life.close()
+        for name, text in said.items():
+            logger.warning("what broker %s said:\n%s", name, text[-SAID_MAX:])
         failed = {name: text[-5000:] for name, text in said.items() if "Traceback" in text}
         assert not failed or error is not None, failed
 

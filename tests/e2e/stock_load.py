@@ -7,6 +7,7 @@ that goes back behind what it committed. Does not own the faults.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Event, Thread
@@ -62,6 +63,19 @@ class Worker:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    partition: int
+    began_s: float
+    length_s: float
+
+
+def longest_silence(partition: int, acked_s: Sequence[float], since_s: float) -> Silence:
+    seen = [since_s, *(at_s for at_s in acked_s if at_s >= since_s)]
+    length_s, began_s = max(((later - at_s, at_s) for at_s, later in pairwise(seen)), default=(0.0, since_s))
+    return Silence(partition, began_s, length_s)
+
+
 class IdempotentLoad(Worker):
     """One producer that numbers what it sends to each partition. With acks=all it is idempotent."""
 
@@ -107,13 +121,15 @@ class IdempotentLoad(Worker):
         self.check_alive()
         return min(self.acked)
 
+    def silences(self, since_s: float) -> list[Silence]:
+        """The longest time that the acknowledgements of each partition stood still, from then on."""
+        return [
+            longest_silence(partition, acked_s, since_s) for partition, acked_s in enumerate(self._acked_s)
+        ]
+
     def silence_s(self, since_s: float) -> float:
         """How long the acknowledgements of any one partition stood still, at most, from then on."""
-        longest = 0.0
-        for acked_s in self._acked_s:
-            seen = [since_s, *(at_s for at_s in acked_s if at_s >= since_s)]
-            longest = max([longest, *(later - at_s for at_s, later in pairwise(seen))])
-        return longest
+        return max(silence.length_s for silence in self.silences(since_s))
 
     def check(self, partition: int, batches: bytes) -> None:
         """After the load: everything that was sent is in the partition, once and in order."""

@@ -19,7 +19,7 @@ import pytest
 from tests.compat.peers import until
 from tests.e2e.storm import Weather, hangs, is_slow, loses_replies, refuses, trickles
 from tests.e2e.test_cluster_faults import Work, work
-from tests.e2e.wal import DIRECT_IN, HYDRATED, SHRINKS, WAL, Bulk, WalCluster
+from tests.e2e.wal import DIRECT_IN, HYDRATED, SHRINKS, WAL, Bulk, Leadership, WalCluster
 from tools.versus.minio import MinioServer
 
 pytestmark = pytest.mark.minio
@@ -48,18 +48,29 @@ def make_wal(minio_server: MinioServer, bucket: str, tmp_path: Path) -> Iterator
 def endure(wal: WalCluster, load: Work, kind: Weather, least_s: float, **where: Any) -> None:
     """Clients go on in that weather for so long; afterwards all is as it was."""
     began_s, name = time.monotonic(), kind.__name__
-    load.told.append(name)
-    with wal.weather(kind, **where):
-        load.go_on()
-        until(lambda: time.monotonic() >= began_s + least_s, "the weather to be over", timeout_s=least_s + 5)
-        load.go_on()
-        assert wal.cluster.are_running()
-        assert wal.cluster.is_whole(load.topic)
-        assert wal.cluster.is_whole(load.raw_topic)
-    back_s = wal.wait_on_pointers(load.topic, load.raw_topic)
-    silence_s = load.stock.silence_s(began_s)
-    load.told[-1] = f"{name}: acknowledgements stood still for {silence_s:.1f} s, back after {back_s:.1f} s"
-    print(load.told[-1])  # noqa: T201
+    load.told.append(f"{name} from {time.strftime('%H:%M:%S')} on")
+    with Leadership(wal.cluster, load.topic) as leaders:
+        try:
+            with wal.weather(kind, **where):
+                load.go_on()
+                until(
+                    lambda: time.monotonic() >= began_s + least_s,
+                    "the weather to be over",
+                    timeout_s=least_s + 5,
+                )
+                load.go_on()
+                assert wal.cluster.are_running()
+                assert wal.cluster.is_whole(load.topic)
+                assert wal.cluster.is_whole(load.raw_topic)
+            load.told[-1] += f", back after {wal.wait_on_pointers(load.topic, load.raw_topic):.1f} s"
+        finally:
+            for each in load.stock.silences(began_s):
+                led = leaders.during(each.partition, each.began_s, each.began_s + each.length_s)
+                load.told[-1] += (
+                    f"\n  partition {each.partition}: acknowledgements stood still for {each.length_s:.1f} s,"
+                    f" {each.began_s - began_s:.1f} s after it began ({led})"
+                )
+            print(load.told[-1])  # noqa: T201
 
 
 def shrinks(wal: WalCluster) -> float:

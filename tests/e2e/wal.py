@@ -171,6 +171,29 @@ class WalCluster:
         assert max(grown.values()) <= HEADROOM_MB, grown
 
 
+class Leadership(Worker):
+    """Who led each partition of a topic and who was in sync, from when on."""
+
+    def __init__(self, cluster: ClusterProcesses, topic: str) -> None:
+        super().__init__(f"leaders of {topic}")
+        self.topic = topic
+        self._cluster = cluster
+        self._seen: list[tuple[float, list[str]]] = []
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            rows = self._cluster.partitions(self.topic)
+            told = [f"{row.leader_id} leads {sorted(row.isr_nodes)}" for row in rows]
+            if told and (not self._seen or self._seen[-1][1] != told):
+                self._seen.append((time.monotonic(), told))
+
+    def during(self, partition: int, began_s: float, ended_s: float) -> str:
+        before = [told for at_s, told in self._seen if at_s <= began_s]
+        amid = [told for at_s, told in self._seen if began_s < at_s <= ended_s]
+        rows = [told[partition] for told in (*before[-1:], *amid)]
+        return ", then ".join(row for at, row in enumerate(rows) if at == 0 or rows[at - 1] != row)
+
+
 class Bulk(Worker):
     """Batches at a fixed rate, so that much waits for a store that is away."""
 
