@@ -11,12 +11,13 @@ ENV PATH=/opt/tidewal/bin:$PATH
 
 FROM base AS packages
 RUN python -m venv /opt/tidewal
+COPY tools/images/compile /
 COPY requirements.lock ./
-RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements.lock
+RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements.lock && /compile
 
 FROM packages AS packages-spark
 COPY requirements-spark.lock ./
-RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements-spark.lock
+RUN pip install --no-cache-dir --no-compile --require-hashes --requirement requirements-spark.lock && /compile
 
 FROM packages AS wheel
 WORKDIR /src
@@ -31,16 +32,17 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM packages AS build
 COPY --from=wheel /wheel /wheel
-COPY tools/images/finish /
-RUN /finish
+RUN pip install --no-cache-dir --no-compile --no-deps /wheel/*.whl && /compile tidewal \
+ && pip uninstall --yes --quiet setuptools pip
 
 FROM packages-spark AS build-spark
 COPY --from=wheel /wheel /wheel
-COPY tools/images/finish /
-RUN /finish
+RUN pip install --no-cache-dir --no-compile --no-deps /wheel/*.whl && /compile tidewal \
+ && pip uninstall --yes --quiet setuptools pip
 
 FROM base AS running
-RUN useradd --uid 1000 --create-home --home-dir /var/lib/tidewal --shell /usr/sbin/nologin tidewal
+RUN useradd --uid 1000 --no-create-home --home-dir /var/lib/tidewal --shell /usr/sbin/nologin tidewal \
+ && install --directory --owner tidewal --group tidewal /var/lib/tidewal
 USER 1000
 WORKDIR /var/lib/tidewal
 ENTRYPOINT ["tidewal"]
@@ -57,6 +59,9 @@ CMD ["verify", "--help"]
 
 FROM running AS broker
 COPY --from=build /opt/tidewal /opt/tidewal
+COPY tools/images/server.properties /etc/tidewal/
+ENV TIDEWAL_CONFIG=/etc/tidewal/server.properties TIDEWAL_ADMIN=0.0.0.0:9644
 VOLUME /var/lib/tidewal
 EXPOSE 9092 9644
-CMD ["broker", "--listen", "0.0.0.0:9092", "--data", "/var/lib/tidewal", "--admin", "0.0.0.0:9644"]
+HEALTHCHECK --interval=5s --timeout=6s --start-period=60s CMD ["tidewal", "health"]
+CMD ["broker", "--from-env"]

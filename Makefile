@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal bench-verify soak chaos kafka minio spark verify lock conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-tier bench-wal bench-verify soak chaos compose-test kafka minio spark verify lock conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ lock: setup ## what the images install, at its newest, into requirements.lock an
 	$(BIN)/uv pip compile pyproject.toml --group image --extra bench $(LOCK) --output-file requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --group image --extra bench --extra spark $(LOCK) --constraint requirements.lock \
 	  --constraint <(echo "pyspark==$(SPARK_VERSION)") --output-file requirements-spark.lock
+
+compose-test: setup ## the compose file for real: clients, faults, nothing lost; Docker, or TIDEWAL_CONTAINERS=SCRIPT that starts an engine
+	@$(BIN)/python -m tests.compose.run $(ARGS)
 
 conformance: setup ## write CONFORMANCE.md anew from the tests' requirement marks
 	@$(BIN)/python -m tools.conformance --write

@@ -1,0 +1,1 @@
+"""The compose file, run for real: `make compose-test`."""
