@@ -39,6 +39,7 @@ class Ledger:
                 "acks": "all",
                 "linger.ms": 2,
                 "delivery.timeout.ms": DELIVERY_MS_MAX,
+                "log_level": 0,  # brokers that are away are what is tried here
             }
         )
         self._thread = threading.Thread(target=self._write, name="ledger")
@@ -59,9 +60,14 @@ class Ledger:
 
         until(is_reached, f"{records} more acknowledged records in every partition", timeout_s)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Write no more, and do not wait for answers."""
         self._ends.set()
         self._thread.join()
+
+    def close(self) -> None:
+        """Write no more; Failure if an answer stays away or is a refusal."""
+        self.stop()
         left = self._producer.flush(DELIVERY_MS_MAX / 1000)
         if left or self.refused:
             raise Failure(
@@ -94,7 +100,7 @@ class Ledger:
 def read_all(bootstrap: str, topic: str, partitions: int) -> list[list[bytes]]:
     """Return the values of each partition from its start to its end."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "read-back", "enable.auto.commit": False}
+        {"bootstrap.servers": bootstrap, "group.id": "read-back", "enable.auto.commit": False, "log_level": 0}
     )
     try:
         ends = {

@@ -76,9 +76,13 @@ print(count, digest.hexdigest())
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    begun_s = time.perf_counter()
-    yield
-    emit(f"{time.perf_counter() - begun_s:6.1f} s  {what}")
+    begun_s, ending = time.perf_counter(), ": FAILED"
+    try:
+        yield
+        ending = ""
+    finally:
+        emit(f"{time.perf_counter() - begun_s:6.1f} s  {what}{ending}")
+        sys.stdout.flush()
 
 
 class Trial:
@@ -100,8 +104,9 @@ class Trial:
         try:
             ledger.wait_progress(50)
             self._faults(ledger, outage_s)
-        finally:
             ledger.close()
+        finally:
+            ledger.stop()
         with step(f"{ledger.acked_count} acknowledged records read back from outside, once and in order"):
             self._read_back(ledger)
         with step(
