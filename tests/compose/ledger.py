@@ -20,6 +20,9 @@ from tools.versus.caller import until
 PAUSE_S = 0.01
 """Between two records of one partition: a hundred a second each."""
 DELIVERY_MS_MAX = 120_000
+REQUEST_MS_MAX = 10_000
+"""A broker that hangs keeps its connections; this client asks another one only when a request has timed out,
+which takes a minute unless it is told otherwise."""
 READ_S_MAX = 60.0
 
 
@@ -39,6 +42,8 @@ class Ledger:
                 "acks": "all",
                 "linger.ms": 2,
                 "delivery.timeout.ms": DELIVERY_MS_MAX,
+                "request.timeout.ms": REQUEST_MS_MAX,
+                "socket.timeout.ms": REQUEST_MS_MAX,
                 "log_level": 0,  # brokers that are away are what is tried here
             }
         )
