@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.compose.engine import Engine
 from tools.console import Failure
-from tools.versus.brokers import free_port
+from tools.ports import free_port
 from tools.versus.caller import until
 
 BROKERS = ("broker-1", "broker-2", "broker-3")
