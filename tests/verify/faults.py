@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tests.verify.cold import COPY_FINISHED
 from tests.verify.histories import History
 from tests.verify.kafka_bytes import Batch
+from tests.verify.manifests import BUCKET
 from tests.verify.stores import Made, make, write
 from tests.verify.world import World
 
@@ -78,6 +79,15 @@ class Plan:
     @property
     def files(self) -> dict[str, bytes]:
         return self.made.world.files
+
+    @property
+    def taken(self) -> AbstractSet[Any]:
+        return self._taken
+
+    @property
+    def claims(self) -> list[tuple[tuple[str, int], int, int]]:
+        """The offsets of each partition that faults have touched."""
+        return [(which, *each) for which, ranges in self._ranges.items() for each in ranges]
 
     def is_free(self, *things: Any) -> bool:
         return not any(each in self._taken for each in things)
@@ -182,14 +192,30 @@ def plant(seed: int, now_ms: int, *, only: AbstractSet[str] = frozenset(), count
         if stage and not is_written:
             write(plan.made)
             is_written = True
+        before = set(plan.claims)
         if len(plan.planted) < wanted and (planted := fault(plan)) is not None:
             plan.planted.append(replace(planted, name=fault.__name__))
+            if not fault.__name__.startswith("manifest_"):
+                planted.shadows.extend(noted_too(plan, set(plan.claims) - before))
     if not is_written:
         write(plan.made)
     for each in plan.planted:
         if each.late is not None:
             each.expected += each.late()
     return plan
+
+
+def noted_too(plan: Plan, touched: AbstractSet[tuple[tuple[str, int], int, int]]) -> list[Expected]:
+    """What producers may have noted of offsets that a fault of the log touches."""
+    manifest, found = plan.made.manifest, []
+    codes = "manifest-loss", "manifest-altered", "manifest-torn-batch", "manifest-duplicate"
+    for history in manifest.noted:
+        for which, first, end in touched:
+            if which == history.id:
+                found.append(about(history, *codes, within=(first, end)))
+                if manifest.is_summed(history):
+                    found.append(about(history, *codes, first=0, end=BUCKET))
+    return found
 
 
 def compare(planted: list[Planted], findings: list[Any]) -> list[str]:

@@ -234,6 +234,7 @@ def offset_back(plan: Plan) -> Planted | None:
             [at_batch(plan, spot, "offset-back")],
             [
                 about(replica.history, *MISSING_REST, "overlap", within=(at, batch.end)),
+                about(replica.history, "manifest-altered", "manifest-loss", within=(at, batch.end)),
                 beside(plan, spot, *DERIVED),
             ],
         )

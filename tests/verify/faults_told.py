@@ -183,7 +183,10 @@ def cold_aborted_section_lies(plan: Plan) -> Planted | None:
             begins_inside = int.from_bytes(data[10:18], "big") >= copy.segment.base
             copy.sections[3] = data[34:] if begins_inside and plan.rng.random() < 0.5 else other
             rewrite_index(plan, copy)
-            found = of_copy(copy, "idx", "cold-section-differs", "aborted-index-differs")
+            codes = ("cold-section-differs", "aborted-index-differs")
+            if not copy.sections[3]:
+                codes += ("cold-metadata-differs",)  # the record of the copy says that there are some
+            found = of_copy(copy, "idx", *codes)
             told = Expected(("cold-metadata-differs",), copy.history.topic.short_id, beside=copy.key)
             return Planted("", [found], [told])
     return None

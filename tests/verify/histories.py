@@ -278,10 +278,17 @@ def compact(rng: Random, history: History, up_to: int, now_ms: int) -> None:
     of a producer may be an empty batch. Aborted data goes, its marker may stay."""
     aborted = history.state_at(history.end).aborted
     kept: list[Batch] = []
+    gone = {
+        batch.base
+        for batch in history.written
+        if batch.is_transactional and batch.marker is None
+        for each in aborted
+        if each.producer_id == batch.producer_id and each.first <= batch.base <= each.last
+    }
     newest = {
         each.key: (batch.base, each.delta)
         for batch in history.written
-        if batch.marker is None
+        if batch.marker is None and batch.base not in gone
         for each in batch.records
     }
     newest_of = {
@@ -300,13 +307,10 @@ def compact(rng: Random, history: History, up_to: int, now_ms: int) -> None:
                 )
                 kept.append(rng.choice([batch, replace(marker, data=encode_horizon(marker))]))
             continue
-        gone = any(
-            each.producer_id == batch.producer_id and each.first <= batch.base <= each.last
-            for each in aborted
-            if batch.is_transactional
-        )
         records = tuple(
-            each for each in batch.records if not gone and newest.get(each.key) == (batch.base, each.delta)
+            each
+            for each in batch.records
+            if batch.base not in gone and newest.get(each.key) == (batch.base, each.delta)
         )
         if len(records) == len(batch.records):
             kept.append(batch)

@@ -16,6 +16,7 @@ from tests.verify.cluster import Cluster, Topic
 from tests.verify.cold import COPY_FINISHED, ColdTier
 from tests.verify.histories import Author, History, compact
 from tests.verify.kafka_bytes import Rec
+from tests.verify.manifests import Manifest
 from tests.verify.wal import WalTier
 from tests.verify.world import World
 
@@ -39,6 +40,7 @@ class Made:
     world: World
     cold: ColdTier
     wal: WalTier
+    manifest: Manifest
     more_told: list[tuple[str, int, bytes, bytes | None]] = field(default_factory=list)
     """Topic, partition, key and value of records that brokers do not write: for faults."""
 
@@ -61,7 +63,7 @@ def make(seed: int, now_ms: int) -> Made:
     cluster.be_quiet(rng.randint(4, 7))
     world = World(seed, rng, now_ms, cluster)
     world.make_directories()
-    made = Made(world, ColdTier(world), WalTier(world))
+    made = Made(world, ColdTier(world), WalTier(world), Manifest(world, Random(seed * 11 + 3)))
     bases: dict[tuple[str, int], list[int]] = {}
     for topic in world.topics():
         if topic.name.startswith("__"):
@@ -73,6 +75,8 @@ def make(seed: int, now_ms: int) -> Made:
     _store_wal(made)
     for history in world.histories:
         world.place_history(history, bases[history.id])
+    if made.manifest.rng.random() < 0.6:
+        made.manifest.note_all(world.histories)
     return made
 
 
@@ -106,6 +110,7 @@ def write(made: Made) -> World:
             world.histories.append(history)
             world.place_history(history, _bases(world.rng, history))
     world.write_replicas()
+    made.manifest.write()
     return world
 
 

@@ -15,7 +15,7 @@ from tests import format_page
 from tests.verify import deck, faults
 from tests.verify import kafka_bytes as kafka
 from tests.verify.page import FORMAT, encode
-from tests.verify.stores import NOW_MS, build
+from tests.verify.stores import NOW_MS, build, make
 from tests.verify.world import STORE, World
 
 FOLDER = Path(__file__).parent
@@ -62,6 +62,19 @@ def test_every_object_is_read_by_the_tables_of_the_page(seed: int, monkeypatch: 
     world = build(seed, NOW_MS)
     for key, data in whole_objects(world).items():
         FORMAT.read(FORMAT.kind_of(key).layout, data)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_file_of_a_manifest_is_read_by_the_tables_of_the_page(seed: int) -> None:
+    layouts = {1: "manifest topics", 2: "manifest rows", 3: "manifest digests", 4: "manifest end"}
+    made = make(seed, NOW_MS)
+    for notes in made.manifest.notes:
+        head, *blocks = notes.pieces()
+        assert FORMAT.read("manifest head", head)["head_size"] == len(head)
+        for number, each in enumerate(blocks):
+            told = FORMAT.read("manifest block head", each[:28])
+            assert (told["number"], told["size"]) == (number, len(each) - 28)
+            FORMAT.read(layouts[told["kind"]], each[28:])
 
 
 @pytest.mark.parametrize("data", [b"", b"123456789", bytes(range(256))])

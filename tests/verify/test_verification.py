@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.verify import deck
+from tests.verify.faults import plant
 from tests.verify.run import check_clean, check_damaged
+from tests.verify.stores import NOW_MS
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -47,6 +50,16 @@ def test_a_fault_of_a_section_is_named(name: str, tmp_path: Path) -> None:
         if planted > 5:
             return
     assert planted
+
+
+@pytest.mark.parametrize("name", [name for name in deck.NAMES if name.startswith("manifest_")])
+def test_a_fault_of_a_manifest_is_named(name: str, tmp_path: Path) -> None:
+    for seed in range(300):
+        if plant(seed, NOW_MS, only={name}, count=1).planted:
+            wrong, _ = check_damaged(seed, tmp_path / "made", {name}, count=1)
+            assert wrong == [], seed
+            return
+    pytest.fail("it is never planted")
 
 
 HOSTILE = """

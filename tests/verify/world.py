@@ -19,7 +19,7 @@ from tests.verify.cluster import Cluster, Topic, random_uuid
 from tests.verify.histories import History
 from tests.verify.kafka_bytes import Aborted, Batch, short_id
 
-STORE = "store/"
+STORE, MANIFEST = "store/", "manifest/"
 OLD_S, YOUNG_S = 7200, 30
 KIB = 1024
 
@@ -347,6 +347,10 @@ class World:
                 file.write(data)
             then = self.now_ms / 1000 - self.ages.get(path, OLD_S)
             os.utime(target, (then, then))
+
+    @property
+    def has_manifest(self) -> bool:
+        return any(path.startswith(MANIFEST) for path in self.files)
 
     def size(self) -> int:
         return sum(map(len, self.files.values()))

@@ -31,6 +31,7 @@ from tools.verify.core.listing import (
     judge_streams,
     wal_units,
 )
+from tools.verify.core.manifest_rules import LOSS, TORN
 from tools.verify.core.outcome import (
     Coverage,
     Effort,
@@ -233,7 +234,10 @@ class Verification:
             unchecked += refined.unchecked
         if self._options.manifests:
             damaged = {place: damaged_ranges(mine) for place, mine in by_partition.items()}
-            noted = check_manifests(self._options.manifests, self._sources(), damaged, self._wanted)
+            noted = check_manifests(
+                self._options.manifests, self._sources(), snapshot.topic_ids(), damaged,
+                snapshot.in_sync_places(), self._wanted,
+            )  # fmt: skip
             found += [each for each in noted.findings if not each.topic_id]
             for each in noted.findings:
                 if each.topic_id:
@@ -419,7 +423,7 @@ def _open_engine(options: Options) -> Engine:
 
 def _without_absence(found: Sequence[Finding]) -> tuple[list[Finding], list[Unchecked]]:
     """Leave out what only says that something is nowhere: it may be in what was not read."""
-    kept = [each for each in found if each.code != GAP]
+    kept = [each for each in found if each.code not in (GAP, LOSS, TORN)]
     if len(kept) == len(found):
         return kept, []
     why = "offsets that are in no place that was read may be in one that was not"

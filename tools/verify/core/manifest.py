@@ -86,6 +86,8 @@ class ManifestFile:
 @dataclass(slots=True)
 class Manifest:
     files: list[ManifestFile] = field(default_factory=list)
+    has_unread_file: bool = False
+    """Of one not even the head is there: nobody knows what it told."""
     findings: list[Finding] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
@@ -210,15 +212,18 @@ class _Reader:
                 head = read_head(opened)
             except BadFile as error:
                 self._damaged(path, error.damage)
+                found.has_unread_file = True
                 return
             if head is None:
+                found.has_unread_file = True
                 found.counted.append(Counted("manifest-unfinished"))
                 return
             file = ManifestFile(path, head)
             found.files.append(file)
             order = _OrderCheck(file) if Guarantee.ORDERED in head.guarantees else None
             end: End | None = None
-            rows, is_damaged = 0, False
+            totals = np.zeros(len(Outcome), np.int64)
+            is_damaged = False
             for block in read_blocks(opened):
                 file.last = block.position
                 if isinstance(block, Damage):
@@ -235,18 +240,19 @@ class _Reader:
                     for topic in block.topics:
                         self._learn(file, topic.number, topic.topic_id, topic.name)
                 elif block.kind is Kind.ROWS:
-                    rows += len(block.rows)
+                    totals += np.bincount(block.rows["outcome"], minlength=len(Outcome))
                     self._add_rows(file, block.rows, order)
                 elif block.kind is Kind.DIGESTS:
-                    rows += int(block.rows["records"].sum())
+                    totals[Outcome.OK] += int(block.rows["records"].sum())
                     self._add_digests(file, block.rows)
                 else:
                     end = block.end
             if order is not None:
                 found.findings += order.finish()
-        found.rows += rows
-        if end is not None and end.rows != rows and not is_damaged:
-            self._damaged(path, Damage(path.stat().st_size, f"{end.rows} rows", f"{rows} rows"))
+        counted = End(int(totals.sum()), *totals.tolist())
+        found.rows += counted.rows
+        if end is not None and end != counted and not is_damaged:
+            self._damaged(path, Damage(file.last, str(end), str(counted)))
             is_damaged = True
         if end is None and not is_damaged:
             found.counted.append(Counted("manifest-unfinished"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +18,16 @@ import numpy.typing as npt
 
 from tools.verify.core.facts import BUCKET_BITS
 from tools.verify.core.findings import Counted, Finding, Severity, declare
-from tools.verify.core.manifest import ALL, BUCKET, Manifest, Numbers, Partition, by_partition, open_rows
+from tools.verify.core.manifest import (
+    ALL,
+    BUCKET,
+    Manifest,
+    ManifestFile,
+    Numbers,
+    Partition,
+    by_partition,
+    open_rows,
+)
 from tools.verify.core.manifest_digests import HALF, LOW_BITS, Offsets, Words, mixed
 from tools.verify.core.manifest_files import Guarantee, Outcome, Rows
 from tools.verify.core.outcome import Unchecked
@@ -56,6 +67,9 @@ ROWS_MAX: Final = 4 << 20
 """Of the manifest, that are compared at once."""
 OTHERS_MAX: Final = 8 << 20
 """Records in the log without a row at their offset that are kept."""
+
+CHOICES_MAX: Final = 100_000
+"""Ways that are tried to tell which records are in a sum."""
 
 Columns = tuple[Offsets, Words, Words]
 """Offsets, key hashes, value hashes of data records."""
@@ -334,7 +348,10 @@ class _Comparison:
         is_any = sends.partitions < 0
         is_unknown, is_fail = sends.outcomes == Outcome.UNKNOWN, sends.outcomes == Outcome.FAIL
         is_ok = sends.outcomes == Outcome.OK
-        others = self._without_summed(place, others, sends.words[(is_own | is_any) & ~is_fail])
+        left = self._without_summed(place, others, sends.words[(is_own | is_any) & ~is_fail])
+        if left is None:
+            return
+        others = left
         words, first_at, counts = np.unique(others.words, return_index=True, return_counts=True)
         acknowledged = _tally(words, sends.words[is_own & is_ok])
         unknown = _tally(words, sends.words[is_own & is_unknown])
@@ -373,13 +390,21 @@ class _Comparison:
             self._found.counted.append(Counted("not-in-manifest", *place, amount=amount))
         if not again.any():
             return
-        files = [file for file in self._manifest.files if place[0] in file.topics.values()]
+        files = self._files_of(place)
         if not all(Guarantee.IDEMPOTENT in file.head.guarantees for file in files):
             self._found.counted.append(Counted("sent-again", *place, amount=int(again.sum())))
-        elif not all(file.is_whole or Guarantee.UNIQUE in file.head.guarantees for file in files):
+        elif not all(file.is_whole or Guarantee.UNIQUE in file.head.guarantees for file in files) or (
+            self._manifest.has_unread_file
+        ):
             self._found.counted.append(Counted("manifest-unfinished", *place, amount=int(again.sum())))
         else:
             self._blame(DUPLICATE, place, others, words, again, "each send once", "once more")
+
+    def _files_of(self, place: Partition) -> list[ManifestFile]:
+        """Return the files that may tell of a partition: of what is cut off nobody knows the topic."""
+        return [
+            file for file in self._manifest.files if place[0] in file.topics.values() or not file.is_whole
+        ]
 
     def _judge_acknowledged(
         self, place: Partition, words: Words, counts: Numbers, sends: _Open, is_wanted: npt.NDArray[np.bool_]
@@ -435,17 +460,20 @@ class _Comparison:
 
     # --- sums without rows ---
 
-    def _without_summed(self, place: Partition, others: _Others, open_words: Words) -> _Others:
-        """Compare what there are only sums of, bucket by bucket, and leave out what they explain."""
+    def _without_summed(self, place: Partition, others: _Others, open_words: Words) -> _Others | None:
+        """Compare what there are only sums of, bucket by bucket, and leave out what they explain. Return None
+        where a record may be in a sum or of a send without an answer that had the same key and value."""
         sums = self._manifest.only_sums.get(place)
         wanted = self._wanted[place]
         if sums is None:
             return others
+        is_clear = True
+        is_unique = all(Guarantee.UNIQUE in file.head.guarantees for file in self._files_of(place))
         is_left = np.ones(len(others.offsets), bool)
         is_open = np.isin(others.words, open_words)
         buckets = others.offsets >> BUCKET_BITS
         ranges = np.array(wanted.ranges, np.int64).reshape(-1, 2)
-        for bucket, records, low, high in zip(*(each.tolist() for each in sums), strict=True):
+        for bucket, records, total_low, total_high in zip(*(each.tolist() for each in sums), strict=True):
             first, end = bucket * BUCKET, (bucket + 1) * BUCKET
             if not ((ranges[:, 0] < end) & (ranges[:, 1] > first)).any():
                 continue
@@ -456,20 +484,45 @@ class _Comparison:
                     )
                 is_left &= buckets != bucket
                 continue
+            if any(low < end and first < high for low, high, _ in wanted.exempt):
+                self._unchecked(
+                    place, f"of offsets {first} to {end} there is only a sum, and some are damaged"
+                )
+                is_left &= buckets != bucket
+                continue
             is_in = (buckets == bucket) & ~is_open
             words = mixed(others.offsets[is_in], others.key_hashes[is_in], others.value_hashes[is_in])
             found = int(is_in.sum()), int((words & LOW_BITS).sum()), int((words >> HALF).sum())
             is_left &= ~is_in
-            if found == (records, low, high):
+            if found == (records, total_low, total_high):
                 continue
+            either = np.flatnonzero(is_open & (buckets == bucket))
+            if len(either) and not is_unique:
+                columns = others.offsets[either], others.key_hashes[either], others.value_hashes[either]
+                missing = records - found[0], total_low - found[1], total_high - found[2]
+                chosen = _adding_up(mixed(*columns), *missing) if missing[0] >= 0 else None
+                if chosen:
+                    is_left[either[chosen]] = False
+                    continue
+                if chosen is None:
+                    why = "hold records that may be in a sum or of sends without an answer"
+                    self._unchecked(place, f"offsets {first} to {end} {why}")
+                    is_clear = False
+                    continue
+                is_clear = False
             if found[0] > records:
                 self._unchecked(place, f"offsets {first} to {end} hold records of others beside a sum")
+            elif place in self._manifest.weak:
+                absent = max(records - found[0], 1)
+                self._found.counted.append(Counted("acks1-absent", *place, first, end, absent))
             elif found[0] == records:
                 self._find(ALTERED, place, first, end, f"{records} records", "others")
-            elif place in self._manifest.weak:
-                self._found.counted.append(Counted("acks1-absent", *place, first, end, records - found[0]))
+            elif wanted.is_compacted:
+                self._found.counted.append(Counted("compaction", *place, first, end, records - found[0]))
             else:
                 self._find(LOSS, place, first, end, f"{records} records", f"{found[0]} records")
+        if not is_clear:
+            return None
         return _Others(
             others.offsets[is_left],
             others.key_hashes[is_left],
@@ -533,6 +586,20 @@ def groups(manifest: Manifest, wanted: Iterable[Wanted]) -> Iterator[list[Wanted
             group.append(each._replace(ranges=tuple(ranges)))
     if group:
         yield group
+
+
+def _adding_up(words: Words, count: int, low: int, high: int) -> list[int] | None:
+    """Return which so many of the words have these sums, none if no choice has, None if there are too many
+    to try."""
+    if count > len(words):
+        return []
+    if comb(len(words), count) > CHOICES_MAX:
+        return None
+    lows, highs = (words & LOW_BITS).tolist(), (words >> HALF).tolist()
+    for chosen in combinations(range(len(words)), count):
+        if sum(lows[at] for at in chosen) == low and sum(highs[at] for at in chosen) == high:
+            return list(chosen)
+    return []
 
 
 def _tally(words: Words, sends: Words) -> Numbers:

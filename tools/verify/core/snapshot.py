@@ -80,6 +80,26 @@ class Snapshot:
         """Whether all topics of the cluster are known."""
         return self.after is not None and self.after.is_there and self.after.is_whole
 
+    def topic_ids(self) -> dict[str, str]:
+        """Return the id of each topic by its name."""
+        found = {name: topic_id for (topic_id, _), name in self.names.items()}
+        for state in self.states[-1:]:
+            found = {topic.name: topic.topic_id for topic in state.topics.values()}
+        return found
+
+    def in_sync_places(self) -> set[tuple[str, int]]:
+        """Return the partitions of which a replica in sync was listed; any, where nobody knows which are."""
+        found = set()
+        for own in self.data.logs:
+            isr = [own.node]
+            for state in self.states:
+                topic = state.topics.get(own.topic_id)
+                if topic is not None and own.log.partition < len(topic.partitions):
+                    isr = [node for node in topic.partitions[own.log.partition].isr if node in isr]
+            if isr:
+                found.add((own.topic_id, own.log.partition))
+        return found
+
     def dead_topics(self) -> frozenset[str] | None:
         """Return the topics of copies that the cluster does not have, None: nobody knows which it has."""
         if not self.has_image or self.after is None or self.store.listing is None:

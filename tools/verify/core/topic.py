@@ -39,10 +39,12 @@ from tools.verify.core.topic_places import (
     section,
     wal_places,
     walk,
+    walk_sound,
 )
 from tools.verify.core.topic_transactions import Aborted, Transactions, fold_transactions
 
 COLD_TOPIC: Final = "__remote_log_metadata"
+LIMITLESS: Final = 1 << 62
 RANKS: Final = {LOCAL: 0, COLD: 1}
 """Which tier is read first where several hold the same; the WAL tier last, whose objects are small."""
 
@@ -118,7 +120,7 @@ class PartitionBytes:
         self._indexes: dict[str, tuple[list[int], list[int]]] = {}
         self._transactions: Transactions | None = None
         self.bounds = self._bounds(replicas, places, in_sync, moved_start)
-        self._chain = self._links(frozenset())
+        self._chain = self._links({})
 
     def _bounds(
         self,
@@ -153,18 +155,17 @@ class PartitionBytes:
         covered = self._lineage.covered()
         if covered and covered[-1][1] > self.bounds.end:
             self.bounds = Bounds(self.bounds.start, covered[-1][1])
-            self._chain = self._links(frozenset())
+            self._chain = self._links({})
         return self.bounds
 
-    def _links(self, excluded: frozenset[str]) -> list[_Link]:
-        """Return where each offset between start and end is read, in their order."""
+    def _links(self, unread: Mapping[str, Sequence[Range]]) -> list[_Link]:
+        """Return where each offset between start and end is read, in their order. `unread`: the offsets that
+        a file or object does not give."""
         waiting: list[tuple[int, int, int, int]] = []
         for number, place in enumerate(self._places):
-            if place.key in excluded:
-                continue
             rank = RANKS.get(place.tier, len(RANKS))
             for run in place.runs:
-                for first, end in self._lineage.counting(*run):
+                for first, end in without(self._lineage.counting(*run), unread.get(place.key, ())):
                     waiting.append((first, rank, -end, number))
         waiting.sort(reverse=True)
         open_: list[tuple[int, int, int]] = []
@@ -210,10 +211,11 @@ class PartitionBytes:
     def batches(self, start: int, end: int) -> Iterator[RawBatch]:
         """Yield whole batches, control batches too, that hold these offsets; of damaged ones another copy.
 
-        Raise Missing where there is none.
+        Raise Missing where there is none; whoever goes on behind it gets what is sound there.
         """
         at, end = max(start, self.bounds.start), min(end, self.bounds.end)
-        excluded: frozenset[str] = frozenset()
+        unread: dict[str, list[Range]] = defaultdict(list)
+        sound: dict[str, int] = {}
         links, why = self._chain, ""
         ends = [link.end for link in links]
         while at < end:
@@ -227,17 +229,29 @@ class PartitionBytes:
                 continue
             assert link is not None
             try:
-                for part in self._cut(link.place, at, min(link.end, end), None):
+                begin = sound.get(link.place.key, 0)
+                for part in self._cut(link.place, at, min(link.end, end), None, begin):
                     for batch in read_part(part):
                         if batch.head.last_offset >= at:
                             at = batch.head.last_offset + 1
                             yield batch
                 at = max(at, min(link.end, end))
-            except (Damaged, Gone) as error:
+            except Gone as error:
                 why = str(error)
-                excluded |= {link.place.key}
-                links = self._links(excluded)
-                ends = [each.end for each in links]
+                unread[link.place.key].append((at, LIMITLESS))
+            except Damaged as error:
+                why = str(error)
+                following = _next_sound(link.place, error)
+                if following is not None:
+                    sound[link.place.key] = following.head.position
+                behind = link.place.end if following is None else following.head.base_offset
+                if behind <= at and following is not None:
+                    continue  # what is damaged lies below
+                unread[link.place.key].append((at, max(at + 1, behind)))
+            else:
+                continue
+            links = self._links(unread)
+            ends = [each.end for each in links]
 
     # --- transactions ---
 
@@ -294,8 +308,12 @@ class PartitionBytes:
 
     # --- bytes ---
 
-    def _cut(self, place: Place, first: int, end: int, bytes_max: int | None) -> Iterator[Part]:
+    def _cut(
+        self, place: Place, first: int, end: int, bytes_max: int | None, begin: int = 0
+    ) -> Iterator[Part]:
         position, stop = place.position, place.position + place.size
+        if position < begin < stop:
+            position = begin
         is_whole = first <= place.first and end >= place.end
         if place.segment is None or (is_whole and (bytes_max is None or place.size <= bytes_max)):
             yield Part(place.source, place.key, position, stop - position, first, end)
@@ -324,6 +342,17 @@ class PartitionBytes:
             found = positions_in(section(place, OFFSETS), place.segment.base)
             self._indexes[place.key] = found
         return self._indexes[place.key]
+
+
+def _next_sound(place: Place, damage: Damaged) -> RawBatch | None:
+    """Return the first sound batch behind the damage, as far as lengths lead there."""
+    if damage.following < 0:
+        return None
+    size = place.position + place.size - damage.following
+    try:
+        return next(walk_sound(place.source, place.key, damage.following, size), None)
+    except Gone:
+        return None
 
 
 def _authority(places: Sequence[Place]) -> int:

@@ -211,11 +211,11 @@ def _log_end(source: Source, files: Mapping[tuple[int, str], Listed], base: int)
         position = max((each for each in positions if each < listed.size), default=0)
     end = base
     try:
-        for batch in walk(source, listed.key, position, listed.size - position):
+        for batch in walk_sound(source, listed.key, position, listed.size - position):
             if batch.head.last_offset < end:
                 break
             end = batch.head.last_offset + 1
-    except (Damaged, Gone):
+    except Gone:
         pass
     return end
 
@@ -240,10 +240,12 @@ def positions_in(index: bytes, base: int) -> tuple[list[int], list[int]]:
 class Damaged(Exception):
     """Bytes that are no sound batch. One line says where."""
 
-    def __init__(self, key: str, position: int) -> None:
+    def __init__(self, key: str, position: int, following: int = -1) -> None:
         super().__init__(f"{key}: no sound batch at byte {position}")
         self.key = key
         self.position = position
+        self.following = following
+        """Where the next batch begins, if the length is right; -1: it cannot be."""
 
 
 class RawBatch(NamedTuple):
@@ -279,12 +281,23 @@ def walk(source: Source, key: str, position: int, size: int) -> Iterator[RawBatc
                     raise Damaged(key, begin + now)
                 break
             if not is_sound(view, now, following):
-                raise Damaged(key, begin + now)
+                raise Damaged(key, begin + now, begin + following)
             yield RawBatch(view[now:following], found)
             now = following
         rest = bytes(view[now:])
         if len(chunk) < wanted:
             return
+
+
+def walk_sound(source: Source, key: str, position: int, size: int) -> Iterator[RawBatch]:
+    """Yield what is sound, and pass over what is not as far as lengths lead. Raise Gone."""
+    end = position + size
+    while 0 <= position < end:
+        try:
+            yield from walk(source, key, position, end - position)
+            return
+        except Damaged as damage:
+            position = damage.following
 
 
 # --- the cold tier ---

@@ -67,6 +67,7 @@ class Play:
         self.log = [record for record in self.log if record[0] not in offsets]
 
     def run(self, folder: Path) -> manifest_rules.Compared:
+        folder.mkdir(exist_ok=True)
         writer = ManifestWriter(
             folder / f"a{len(list(folder.iterdir()))}.manifest",
             started_ms=1,
@@ -408,3 +409,51 @@ def test_findings_and_counts_are_sorted_values(play: Play, tmp_path: Path) -> No
     assert found.findings == sorted(found.findings)
     assert all(isinstance(each, Finding) for each in found.findings)
     assert all(isinstance(each, Counted) for each in found.counted)
+
+
+def test_by_sums_alone_what_may_be_missing_is_no_loss(play: Play, tmp_path: Path) -> None:
+    play.keeps_rows = False
+    play.without(*range(20_000, 20_005))
+    play.exempt = ((20_001, 20_002, "damaged"),)
+    found = play.run(tmp_path)
+    assert codes(found) == []
+    assert any("some are damaged" in each.why for each in found.unchecked)
+    play.exempt, play.is_compacted = (), True
+    assert codes(play.run(tmp_path / "more")) == []
+
+
+def test_by_sums_alone_others_in_the_place_of_what_a_leader_lost_are_counted(tmp_path: Path) -> None:
+    play = Play(keeps_rows=False, is_idempotent=False)
+    for _ in range(9):
+        play.send(Outcome.OK, is_stored=True, acks=1)
+    play.log[5] = 5, 1, 1
+    found = play.run(tmp_path)
+    assert (codes(found), amounts(found)["acks1-absent"]) == ([], 1)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_by_sums_alone_a_record_may_be_alike_a_send_without_an_answer(is_there: bool, tmp_path: Path) -> None:
+    play = Play(keeps_rows=False)
+    for _ in range(9):
+        play.send(Outcome.OK, is_stored=True)
+    again = play.send(Outcome.UNKNOWN, is_stored=is_there)
+    again.key_hash, again.value_hash = play.sends[4].key_hash, play.sends[4].value_hash
+    if is_there:
+        play.log[-1] = play.log[-1][0], again.key_hash, again.value_hash
+    found = play.run(tmp_path)
+    assert (codes(found), found.unchecked) == ([], [])
+    assert amounts(found).get("unknown-present", 0) == is_there
+    play.without(2)
+    assert codes(play.run(tmp_path / "more")) == [("manifest-loss", 0, 16_384)]
+
+
+def test_what_a_file_without_a_head_told_nobody_knows(tmp_path: Path) -> None:
+    play = Play()
+    for _ in range(9):
+        play.send(Outcome.OK, is_stored=True)
+    play.log.append((9, *play.log[3][1:]))
+    assert codes(play.run(tmp_path)) == [("manifest-duplicate", 9, 10)]
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "killed.manifest").touch()
+    assert codes(play.run(more)) == []

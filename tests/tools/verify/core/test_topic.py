@@ -129,6 +129,24 @@ def test_what_is_damaged_is_read_elsewhere(left: LeftBehind, tmp_path: Path) -> 
         list(opened(copy, "cut").batches(0, LATER))
 
 
+def test_what_is_sound_behind_damage_is_read(left: LeftBehind, tmp_path: Path) -> None:
+    shutil.copytree(left.data, tmp_path / "data")
+    source = open_source(f"{tmp_path}/data")
+    whole = list(opened([source], "open").batches(0, LATER))
+    log = sorted((tmp_path / "data" / "open-0").glob("*.log"))[0]
+    damaged = whole[2].head
+    data = bytearray(log.read_bytes())
+    data[damaged.position + 70] ^= 1
+    log.write_bytes(bytes(data))
+    batches = opened([source], "open").batches(0, LATER)
+    assert [next(batches).data, next(batches).data] == [each.data for each in whole[:2]]
+    with pytest.raises(Missing) as missing:
+        next(batches)
+    assert (missing.value.first, missing.value.end) == (damaged.base_offset, damaged.last_offset + 1)
+    behind = opened([source], "open").batches(missing.value.end, LATER)
+    assert [each.data for each in behind] == [each.data for each in whole[3:]]
+
+
 def test_what_was_committed_and_is_not_there_is_a_hole(left: LeftBehind, tmp_path: Path) -> None:
     shutil.copytree(left.data, tmp_path / "data")
     log = sorted((tmp_path / "data" / "open-0").glob("*.log"))[-1]

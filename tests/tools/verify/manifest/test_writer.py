@@ -295,3 +295,22 @@ def test_both_sides_mean_the_same_by_an_outcome() -> None:
     assert [(each.name, int(each)) for each in outcomes.Outcome] == [
         (each.name, int(each)) for each in Outcome
     ]
+
+
+@pytest.mark.parametrize("outcome", range(3))
+def test_an_end_that_counts_otherwise_is_damage(outcome: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.manifest"
+    with writer_at(path) as writer:
+        topic = writer.topic("t", TOPIC_ID)
+        for number in range(5):
+            note(writer, number, topic=topic)
+    data = path.read_bytes()
+    start = len(data) - 60
+    end = [int.from_bytes(data[-32 + at : len(data) - 24 + at], "big") for at in range(0, 32, 8)]
+    assert end == [5, 5, 0, 0]
+    end[1 + outcome] += 1
+    content = b"".join(each.to_bytes(8, "big") for each in end)
+    head = data[start : start + 20] + crc32c(content).to_bytes(4, "big")
+    path.write_bytes(data[:start] + head + crc32c(head).to_bytes(4, "big") + content)
+    (found,) = read_manifests([str(tmp_path)], {}).findings
+    assert (found.code, found.position) == ("manifest-bad-file", start)
