@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from broker.replicas.leader_questions import AskedLeader
+from broker.replicas.restore import OffsetAndEpoch
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from remote.cold.fold import TierFold
 from remote.cold.segments import TieredPartition
 from remote.cold.storage_manager import IndexKind
+from storage.log import TieredOffset
 from tests.broker.raw_client import batch_of
 from tests.broker.replicas import test_tiering as own
 from tests.broker.replicas.tier_driver import Storage, Tier
@@ -106,6 +109,60 @@ def test_the_example_of_the_proposal() -> None:
         assert bounds(world, 2) == (0, 6, 8)
         assert epochs(world, 2) == epochs(world, 1) == [(0, 0), (1, 3), (2, 5), (3, 7)]
         assert [base for base, _ in tier.storage.read] == [3, 3]
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_a_follower_asks_for_the_pending_offset_and_counts_nothing_on_from_the_last_tiered_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its epoch comes with it; the offset after the last tiered one may be of another, or of none."""
+    asked: list[int] = []
+    ask = AskedLeader.offset
+
+    async def offset(self: AskedLeader, timestamp: int) -> OffsetAndEpoch:
+        asked.append(timestamp)
+        return await ask(self, timestamp)
+
+    monkeypatch.setattr(AskedLeader, "offset", offset)
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 3)
+        world.change(leader=1)
+        await world.append(1, b"of the next epoch")
+        await tier.copy(1)
+        await tier.free(1)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 9, 10)
+        assert epochs(world, 2) == epochs(world, 1) == [(0, 0), (1, 9)]
+        assert asked == [-1, -2, -6]
+
+    world, tier = tiered(**ON)
+    world.run(main)
+
+
+def test_a_replica_with_little_on_its_disk_leads_like_any_other() -> None:
+    """Nobody is passed over for it, as in Kafka: what it does not have is read from the tier."""
+
+    async def main(world: Replicas) -> None:
+        create(world, 1)
+        await fill(world, tier, 1, 4)
+        await tier.copy(1)
+        await world.append(1, b"last")
+        await tier.free(1)
+        join(world, 1, 2)
+        await agree(world, 1, 2)
+        assert bounds(world, 2) == (0, 12, 13)
+        world.kill(1)
+        world.change(leader=2, isr=(2,))
+        await world.until(lambda: world.nodes[2].partition().is_leader)
+        await world.append(2, b"more")
+        assert bounds(world, 2) == (0, 12, 14)
+        with pytest.raises(TieredOffset):
+            log_of(world, 2).read(0, 1 << 20, bound=14, min_one=True)
 
     world, tier = tiered(**ON)
     world.run(main)

@@ -13,7 +13,8 @@ from storage.policy import LogConfig
 from tests.remote.cold.copies import copy_of
 
 NOW = 1_700_000_000_000
-DAY = 86_400_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
 GB = 1 << 30
 
 
@@ -276,6 +277,22 @@ def expired(
         local_only_bytes=local_only,
     )
     return plan.log_start, [segment.base_offset for segment in plan.delete]
+
+
+def hours_stored(config: LogConfig) -> int:
+    """How long the tier has a copy, looked at every hour."""
+    ages = range(30 * 24)
+    begins = next(age for age in ages if copied(config, [closed(0, age_ms=age * HOUR)]))
+    return next(age for age in ages if expired(config, [remote(0, age_ms=age * HOUR)])[1]) - begins
+
+
+@pytest.mark.parametrize(("days", "least"), [(3, 0.25), (7, 0.10)])
+def test_the_most_delay_saves_the_tier_what_the_disk_has_anyway(days: int, least: float) -> None:
+    at_once, late = (
+        hours_stored(tiered(retention_ms=days * DAY, local_ms=DAY, lag_ms=lag_ms)) for lag_ms in (0, -1)
+    )
+    assert (at_once, late) == (days * 24, days * 24 - 24)
+    assert 1 - late / at_once >= least
 
 
 def test_time_takes_what_is_as_old_as_its_limit() -> None:

@@ -10,7 +10,7 @@ import pytest
 from remote.keys import wal_key
 from remote.wal.combined_object import decode_table
 from remote.wal.floors import is_dead
-from tests.broker.replicas.test_restore import agree, bounds, create, fill, join, tiered
+from tests.broker.replicas.test_restore import agree, batches, bounds, create, fill, join, tiered
 from tests.broker.replicas.wal.test_collecting import (
     ENABLE,
     all_rows,
@@ -119,6 +119,31 @@ def test_the_example_of_the_proposal(elected: int, end: int) -> None:
         await world.start(1)
         await world.agree(1, 2, 3)
         assert log_of(world, 1).log_end_offset == end + 1
+
+    run(main, 3)
+
+
+@pytest.mark.parametrize("elected", [2, 3])
+def test_a_zone_takes_the_leader_and_the_bucket_with_it_and_each_follower_has_all(elected: int) -> None:
+    """Each follower is a whole copy beside the leader's and those of the store, and replaces both."""
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, 3, **ENABLE)
+        for at in range(20):
+            await world.append(1, b"%d" % at)
+        await world.agree(1, 2, 3)
+        before = batches(log_of(world, 1), 0)
+        for node_id in (2, 3):
+            stats = stats_of(world.nodes[node_id])
+            assert (stats.hydrated_bytes > 0, stats.direct_bytes_in) == (True, 0)
+        world.kill(1)
+        world.store.is_away = True
+        world.change(leader=elected, isr=(2, 3))
+        await world.until(lambda: world.nodes[elected].partition().is_leader)
+        assert batches(log_of(world, elected), 0) == before
+        await world.append(elected, b"after")
+        await world.agree(2, 3)
+        assert log_of(world, elected).high_watermark == 21
 
     run(main, 3)
 
