@@ -102,6 +102,8 @@ _ROW: Final = np.dtype((np.void, HEAD_SIZE))
 _UNSIGNED: Final = struct.Struct(">I")
 STRIDE: Final = 32
 """Batches that are followed before those behind them are guessed."""
+FOLDED: Final = 4096
+"""Heads that are taken together: a few hundred, as a piece of large batches has, cost as much as these."""
 
 
 def batches(data: Buffer, position: int = 0) -> Iterator[Batch]:
@@ -170,6 +172,9 @@ class RunScanner:
         self._lost: _Lost | None = None
         self._search_left = SEARCH_LIMIT
         self._valid_end = position
+        self._waiting: list[tuple[Column, Column]] = []
+        """Heads of sound batches and their positions, in order, which `_fold` takes."""
+        self._waiting_count = 0
         self._held: tuple[Column, Column] | None = None
         """The head of the last sound batch: whether it is in order shows with the next."""
         self._held_end = first
@@ -177,10 +182,12 @@ class RunScanner:
         self._faults: list[Fault] = []
         self._facts = Facts(place, first)
 
-    def feed(self, chunk: Buffer) -> None:
+    def feed(self, chunk: Buffer) -> int:
+        """Take the next bytes; return how many they are."""
         view = memoryview(chunk)
         for start in range(0, len(view), PIECE):
             self._feed(view[start : start + PIECE])
+        return len(view)
 
     def _feed(self, view: memoryview) -> None:
         at = self._position + self._size
@@ -226,8 +233,10 @@ class RunScanner:
                     self._on_data(view[begin:end], at + begin)
         self._crc = crc32c(view[stop:], self._crc)
         self._rest = b""
-        if rows:
-            self._sound(np.concatenate(rows), np.concatenate(positions))
+        for each in zip(rows, positions, strict=True):
+            self._sound(*each)
+        if self._waiting_count >= FOLDED:
+            self._fold()
         if stop < len(view):
             if _is_beginning(view, stop, self._limit):
                 self._rest = bytes(view[stop:])
@@ -260,6 +269,7 @@ class RunScanner:
 
     def _walk(self, data: Buffer, at: int, *, is_end: bool = False) -> None:
         """Go batch by batch through bytes in which something is wrong. `at`: the position of `data`."""
+        self._fold()
         data = bytes(data)
         end = len(data)
         now = 0
@@ -308,6 +318,7 @@ class RunScanner:
                 if self._on_data is not None:
                     self._on_data(memoryview(data)[each : each + head(data, each).size], at + each)
             self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), _ROW, data, strides=(1,))[where], where + at)
+            self._fold()
 
     def _search(self, data: bytes, start: int, lost: int) -> tuple[int | None, int]:
         """Where the next sound batch begins, and from where on it must be tried again with more bytes."""
@@ -450,7 +461,16 @@ class RunScanner:
         self._fault(Fault(COUNT_MISMATCH, self._place, position, first, end, expected, actual))
 
     def _sound(self, rows: Column, positions: Column) -> None:
-        """Take the heads of batches whose checksums are right; the last is held back."""
+        """Keep the heads of batches whose checksums are right until they are folded."""
+        self._waiting.append((rows, positions))
+        self._waiting_count += len(rows)
+
+    def _fold(self) -> None:
+        """Take the heads that wait; the last is held back."""
+        if not self._waiting:
+            return
+        rows, positions = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        self._waiting, self._waiting_count = [], 0
         self._valid_end = int(positions[-1]) + FRAME + int(rows[-1:].view(_FIELDS)["length"][0])
         if self._held is not None:
             rows = np.concatenate((self._held[0], rows))
@@ -510,6 +530,7 @@ class RunScanner:
         """All facts, once everything was fed."""
         if self._rest or self._lost:
             self._walk(self._rest, self._position + self._size - len(self._rest), is_end=True)
+        self._fold()
         if self._held is not None:
             held, self._held = self._held, None
             self._ordered(_table(*held), -1)

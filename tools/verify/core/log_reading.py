@@ -22,6 +22,7 @@ from tools.verify.core.directory import (
     segments,
 )
 from tools.verify.core.facts import Fault, LocalLog, RecordDigest, Run, Vanished
+from tools.verify.core.feeding import feed_from
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.kafka_files import (
     Aborted,
@@ -174,11 +175,7 @@ class _LogCheck:
         sums = RecordSums(place) if self._has_records else None
         scanner = RunScanner(place, first=base, on_table=on_table, on_data=None if sums is None else sums.add)
         try:
-            for start in range(0, listed.size, PIECE):
-                piece = self._source.read(listed.key, start, min(PIECE, listed.size - start))
-                scanner.feed(piece)
-                if len(piece) < min(PIECE, listed.size - start):
-                    break
+            feed_from(scanner, self._source, listed.key, 0, listed.size)
         except Gone:
             self._vanished.append(Vanished(place, base, max(following, base)))
             self._producers.has_holes = self._has_lost_end = True

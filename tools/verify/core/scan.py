@@ -9,7 +9,7 @@ memory is bounded by one piece, one batch and the largest head.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -32,6 +32,7 @@ from tools.verify.core.facts import (
     Tally,
     Vanished,
 )
+from tools.verify.core.feeding import feed_from
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.keys import StreamKey, tier_key
 from tools.verify.core.layouts import (
@@ -267,8 +268,7 @@ class _Copy:
             return [*found, Skipped(self._key, unit.base, self._end), Tally(self._key, read, 0, 0)]
         on_table = self._sections.on_table if self._sections is not None else None
         scanner = RunScanner(self._key, first=unit.base, on_table=on_table)
-        for piece in read_pieces(self._source, self._key, 0, unit.data.size):
-            scanner.feed(piece)
+        feed_from(scanner, self._source, self._key, 0, unit.data.size)
         scanned = scanner.finish()
         due = unit.told.size if unit.told else head.size if head else scanned.size
         if scanned.size != due:
@@ -443,11 +443,12 @@ def _scan_object(task: Task, unit: WalUnit, tables: Tables) -> Iterator[Row]:
             yield each.topic_id, each.partition, Skipped(key, each.start, each.end)
             continue
         stop = min(each.position + each.size, size)
+        scanner = RunScanner(key, position=each.position, first=each.start)
         if stop <= len(first):
-            pieces: Iterable[bytes | memoryview] = (memoryview(first)[each.position : stop],)
+            scanner.feed(memoryview(first)[each.position : stop])
         else:
-            pieces = read_pieces(task.source, key, each.position, stop)
-        for fact in _slice_facts(unit, each, pieces):
+            feed_from(scanner, task.source, key, each.position, stop)
+        for fact in _slice_facts(unit, each, scanner.finish()):
             yield each.topic_id, each.partition, fact
         read += each.size
     yield "", -1, Tally(key, read, 0, 0)
@@ -488,12 +489,8 @@ def _judge_told(unit: WalUnit, table: WalTable) -> Iterator[Row]:
         )
 
 
-def _slice_facts(unit: WalUnit, told: WalSlice, pieces: Iterable[bytes | memoryview]) -> Iterator[Fact]:
+def _slice_facts(unit: WalUnit, told: WalSlice, scanned: Scanned) -> Iterator[Fact]:
     key = unit.listed.key
-    scanner = RunScanner(key, position=told.position, first=told.start)
-    for piece in pieces:
-        scanner.feed(piece)
-    scanned = scanner.finish()
     is_short = scanned.size < told.size
     if is_short:
         # the object's size is a fault already
@@ -557,16 +554,6 @@ def _scan_wal_index(task: Task, unit: WalIndexUnit, tables: Tables) -> Iterator[
 
 
 # --- for all ---
-
-
-def read_pieces(source: Source, key: str, at: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes from `at` to `end`, or to where there are no more."""
-    while at < end:
-        piece = source.read(key, at, min(READ_BYTES, end - at))
-        if not piece:
-            return
-        yield piece
-        at += len(piece)
 
 
 def rows_of(scanned: Scanned, *, is_without_faults: bool = False) -> list[Fact]:
@@ -643,8 +630,7 @@ def _batch_rows(task: LookTask, start: int, stop: int) -> tuple[list[BatchRow], 
         rows.extend(BatchRow(task.place, *values) for values in zip(*columns, strict=True))
 
     scanner = RunScanner(task.place, position=start, on_table=on_table)
-    for piece in read_pieces(task.source, task.key, start, stop):
-        scanner.feed(piece)
+    feed_from(scanner, task.source, task.key, start, stop)
     return rows, not scanner.finish().faults
 
 

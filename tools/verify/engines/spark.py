@@ -39,7 +39,9 @@ class SparkEngine:
         self.cpu_seconds = 0.0
         self._is_mine = not there_is_a_session()
         try:
-            self._spark = open_session(master, name="tidewal verify", settings=SETTINGS)
+            # the JVM only hands on what Python made: code of it that is compiled further never pays here
+            is_quick = master.startswith("local[") or master == "local"
+            self._spark = open_session(master, name="tidewal verify", settings=SETTINGS, is_quick=is_quick)
         except NoSpark as error:
             raise EngineFailed(f"{error}, or give --engine local") from None
         self._context = self._spark.sparkContext
@@ -58,15 +60,11 @@ class SparkEngine:
 
         scanned = self._spread(tasks).mapPartitions(_scan_all).persist(StorageLevel.MEMORY_AND_DISK)
         self._scanned = scanned
-        general: list[Fact] = []
-        self._do(lambda: self._count(scanned, tasks, on_done))
-        if keep is None:
-            for facts in self._do(scanned.map(_general_facts).collect):
-                general.extend(facts)
-        else:
-            for _, units, facts in scanned.toLocalIterator(prefetchPartitions=True):
+        found = self._do(lambda: self._told(scanned.map(_general_facts).collect, tasks, on_done))
+        general = [fact for facts in found for fact in facts]
+        if keep is not None:
+            for _, units, _ in scanned.toLocalIterator(prefetchPartitions=True):
                 keep(units)
-                general.extend(facts)
         rows = scanned.flatMap(_partition_rows)
         for part in _pieces(known, KNOWN_ROWS):
             general.extend(row[2] for row in part if row[:2] == GENERAL)
@@ -76,16 +74,17 @@ class SparkEngine:
         self._rows = rows
         return general
 
-    def _count(self, scanned: Any, tasks: Sequence[Task], on_done: DoneListener) -> None:
+    def _told(self, scan: Callable[[], T], tasks: Sequence[Task], on_done: DoneListener) -> T:
         """Run the scans, and tell of their progress meanwhile."""
         from pyspark import InheritableThread
 
+        found: list[T] = []
         failed: list[BaseException] = []
 
         def run() -> None:
             try:
                 self._context.setJobGroup(JOB_GROUP, "scanning")
-                scanned.count()
+                found.append(scan())
             except Exception as error:
                 failed.append(error)
 
@@ -107,6 +106,7 @@ class SparkEngine:
             raise failed[0]
         for task in tasks[told:]:
             on_done(task)
+        return found[0]
 
     def judge(self, judging: Judging) -> list[Verdict]:
         shared = self._context.broadcast(judging)

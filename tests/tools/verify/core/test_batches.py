@@ -106,6 +106,20 @@ def test_facts_of_sound_bytes_do_not_depend_on_the_pieces(seed: int, pieces: int
     assert {d.bucket: (d.batches, d.low, d.high) for d in found.digests} == digest_of(data)
 
 
+@pytest.mark.parametrize("folded", [1, 7])
+def test_nor_on_how_many_heads_are_folded_at_once(folded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(20):
+        parts = log(seed)
+        data = bytearray(b"".join(parts))
+        found = [scan(bytes(data), 3000)]
+        data[len(data) // 2] ^= 1
+        found.append(scan(bytes(data), 3000))
+        with monkeypatch.context() as patch:
+            patch.setattr(scanning, "FOLDED", folded)
+            assert scan(bytes(data), 3000) == found[1], seed
+            assert scan(b"".join(parts), 3000) == found[0], seed
+
+
 def test_a_plain_view_of_the_batches() -> None:
     data = batch(5, [b"a", b"b"], epoch=3, producer=(9, 1, 7)) + marker(7, 9, is_commit=True)
     one, two = batches(data + b"\0" * 70, position=100)
