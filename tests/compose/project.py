@@ -43,7 +43,10 @@ class Project:
 
     def container(self, service: str) -> str:
         """Return the id of a service's container; empty where it has none."""
-        return self.compose("ps", "--quiet", service).strip()
+        wanted = {"project": self.name, "service": service}
+        filters = [f"label=com.docker.compose.{name}={value}" for name, value in wanted.items()]
+        options = [each for wanted_label in filters for each in ("--filter", wanted_label)]
+        return self.docker("ps", "--all", "--quiet", *options).strip()
 
     def up(self) -> None:
         """Do as `docker compose up` and wait until the brokers say that they are healthy."""
@@ -65,7 +68,7 @@ class Project:
 
     def tidewal(self, *arguments: str, broker: str = "broker-1") -> str:
         """Return what a command says that is run within a broker's container."""
-        return self.compose("exec", "-T", broker, "tidewal", *arguments)
+        return self.docker("exec", self.container(broker), "tidewal", *arguments)
 
     def python(self, program: str, *arguments: str) -> str:
         """Return what a program prints that is run within the network, with what the image has."""
@@ -78,17 +81,17 @@ class Project:
 
     def wait_in_sync(self, *topics: str) -> None:
         """Wait until all replicas of these topics are in sync."""
-        for topic in topics:
-            until(lambda topic=topic: self._is_in_sync(topic), f"replicas of {topic} in sync", HEALTHY_S_MAX)
+        until(lambda: self._are_in_sync(topics), f"replicas in sync of {', '.join(topics)}", HEALTHY_S_MAX)
 
-    def _is_in_sync(self, topic: str) -> bool:
-        told = json.loads(self.tidewal("topics", "describe", topic, "-b", INSIDE, "--json"))
-        rows = told["partitions"] if isinstance(told, dict) else told[0]["partitions"]
+    def _are_in_sync(self, topics: tuple[str, ...]) -> bool:
+        told = json.loads(self.tidewal("topics", "describe", *topics, "-b", INSIDE, "--json"))
+        rows = [row for topic in told for row in topic["partitions"]]
         return all(sorted(row["isr"]) == sorted(row["replicas"]) for row in rows)
 
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "60")
 
     def close(self) -> None:
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
+        self.compose("kill")
+        self.compose("down", "--volumes", "--remove-orphans")
         self.docker("rmi", "--force", self.image)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,11 +30,12 @@ from tools.console import Failure, complain, emit
 from tools.versus.caller import until
 from tools.versus.minio import EXECUTABLE
 
-MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
 PARTITIONS = 3
 PLAIN, WAL, COLD = "plain", "wal", "cold"
 WRITTEN = [PLAIN, WAL]
 OUTAGE_S = 60.0
+DASHBOARD = Path("tools/images/dashboard.json")
+METRIC = re.compile(r"\b(?:kafka|tidewal|process)_\w+")
 COLD_VALUE_BYTES = 10_000
 COLD_RECORDS = 1_500
 COLD_S_MAX = 150.0
@@ -51,6 +53,12 @@ for number in range(records):
     producer.poll(0)
 left = producer.flush(60)
 sys.exit(f"{left} without an answer, failed: {failed[:1]}" if left or failed else 0)
+"""
+SCRAPES = """
+import re, sys, urllib.request
+for target in re.findall(r"[\\w-]+:\\d+", sys.argv[1]):
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+        sys.stdout.write(answer.read().decode())
 """
 READS_INSIDE = """
 import hashlib, sys, time
@@ -98,6 +106,8 @@ class Trial:
             self._make_topics()
         with step(f"{INSIDE_RECORDS} records written and read back within the network"):
             self._check_inside()
+        with step("what the dashboard shows is served where Prometheus asks"):
+            self._check_metrics()
         with step(f"{COLD_RECORDS * COLD_VALUE_BYTES // 1_000_000} MB written to {COLD} from outside"):
             self._fill_cold()
         ledger = Ledger(project.outside, WRITTEN, PARTITIONS)
@@ -149,6 +159,13 @@ class Trial:
         told = self._project.python(READS_INSIDE, INSIDE, topic, str(len(sent))).split()
         if told != [str(len(sent)), digest(sent)]:
             raise Failure(f"{topic}, read inside, is not what was sent: {' '.join(told)}")
+
+    def _check_metrics(self) -> None:
+        prometheus = (ROOT / DASHBOARD.parent / "prometheus.yml").read_text()
+        served = self._project.python(SCRAPES, prometheus)
+        absent = sorted(set(METRIC.findall((ROOT / DASHBOARD).read_text())) - set(METRIC.findall(served)))
+        if absent:
+            raise Failure(f"the dashboard asks for what no broker serves: {', '.join(absent)}")
 
     def _fill_cold(self) -> None:
         """Write what no codec makes smaller, so that it fills segments."""
@@ -238,6 +255,13 @@ def digest(values: list[bytes]) -> str:
     return sha256(b"".join(values)).hexdigest()
 
 
+def minio_image() -> str:
+    """Return the image that the compose file names."""
+    named = re.search(r"\$\{MINIO_IMAGE:-([^}]+)\}", (ROOT / "docker-compose.yml").read_text())
+    assert named is not None
+    return named[1]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make compose-test", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -247,7 +271,7 @@ def main() -> int:
     options = parser.parse_args()
     begun_s = time.perf_counter()
     try:
-        engine = find_engine(MINIO_IMAGE, EXECUTABLE)
+        engine = find_engine(minio_image(), EXECUTABLE)
         with tempfile.TemporaryDirectory(prefix="tidewal-compose-") as scratch:
             with step("a fresh clone"):
                 clone = Path(scratch) / "tidewal"
