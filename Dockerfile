@@ -58,10 +58,20 @@ WORKDIR /tmp
 CMD ["verify", "--help"]
 
 FROM running AS broker
+# What set-ups written for Kafka's images look for in a container: start scripts, which Testcontainers writes anew,
+# Kafka's scripts by name, and folders to mount.
+USER root
+COPY --chown=1000:1000 tools/images/kafka/etc /etc
+COPY tools/images/kafka/opt /opt
+COPY tools/images/kafka/usr /usr
+RUN install --directory --owner tidewal --group tidewal /etc/kafka/docker /etc/kafka/secrets \
+      /etc/confluent/docker /mnt/shared/config /tmp/kraft-combined-logs /var/lib/kafka/data
 COPY --from=build /opt/tidewal /opt/tidewal
 COPY tools/images/server.properties /etc/tidewal/
-ENV TIDEWAL_CONFIG=/etc/tidewal/server.properties TIDEWAL_ADMIN=0.0.0.0:9644
+ENV PATH=$PATH:/opt/kafka/bin TIDEWAL_CONFIG=/etc/tidewal/server.properties TIDEWAL_ADMIN=0.0.0.0:9644
+USER 1000
 VOLUME /var/lib/tidewal
 EXPOSE 9092 9644
 HEALTHCHECK --interval=5s --timeout=6s --start-period=60s CMD ["tidewal", "health"]
+ENTRYPOINT ["container-entrypoint"]
 CMD ["broker", "--from-env"]
