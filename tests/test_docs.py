@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "TIERS.md", "VERIFYING.md", "CONTRIBUTING.md", "BENCHMARKS.md", "FORMAT.md")
+PAGES = (
+    "README.md",
+    "TIERS.md",
+    "VERIFYING.md",
+    "CONTRIBUTING.md",
+    "BENCHMARKS.md",
+    "FORMAT.md",
+    "TESTING.md",
+)
 PACKAGES = ("protocol", "storage", "remote", "broker", "tools", "tests")
 
 

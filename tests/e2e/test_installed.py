@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from tests.processes import BrokerProcess
 
 THEIRS = ("tools", "storage", "tests", "broker", "protocol", "remote")
 """Packages of a project, each of which notes who imports it."""
-COMMAND_S_MAX = 120.0
+COMMAND_S_MAX = 300.0
 pytestmark = pytest.mark.skipif(
     int(importlib.metadata.version("setuptools").partition(".")[0]) < 77,
     reason="setuptools is old: make setup",
@@ -49,10 +52,12 @@ def project(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(project: Path, *command: str | Path) -> str:
+    folder = Path(command[0]).parent
     done = subprocess.run(
         [str(word) for word in command],
         cwd=project,
-        env=outside(project),
+        # as in an environment that is activated
+        env=outside(project) | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=COMMAND_S_MAX,
@@ -129,3 +134,37 @@ def test_brokers_of_a_cluster_are_processes_of_the_same_installation(
             assert cluster.ended() == 0
         finally:
             cluster.close()
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(find_spec("pyspark") is None or shutil.which("java") is None, reason="make spark")
+def test_a_worker_of_spark_reads_topics_and_runs_functions_of_the_user(
+    bin_folder: Path, project: Path
+) -> None:
+    """Their session, their folder, one Python worker for both: each finds the `tools` that it means."""
+    data = project / "data"
+    with BrokerProcess(
+        data, program=[str(bin_folder / "tidewal")], env=outside(project), cwd=project
+    ) as broker:
+        load = ("--topic", "t", "--records", "1000", "--quiet", "--bootstrap", broker.bootstrap)
+        run(project, bin_folder / "tidewal", "bench", "produce", *load)
+        assert broker.terminate() == 0
+    program = project / "job.py"
+    program.write_text(
+        "import tools.helpers\n"
+        "from pyspark.sql import SparkSession\n"
+        "from pyspark.sql.functions import udf\n"
+        "settings = {'spark.ui.enabled': 'false', 'spark.sql.shuffle.partitions': '1'}\n"
+        "spark = SparkSession.builder.master('local[1]').config(map=settings).getOrCreate()\n"
+        "options = {'data': 'data', 'subscribe': 't'}\n"
+        "rows = spark.read.format('tidewal').options(**options).load()\n"
+        "def whose(value):\n"
+        "    from storage.helpers import WHOSE\n"
+        "    return f'{WHOSE}, {tools.helpers.WHOSE}'\n"
+        "print(rows.count())\n"
+        "print([row[0] for row in rows.select(udf(whose)('value')).distinct().collect()])\n"
+        'print(rows.where("length(value) > 0").count())\n'
+    )
+    told = run(project, bin_folder / "python", program).splitlines()
+    (project / "imported").unlink()
+    assert told == ["1000", "['the user, in storage, the user, in tools']", "1000"]
