@@ -25,11 +25,11 @@ from tools.versus import failover
 
 Partition = tuple[str, int]
 """A topic, and a partition of it."""
-PAUSE_S = 0.01
+PAUSE_S = 0.04
 IN_FLIGHT_MAX = 50
 """Of one partition: one that stands still must not stop the others."""
 PADDING = b"." * 300
-AIO_PAUSE_S = 0.05
+AIO_PAUSE_S = 0.2
 AIO_REQUEST_MS = 20_000
 """It gives a record up after that, too."""
 
@@ -55,11 +55,17 @@ class Times:
 
 
 class StockProducer(Worker):
-    """librdkafka, about a hundred records a second for each partition."""
+    """librdkafka, about twenty-five records a second for each partition.
 
-    def __init__(self, bootstrap: str, partitions: Sequence[Partition], sent: Path) -> None:
+    Answers on one connection come in the order of the requests: what waits for a replica that is gone holds
+    up what was sent to the same leader after it. Only partitions that may do so belong to one producer.
+    """
+
+    def __init__(
+        self, bootstrap: str, partitions: Sequence[Partition], sent: Path, acknowledged: Times
+    ) -> None:
         super().__init__("librdkafka")
-        self.acknowledged = Times()
+        self._acknowledged = acknowledged
         self._partitions = partitions
         self._waiting: Counter[Partition] = Counter()
         self._refused: list[str] = []
@@ -72,7 +78,6 @@ class StockProducer(Worker):
                 "linger.ms": 1,
                 "request.timeout.ms": 3000,
                 "delivery.timeout.ms": int(FLUSH_S * 1000),
-                "error_cb": lambda _: None,
             },
             sent,
             is_unique=True,
@@ -82,14 +87,15 @@ class StockProducer(Worker):
         for number in itertools.count():
             if self._stop.is_set():
                 break
+            due_s = time.monotonic() + PAUSE_S
             for partition in self._partitions:
                 if self._waiting[partition] < IN_FLIGHT_MAX:
                     self._waiting[partition] += 1
                     topic, index = partition
                     value = b"rd %s %d %d " % (topic.encode(), index, number) + PADDING
                     self._producer.produce(topic, value, partition=index, on_delivery=self._delivered)
-            self._producer.poll(PAUSE_S)
-            self._stop.wait(PAUSE_S / 2)
+            while (left_s := due_s - time.monotonic()) > 0:
+                self._producer.poll(left_s)
         self._producer.close(FLUSH_S)
         assert not self._refused, self._refused[:3]
 
@@ -97,7 +103,7 @@ class StockProducer(Worker):
         partition = message.topic(), message.partition()
         self._waiting[partition] -= 1
         if error is None:
-            self.acknowledged.note(partition)
+            self._acknowledged.note(partition)
         else:
             self._refused.append(f"{partition}: {error}")
 

@@ -1,4 +1,4 @@
-"""What rounds of faults showed: a table, a file of JSON, and what is over its limit.
+"""What rounds of faults showed: a table, a file of JSON, and what is wrong.
 
 Owns the figures of one fault, the limits, and how rounds are gathered in one file. Does not own the faults
 nor the clock. Invariant: a figure is the longest silence of any one partition of its group.
@@ -15,12 +15,15 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from tests.links.faults import CALM
+
 WHERE: Final = ("led", "followed", "elsewhere")
 """A partition that the victim led, followed, or has no replica of."""
 ACKS, READS = "acks", "reads"
 KILLED_S_MAX = 3.0
 SILENT_S_MAX = 9.0
 UNAFFECTED_S_MAX = 1.0
+"""Longer than when nothing is done, in the same round."""
 SILENT: Final = frozenset({"pause", "cut off", "half-open", "not heard", "hears nothing"})
 """What a broker does that the others only miss."""
 FILE = Path("build") / "chaos-links.json"
@@ -38,21 +41,33 @@ class Outcome:
     whole_s: float
     """From its end until all replicas were in sync again."""
 
-    def over(self) -> list[str]:
-        """What is over its limit."""
+    def told(self) -> str:
+        silences = ", ".join(
+            f"{where} {self.acks[where]:.1f} / {self.reads[where]:.1f} s"
+            for where in WHERE
+            if where in self.acks
+        )
+        return (
+            f"{self.kind} {self.role} for {self.seconds:.1f} s: {silences}, whole after {self.whole_s:.1f} s"
+        )
+
+    def silence_s(self, where: str) -> float:
+        return max(self.acks.get(where, 0.0), self.reads.get(where, 0.0))
+
+    def over(self, calm_s: float) -> list[str]:
+        """What is over its limit, where partitions stand still for `calm_s` when nothing is done."""
         return [
-            f"{self.kind} of the {self.role}: {what} of what is {where} stood still for {silence_s:.1f} s,"
-            f" {limit_s:.0f} s are allowed"
-            for where, limit_s in limits(self.kind, self.role).items()
-            for what, silences in ((ACKS, self.acks), (READS, self.reads))
-            if (silence_s := silences.get(where, 0.0)) > limit_s
+            f"{self.kind} of the {self.role}: what is {where} stood still for {self.silence_s(where):.1f} s,"
+            f" {limit_s:.1f} s are allowed"
+            for where, limit_s in limits(self.kind, self.role, calm_s).items()
+            if self.silence_s(where) > limit_s
         ]
 
 
-def limits(kind: str, role: str) -> dict[str, float]:
+def limits(kind: str, role: str, calm_s: float) -> dict[str, float]:
     """Of those partitions, in seconds."""
     if role == "controller":
-        return {"elsewhere": UNAFFECTED_S_MAX}
+        return {"elsewhere": calm_s + UNAFFECTED_S_MAX}
     if kind == "kill -9":
         return {"led": KILLED_S_MAX}
     return {"led": SILENT_S_MAX} if kind in SILENT else {}
@@ -70,10 +85,21 @@ class Round:
     findings: dict[str, int] = field(default_factory=dict)
     """What `tidewal verify` found wrong, by code."""
     load: float = 0.0
-    """Of the machine, as it was on average over the last five minutes of the round."""
+    """Of the machine, over the last five minutes of the round."""
 
-    def over(self) -> list[str]:
-        return [told for outcome in self.outcomes for told in outcome.over()]
+    failed: str = ""
+    """What ended it too early."""
+
+    def wrong(self) -> list[str]:
+        """All that must not be."""
+        calm_s = max(
+            (each.silence_s("elsewhere") for each in self.outcomes if each.kind == CALM), default=0.0
+        )
+        return [
+            *([f"it ended early: {self.failed}"] if self.failed else []),
+            *(f"verify found {code} {count} times" for code, count in self.findings.items()),
+            *(told for outcome in self.outcomes for told in outcome.over(calm_s)),
+        ]
 
 
 def gather(path: Path, commit: str, done: Round) -> list[Round]:
@@ -82,7 +108,7 @@ def gather(path: Path, commit: str, done: Round) -> list[Round]:
     rounds = sorted([*rounds, done], key=lambda each: each.seed)
     document: dict[str, Any] = {
         "commit": commit,
-        "over": [told for each in rounds for told in each.over()],
+        "wrong": [f"seed {each.seed}: {told}" for each in rounds for told in each.wrong()],
         "rounds": [asdict(each) for each in rounds],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,11 +146,10 @@ def show(rounds: Sequence[Round]) -> None:
     for each in rounds:
         console.print(
             f"seed {each.seed}: {each.links}, {each.store}, tiers {'on' if each.tiers else 'off'},"
-            f" {each.acknowledged} acknowledged, {each.read} read, load {each.load:.1f},"
-            f" found wrong: {each.findings or 'nothing'}"
+            f" {each.acknowledged} acknowledged, {each.read} read, load {each.load:.1f}"
         )
-        for told in each.over():
-            console.print(f"  over: {told}")
+        for told in each.wrong() or ["nothing"]:
+            console.print(f"  wrong: {told}")
 
 
 def worst(silences: Sequence[dict[str, float]], where: str) -> str:

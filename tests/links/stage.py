@@ -8,7 +8,6 @@ and every partition is led by its preferred leader, and is over when that is so 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +50,7 @@ SETTINGS = {
     "log.retention.check.interval.ms": "2000",
     "remote.wal.log.manager.combiner.task.interval.ms": "100",
 }
-STEP = 50
+STEP = 25
 """Acknowledged and read of every partition before a fault, and after it."""
 GROUP = "members"
 BUCKET = "links"
@@ -193,18 +192,19 @@ class Work:
     """Clients that go on through every fault, and what they saw of each."""
 
     stage: Stage
-    stock: StockProducer
+    acknowledged: Times
+    stock: Sequence[StockProducer]
     aio: AioProducer
     reader: Reader
     group: GroupLoad
 
     def go_on(self) -> None:
         """Until every partition was acknowledged and read so many more."""
-        seen: tuple[Times, ...] = self.stock.acknowledged, self.reader.served
+        seen: tuple[Times, ...] = self.acknowledged, self.reader.served
         goals = [(times, each, times.count(each) + STEP) for times in seen for each in self.stage.partitions]
 
         def has_gone_on() -> bool:
-            for worker in (self.stock, self.aio, self.reader, self.group):
+            for worker in (*self.stock, self.aio, self.reader, self.group):
                 worker.check_alive()
             return all(times.count(each) >= goal for times, each, goal in goals)
 
@@ -217,12 +217,12 @@ class Work:
         began_s = time.monotonic()
         happen(strike, stage.scene, victim)
         ended_s = time.monotonic()
-        self.go_on()
         stage.cluster.wait_whole(*PLACES)
         whole_s = time.monotonic() - ended_s
+        self.go_on()
         acks, reads = (
             self._silences(times, began_s, strike, leaders, victim)
-            for times in (self.stock.acknowledged, self.reader.served)
+            for times in (self.acknowledged, self.reader.served)
         )
         stage.prefer()
         self.go_on()
@@ -254,13 +254,19 @@ class Work:
 @contextlib.contextmanager
 def work(stage: Stage) -> Iterator[Work]:
     bootstrap, partitions = stage.cluster.bootstrap, stage.partitions
-    stock = StockProducer(bootstrap, partitions, stage.sent)
+    acknowledged = Times()
+    stock = [
+        StockProducer(bootstrap, [each for each in partitions if each[0] == topic], stage.sent, acknowledged)
+        for topic in PLACES
+    ]
     aio = AioProducer(bootstrap, partitions, stage.sent)
     reader = Reader(bootstrap, partitions)
     group = GroupLoad(bootstrap, WIDE, GROUP)
-    done = Work(stage, stock, aio, reader, group)
+    done = Work(stage, acknowledged, stock, aio, reader, group)
     with reader, group:
-        with stock, aio:
+        with contextlib.ExitStack() as producers:
+            for each in (*stock, aio):
+                producers.enter_context(each)
             done.go_on()
             yield done
         ends = ends_of(bootstrap, partitions)
@@ -273,18 +279,14 @@ def work(stage: Stage) -> Iterator[Work]:
         )
 
 
-def play(
-    seed: int, strikes: Sequence[Strike], folder: Path, links: Links, *, minio: Path | None, tiers: bool
-) -> tuple[Round, dict[str, Any]]:
-    """All faults one after the other; the figures, and the proof of what is there in the end."""
-    done = Round(seed=seed, links=links.kind, store="a directory" if minio is None else "MinIO", tiers=tiers)
-    with Stage(folder, links, minio=minio, tiers=tiers) as stage:
-        with work(stage) as at_work:
-            for number, strike in enumerate(strikes):
-                done.outcomes.append(at_work.through(strike, seed + number))
-        document = stage.proof()
-    done.acknowledged = at_work.stock.acknowledged.total() + at_work.aio.acknowledged.total()
+def play(done: Round, strikes: Sequence[Strike], stage: Stage) -> dict[str, Any]:
+    """All faults one after the other, noted in `done`; the proof of what is there in the end."""
+    with work(stage) as at_work:
+        for number, strike in enumerate(strikes):
+            done.outcomes.append(at_work.through(strike, done.seed + number))
+            print(done.outcomes[-1].told())  # noqa: T201
+    done.acknowledged = at_work.acknowledged.total() + at_work.aio.acknowledged.total()
     done.read = at_work.reader.served.total()
+    document = stage.proof()
     done.findings = dict(Counter(each["code"] for each in document["findings"]))
-    done.load = round(os.getloadavg()[1], 1)
-    return done, document
+    return document

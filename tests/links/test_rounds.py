@@ -6,6 +6,7 @@ bytes; how long which partitions stood still is held against limits in the long 
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from tests.e2e.proof import check_nothing_is_found
 from tests.links.faults import plan
 from tests.links.proxies import Proxies
-from tests.links.report import FILE, gather, show
+from tests.links.report import FILE, Round, gather, show
 from tests.links.stage import Stage, links, play, work
 from tests.processes import ROOT
 
+FAILED_MAX = 300
+"""Of what is told in the report; pytest tells all."""
 SHORT_SESSION = {"broker.session.timeout.ms": "2000"}
 
 
@@ -31,13 +34,21 @@ def commit() -> str:
 @pytest.mark.minio
 def test_a_round_of_faults_on_links(chaos_seed: int, minio: Path, tmp_path: Path) -> None:
     """The tiers are on in every other round."""
-    strikes = plan(chaos_seed, has_store=True)
+    strikes, tiers = plan(chaos_seed, has_store=True), chaos_seed % 2 == 1
     with links(has_store=True, seed=chaos_seed) as made:
-        done, document = play(chaos_seed, strikes, tmp_path, made, minio=minio, tiers=chaos_seed % 2 == 1)
-    print()  # noqa: T201
-    show(gather(ROOT / FILE, commit(), done))
-    check_nothing_is_found(document, [str(each) for each in strikes], is_live=False)
-    assert not done.over()
+        done = Round(seed=chaos_seed, links=made.kind, store="MinIO", tiers=tiers)
+        try:
+            with Stage(tmp_path, made, minio=minio, tiers=tiers) as stage:
+                document = play(done, strikes, stage)
+        except BaseException as error:
+            done.failed = f"{type(error).__name__}: {error}"[:FAILED_MAX]
+            raise
+        finally:
+            done.load = round(os.getloadavg()[1], 1)
+            print()  # noqa: T201
+            show(gather(ROOT / FILE, commit(), done))
+    check_nothing_is_found(document, [each.told() for each in done.outcomes], is_live=False)
+    assert not done.wrong()
 
 
 @pytest.mark.parametrize("kind", ["", pytest.param(Proxies.kind, marks=pytest.mark.chaos)])
