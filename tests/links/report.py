@@ -22,7 +22,7 @@ WHERE: Final = ("led", "followed", "elsewhere")
 ACKS, READS = "acks", "reads"
 KILLED_S_MAX = 3.0
 SILENT_S_MAX = 9.0
-UNAFFECTED_S_MAX = 1.0
+UNAFFECTED_S_MAX = 2.0
 """Longer than when nothing is done, in the same round."""
 SILENT: Final = frozenset({"pause", "cut off", "half-open", "not heard", "hears nothing"})
 """What a broker does that the others only miss."""

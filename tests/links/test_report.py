@@ -27,8 +27,8 @@ def round_of(*outcomes: Outcome, seed: int = 1) -> Round:
         ("kill -9", "leader", {"led": 2.9, "followed": 9.5}, False),
         ("pause", "leader", {"led": 9.1}, True),
         ("half-open", "leader", {"led": 8.9}, False),
-        ("cut off", "controller", {"led": 12.0, "elsewhere": 1.4}, False),
-        ("cut off", "controller", {"elsewhere": 1.6}, True),
+        ("cut off", "controller", {"led": 12.0, "elsewhere": 2.4}, False),
+        ("cut off", "controller", {"elsewhere": 2.6}, True),
         ("cut from clients", "leader", {"led": 30.0}, False),
     ],
 )

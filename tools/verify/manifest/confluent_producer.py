@@ -87,7 +87,7 @@ class ManifestProducer(confluent_kafka.Producer):
         hashes = hash_of(key), hash_of(value)
         then = on_delivery or callback or self._then
         with self._turn:  # the order of the sends is the order of the numbers, whichever thread sends
-            note = partial(self._noted, number, self._manifest.send(), *hashes, then)
+            note = partial(self._told, number, self._manifest.send(), *hashes, then)
             self._produce(
                 topic, value, key, partition, on_delivery=note, timestamp=timestamp, headers=headers
             )
@@ -133,6 +133,15 @@ class ManifestProducer(confluent_kafka.Producer):
         number = self._manifest.topic(topic, self._topic_ids.get(topic, NO_ID))
         self._numbers[topic] = number
         return number
+
+    def _told(self, *report: Any) -> None:
+        """Note a report. Below Python 3.12 the binding can only pass on an error that somebody has caught:
+        any other comes out of `poll` as a SystemError that does not say what went wrong.
+        """
+        try:
+            self._noted(*report)
+        except BaseException:
+            raise
 
     def _noted(
         self,

@@ -261,3 +261,12 @@ def test_a_manifest_that_cannot_be_written_is_one_line(
     command = ["bench", "produce", "-q", "-b", broker_process.bootstrap, "--records", "1"]
     assert run([*command, "--manifest", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err.splitlines() == [f"tidewal: --manifest {tmp_path / 'file'}: File exists"]
+
+
+def test_what_a_callback_raises_comes_out_of_poll_as_it_is(tmp_path: Path) -> None:
+    """The binding loses it below Python 3.12, unless somebody caught it before."""
+    nobody = f"127.0.0.1:{stable_port()}"
+    with producer(nobody, tmp_path / "m", message_timeout_ms=50) as client:
+        client.produce("never", b"x", on_delivery=lambda *_: int("no number"))
+        with pytest.raises(ValueError, match="no number"):
+            until(lambda: client.poll(0.1), "the report")
