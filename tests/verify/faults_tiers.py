@@ -549,6 +549,39 @@ def floors_of_another(plan: Plan) -> Planted | None:
 
 
 @in_files
+def floors_moved_to_two_places(plan: Plan) -> Planted | None:
+    """A whole object that says of a partition that it was stored once more, twice."""
+    for node in plan.candidates(list(plan.made.wal.floors)):
+        key = f"wal/{node}/floors"
+        if plan.take(key):
+            place = {"node": node, "broker_epoch": 1, "generation": 0, "seq": 0}
+            rows = [row | {"moved": [place, place]} for row in plan.made.wal.floors[node]]
+            plan.files[STORE + key] = plan.made.wal.floors_object(node, rows)
+            return Planted("", [at_key(key, "wal-floors-bad")])
+    return None
+
+
+@in_files
+def floors_promise_what_is_nowhere(plan: Plan) -> Planted | None:
+    """A leader says that more is stored than anything holds: the end of the log is lost."""
+    for history in plan.candidates(plan.users()):
+        node = history.topic.partitions[history.number].leader
+        rows = plan.made.wal.floors.get(node, [])
+        own = [
+            row for row in rows if (row["topic_id"], row["partition"]) == (history.topic.id, history.number)
+        ]
+        key = f"wal/{node}/floors"
+        if not own or history.is_compacted or not plan.is_free(key, *META):
+            continue
+        if plan.take(key, *META, history=history):
+            end = history.end + plan.rng.choice([1, 40])
+            own[0]["stored_to"] = end
+            plan.files[STORE + key] = plan.made.wal.floors_object(node, rows)
+            return Planted("", [about(history, "gap", first=history.end, end=end)])
+    return None
+
+
+@in_files
 def seal_flipped(plan: Plan) -> Planted | None:
     """What a seal says cannot be told from what an object says once its checksum fails."""
     for life in plan.candidates([each for each in plan.made.wal.streams if each.seal and not each.late]):

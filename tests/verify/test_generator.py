@@ -61,7 +61,8 @@ def test_every_object_is_read_by_the_tables_of_the_page(seed: int, monkeypatch: 
     monkeypatch.setattr(format_page, "crc32c", crc32c)  # the page's own takes a second a store
     world = build(seed, NOW_MS)
     for key, data in whole_objects(world).items():
-        FORMAT.read(FORMAT.kind_of(key).layout, data)
+        layout = FORMAT.kind_of(key).layout
+        FORMAT.read("wal floors 2" if layout == "wal floors" and data[4:6] == b"\0\2" else layout, data)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -164,6 +164,8 @@ class WalTier:
         self.streams: list[StreamLife] = []
         self.floors: dict[int, list[dict[str, Any]]] = {}
         self.stored: dict[tuple[str, int], tuple[Stream, int]] = {}
+        self.moved: dict[tuple[str, int], tuple[Stream, int, int]] = {}
+        """Where what is needed of a partition is stored once more: stream, object, and in which epoch."""
         self.untold: set[tuple[Stream, int]] = set()
         self.entry_faults: dict[tuple[Stream, int], dict[str, Any]] = {}
 
@@ -191,10 +193,39 @@ class WalTier:
                 )
             if rng.random() < 0.25:
                 self._end(life, election)
+        for history in histories:
+            if rng.random() < 0.2:
+                self._move(history, floors[history.id])
         for life in self.streams:
             self._collect(life, floors)
             self._index(life)
         self._say_floors(histories, floors)
+
+    def _move(self, history: History, floor: int) -> None:
+        """Store once more all from the floor to the end of the log, so that its older slices are dead."""
+        election = history.topic.elections[history.number][-1]
+        broker = self.world.cluster.brokers[election.leader]
+        partition = history.topic.partitions[history.number]
+        began = dict(history.starts).get(election.leader_epoch)
+        batches = history.between(floor, history.end)
+        is_current = (broker.epoch, partition.leader_epoch) == (election.broker_epoch, election.leader_epoch)
+        if not is_current or began is None or not batches:
+            return
+        life = self._stream_of(election)
+        for at, part in enumerate(self._runs(batches)):
+            piece = Slice(history, election.leader_epoch, began, part[0].base, part[-1].end, part)
+            self._place(life, piece, election, is_apart=not at)
+            if not at:
+                self.moved[history.id] = life.stream, life.objects[-1].seq, election.leader_epoch
+
+    def _runs(self, batches: list[Batch]) -> Iterator[list[Batch]]:
+        """Some batches at a time, of one epoch."""
+        at = 0
+        while at < len(batches):
+            count = self.world.rng.randint(1, 4)
+            part = [batch for batch in batches[at : at + count] if batch.epoch == batches[at].epoch]
+            at += len(part)
+            yield part
 
     def _led(self, history: History) -> Iterator[tuple[Election, int, int]]:
         """Who led while which offsets were written."""
@@ -212,11 +243,7 @@ class WalTier:
             older = [batch.base for batch in history.between(history.log_start, start)]
             start = rng.choice(older[-4:] or [start])
         batches = [batch for batch in history.between(start, stop) if batch.end <= stop]
-        at = 0
-        while at < len(batches):
-            count = rng.randint(1, 4)
-            part = [batch for batch in batches[at : at + count] if batch.epoch == batches[at].epoch]
-            at += len(part)
+        for part in self._runs(batches):
             first = part[0].base
             if history.is_compacted:
                 before = [batch.end for batch in history.batches if batch.base < part[0].base]
@@ -235,13 +262,13 @@ class WalTier:
         self.streams.append(StreamLife(stream))
         return self.streams[-1]
 
-    def _place(self, life: StreamLife, piece: Slice, election: Election) -> None:
+    def _place(self, life: StreamLife, piece: Slice, election: Election, *, is_apart: bool = False) -> None:
         rng = self.world.rng
         seen = any(each.history is piece.history for held in life.objects for each in held.slices)
         if not seen and (before := self.stored.get(piece.history.id)) is not None:
             piece.previous = before
         newest = life.objects[-1] if life.objects else None
-        if newest is None or len(newest.slices) > 3 or rng.random() < 0.5:
+        if newest is None or is_apart or len(newest.slices) > 3 or rng.random() < 0.5:
             newest = self._object(life, len(life.objects), SLICES)
             life.objects.append(newest)
         newest.metadata_seq = max(newest.metadata_seq, election.seq)
@@ -286,7 +313,7 @@ class WalTier:
         rng = self.world.rng
         dead = -1
         for each in life.objects:
-            if any(piece.end > floors[piece.history.id] for piece in each.slices):
+            if not all(self._is_dead(life, each.seq, piece, floors) for piece in each.slices):
                 break
             dead = each.seq
         if dead < 0 or rng.random() < 0.3:
@@ -296,6 +323,15 @@ class WalTier:
         life.kept_below = set(range(gone, life.boundary + 1))
         for seq in life.kept_below:
             life.objects[seq].is_young = True
+
+    def _is_dead(self, life: StreamLife, seq: int, piece: Slice, floors: dict[tuple[str, int], int]) -> bool:
+        if piece.end <= floors[piece.history.id]:
+            return True
+        if (moved := self.moved.get(piece.history.id)) is None:
+            return False
+        stream, first, leader_epoch = moved
+        is_before = life.stream[:2] == stream[:2] and (life.stream[2], seq) < (stream[2], first)
+        return is_before or piece.leader_epoch < leader_epoch
 
     def _index(self, life: StreamLife) -> None:
         rng = self.world.rng
@@ -312,6 +348,7 @@ class WalTier:
             partition = history.topic.partitions[history.number]
             start = next((at for epoch, at in history.starts if epoch == partition.leader_epoch), history.end)
             stored = max((each.end for each in self.counted_of(history) if not each.is_void), default=-1)
+            moved = self.moved.get(history.id)
             self.floors.setdefault(partition.leader, []).append(
                 {
                     "topic_id": history.topic.id,
@@ -320,6 +357,7 @@ class WalTier:
                     "epoch_start": start,
                     "floor": floors[history.id],
                     "stored_to": self.world.rng.choice([stored, -1]),
+                    "moved": [{**moved[0]._asdict(), "seq": moved[1]}] if moved is not None else [],
                 }
             )
 
@@ -361,8 +399,9 @@ class WalTier:
 
     def floors_object(self, node: int, rows: list[dict[str, Any]]) -> bytes:
         world = self.world
+        has_moved = any(row["moved"] for row in rows)
         return encode(
-            "wal floors",
+            "wal floors 2" if has_moved else "wal floors",
             {
                 "node": node,
                 "broker_epoch": world.cluster.brokers[node].epoch,

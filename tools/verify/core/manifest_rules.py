@@ -261,6 +261,10 @@ class _Comparison:
             is_gone = is_absent & self._is_superseded(place, rows)
             self._count("compaction", place, rows.offsets[is_gone])
             is_absent &= ~is_gone
+            for _, end, what in wanted.exempt:  # a later record of its key may have been there
+                is_hidden = is_absent & (rows.offsets < end)
+                self._count(what, place, rows.offsets[is_hidden])
+                is_absent &= ~is_hidden
         is_weak = is_absent & (rows.acks != ALL)
         self._count("acks1-absent", place, rows.offsets[is_weak])
         lost = np.flatnonzero(is_absent & ~is_weak)

@@ -457,3 +457,16 @@ def test_what_a_file_without_a_head_told_nobody_knows(tmp_path: Path) -> None:
     more.mkdir()
     (more / "killed.manifest").touch()
     assert codes(play.run(more)) == []
+
+
+def test_in_a_compacted_log_the_later_record_of_a_key_may_be_damaged(tmp_path: Path) -> None:
+    play = Play(is_compacted=True)
+    for _ in range(9):
+        play.send(Outcome.OK, is_stored=True)
+    play.without(3, 6)
+    play.exempt = ((6, 7, "damaged"),)
+    found = play.run(tmp_path)
+    assert (codes(found), amounts(found)["damaged"]) == ([], 2)
+    more = tmp_path / "more"
+    play.exempt = ((2, 3, "damaged"),)
+    assert codes(play.run(more)) == [("manifest-loss", 3, 4), ("manifest-loss", 6, 7)]
