@@ -534,6 +534,18 @@ class UnifiedLog(SegmentedLog):
             timestamp = -1
         return timestamp if timestamp >= 0 else self.files.mtime_ms(segment.path(LOG))
 
+    def is_restless(self, now_ms: int) -> bool:
+        """Whether there is something to sync, to remove, to make known or to answer. Asked of every log every
+        second, most of which have nothing: one look at each fact, and no call."""
+        asked, start, point = self._start_asked, self.log_start_offset, self.recovery_point
+        return bool(
+            self._doomed
+            or self._start_waits
+            or (asked if asked > start else start) != self.saved_start
+            or point < self._segments[-1].base_offset
+            or (point < self.log_end_offset and now_ms - self.flushed_at_ms >= self.config.flush_ms)
+        )
+
     @property
     def has_deleted_files(self) -> bool:
         return bool(self._doomed)

@@ -76,6 +76,10 @@ class Scrape:
     def names(self) -> set[str]:
         return {name for name, _ in self._values}
 
+    def samples(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        """Return each sample of that name with its labels."""
+        return [(dict(labels), value) for (each, labels), value in self._values.items() if each == name]
+
     def value(self, name: str, **labels: str) -> float:
         """Add up the samples of that name that have these labels."""
         wanted = labels.items()

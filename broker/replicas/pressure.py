@@ -79,6 +79,8 @@ class Pressure:
         self._clock = clock
         self._returning: dict[str, list[tuple[float, int]]] = {}
         """When files that were deleted have left each directory, and their bytes."""
+        self._is_refusing = False
+        """The last look found a directory too full: leaders may have been told to take nothing."""
 
     def __repr__(self) -> str:
         return f"<Pressure missing {self.missing}, {self.dropped_bytes} bytes dropped>"
@@ -99,7 +101,8 @@ class Pressure:
             self._note(path, missing, free, partitions)
             if missing:
                 await self._drop(path, missing, partitions)
-        self._refuse()
+        if self.missing or self._is_refusing:
+            self._refuse()
 
     def _tiered(self) -> dict[str, list[Partition]]:
         """The tiered partitions in each directory."""
@@ -142,6 +145,7 @@ class Pressure:
 
     def _refuse(self) -> None:
         """Let the leaders of topics that refuse take nothing, or take again."""
+        self._is_refusing = bool(self.missing)
         for partition in self._replicas.partitions():
             held = self._logs.logs.get((partition.topic, partition.index))
             is_full = held is not None and held.log_dir in self.missing and held.is_tiered

@@ -204,3 +204,25 @@ def test_idle_segments_give_their_files_and_indexes_back(tmp_path: Path) -> None
     assert read_all(log) == expected
     append(log, batch_of(1))
     assert len(records_of(log)) == 13
+
+
+def test_a_log_at_rest_is_left_alone(tmp_path: Path) -> None:
+    """What a round has to do with a log it sees at a look; whether it then does it the tests above say."""
+    manager = manager_on(tmp_path)
+    log = manager.create("topic", TOPIC_ID, 0, LogConfig(segment_bytes=400, file_delete_delay_ms=1000))
+    assert not log.is_restless(NOW)
+    append(log, batch_of(1))
+    assert not log.is_restless(NOW + 1_000_000), "nothing asks for a sync of the active segment"
+    log.set_config(LogConfig(segment_bytes=400, file_delete_delay_ms=1000, flush_ms=1000))
+    assert [log.is_restless(log.flushed_at_ms + at_ms) for at_ms in (999, 1000)] == [False, True]
+    log.set_config(LogConfig(segment_bytes=400, file_delete_delay_ms=1000))
+    for _ in range(12):
+        append(log, batch_of(1))
+    assert log.is_restless(NOW), "a closed segment is to be synced"
+    drain(manager.maintain(NOW))
+    assert not log.is_restless(NOW)
+    log.set_config(LogConfig(segment_bytes=400, file_delete_delay_ms=1000, retention_bytes=0))
+    log.expire(NOW)
+    assert log.is_restless(NOW), "files wait for their removal"
+    drain(manager.maintain(NOW + 1_000_000))
+    assert not log.is_restless(NOW)

@@ -204,10 +204,17 @@ class Cluster:
 
 
 def of_tidewal(
-    folder: Path, count: int, *, store: str, name: str = "Tidewal", settings: Mapping[str, str] | None = None
+    folder: Path,
+    count: int,
+    *,
+    store: str,
+    name: str = "Tidewal",
+    settings: Mapping[str, str] | None = None,
+    admin_ports: Sequence[int] = (),
 ) -> Cluster:
-    """Make a cluster of ours; it shares all cores."""
+    """Make a cluster of ours; it shares all cores. With admin ports, one each, brokers tell their metrics."""
     cores = os.sched_getaffinity(0)
+    admin: list[tuple[str, ...]] = [("--admin", f"127.0.0.1:{port}") for port in admin_ports] or [()] * count
     return Cluster(
         name,
         [
@@ -218,8 +225,9 @@ def of_tidewal(
                 node_id=each,
                 store=store,
                 settings=settings,
+                arguments=arguments,
             )
-            for each in range(1, count + 1)
+            for each, arguments in enumerate(admin, 1)
         ],
     )
 
