@@ -92,9 +92,7 @@ class Play:
             if not node.is_alive:
                 node.begin()
         await stage.become_whole()
-        for each in self.loads:
-            each.stop()
-        await stage.finish([each.task for each in self.loads])
+        await self.end_loads()
         await stage.final_state([TP])
 
     # the cast -----------------------------------------------------------------------------------------------
@@ -150,6 +148,12 @@ class Play:
         load = Load(client=client, producer=producer, task=task, sends=self.stage.history.sends)
         self.loads.append(load)
         return load
+
+    async def end_loads(self) -> None:
+        """Have nobody write any more: what follows takes minutes, and asks for nothing new."""
+        for each in self.loads:
+            each.stop()
+        await self.stage.finish([each.task for each in self.loads])
 
     # what a script does -------------------------------------------------------------------------------------
 

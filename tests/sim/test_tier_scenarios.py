@@ -426,19 +426,20 @@ def test_the_store_hangs_for_a_minute_under_reads_copies_and_deletes() -> None:
         assert not doomed & {copy.id for copy in copies(play, "DELETE_FINISHED", GONE)}
         for node in play.nodes:
             node.line.heal()
+        play.stage.env.stopping = True
+        await play.stage.finish([reading])
         await play.until(
             "the backlog is gone",
             lambda: log_of(play.leader).log_end_offset - log_of(play.leader).tiered_end < 12,
             seconds=60,
         )
+        await play.end_loads()
         left = (STARTED, FINISHED, DELETING)
         await play.until(
             "what was deleted is gone",
             lambda: not doomed & {each.id for each in copies(play, *left)},
             seconds=90,
         )
-        play.stage.env.stopping = True
-        await play.stage.finish([reading])
 
     clean(tiered("a store that hangs").perform(script))
 
@@ -635,6 +636,7 @@ def test_a_topic_made_anew_while_everybody_was_down_leaves_nothing() -> None:
         for node in play.nodes:
             node.begin()
         await play.until("all are back", lambda: len(play.stage.ready()) == 4 and not play.stage.broken())
+        await play.end_loads()
         await play.until(
             "nothing is left of it", lambda: not its_copies() and not its_objects(play, first_id), seconds=150
         )

@@ -50,13 +50,6 @@ async def until_gone(play: Play, what: list[str]) -> None:
     )
 
 
-async def end_loads(play: Play) -> None:
-    """What follows takes minutes, and nobody needs to write meanwhile."""
-    for each in play.loads:
-        each.stop()
-    await play.stage.finish([each.task for each in play.loads])
-
-
 def test_a_topic_made_anew_with_its_name_has_nothing_of_the_old_one() -> None:
     async def script(play: Play) -> None:
         play.stage.wal.rests = True
@@ -108,7 +101,7 @@ def test_who_collects_sleeps_between_the_boundary_and_the_deletion() -> None:
         play.stage.wal.rests = True
         play.load("fast", acks=1)
         await until_hydrated(play, count=10)
-        await end_loads(play)
+        await play.end_loads()
         first = play.leader
         await play.delete_before(log_of(first).high_watermark)
         old = objects_of(play, first.id)[:5]
@@ -175,7 +168,7 @@ def test_an_idle_partition_is_stored_once_more_and_holds_back_nothing() -> None:
             await play.until("all are in sync", lambda: len(play.isr) == 3)
         play.load("fast", acks=1)
         await play.until("much came after it", lambda: len(objects_of(play, holder.id)) > 300, seconds=120)
-        await end_loads(play)
+        await play.end_loads()
         await play.delete_before(log_of(holder).high_watermark)
         await until_gone(play, first)
         (moved, *_) = [each for each in play.stage.wal.slices(idle) if each.seq > 300]
@@ -217,7 +210,7 @@ def test_what_followers_lack_is_not_collected() -> None:
         (one, _) = followers(play)
         one.kill()
         await until_hydrated(play, *(node for node in followers(play) if node is not one), count=10)
-        await end_loads(play)
+        await play.end_loads()
         await play.delete_before(log_of(first).high_watermark // 2)
         await play.wait(260)
         await one.start()
