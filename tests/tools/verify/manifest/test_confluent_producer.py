@@ -263,10 +263,10 @@ def test_a_manifest_that_cannot_be_written_is_one_line(
     assert capsys.readouterr().err.splitlines() == [f"tidewal: --manifest {tmp_path / 'file'}: File exists"]
 
 
-def test_what_a_callback_raises_comes_out_of_poll_as_it_is(tmp_path: Path) -> None:
+def test_what_a_callback_raises_comes_out_as_it_is(tmp_path: Path) -> None:
     """The binding loses it below Python 3.12, unless somebody caught it before."""
     nobody = f"127.0.0.1:{stable_port()}"
     with producer(nobody, tmp_path / "m", message_timeout_ms=50) as client:
         client.produce("never", b"x", on_delivery=lambda *_: int("no number"))
         with pytest.raises(ValueError, match="no number"):
-            until(lambda: client.poll(0.1), "the report")
+            client.flush(20)
