@@ -55,6 +55,10 @@ _WITHOUT_EFFECT: Final = frozenset(
         "SSL_KEY_CREDENTIALS",
         "SSL_TRUSTSTORE_CREDENTIALS",
         "SSL_TRUSTSTORE_FILENAME",
+        # of Kafka's authorizer, and of producers: much-used compose files give them to brokers
+        "ALLOW_EVERYONE_IF_NO_ACL_FOUND",
+        "MAX_REQUEST_SIZE",
+        "SUPER_USERS",
         # properties of brokers before Kafka 4
         "BROKER_ID_GENERATION_ENABLE",
         "INTER_BROKER_PROTOCOL_VERSION",

@@ -12,7 +12,7 @@ from tools.kafka_scripts.options import parse
 def test_values_follow_an_equals_sign_or_are_the_next_word() -> None:
     given = parse(
         "s",
-        ["--config", "a=1", "--config=b=2", "--list", "3"],
+        ["--config", "a=1", "-config=b=2", "-list", "3"],
         flags=["--list"],
         valued=["--config"],
         words=1,

@@ -62,7 +62,10 @@ def parse(
     """Read a command line; Failure for what the script does not take."""
     given = Given(script)
     rest = iter(arguments)
-    for argument in rest:
+    for word in rest:
+        argument = word
+        if argument[:1] == "-" and f"-{argument}".partition("=")[0] in {*flags, *valued}:
+            argument = f"-{argument}"  # Kafka's scripts take one dash for two
         name, equals, value = argument.partition("=")
         if name in valued:
             text = value if equals else next(rest, None)
