@@ -106,7 +106,7 @@ class TidewalContainer(DockerContainer):  # type: ignore[misc]
         self._put(ADVERTISED, f"OUTSIDE://{outside},INSIDE://{inside}\n".encode())
 
     def _options(self) -> list[str]:
-        words = ["broker", "--from-env", "--node-id", str(self.node_id), "--data", "/var/lib/tidewal"]
+        words = ["broker", "--from-env", "--node-id", str(self.node_id), "--data", "/var/lib/tidewal/data"]
         if self.store is not None:
             words += ["--store", self.store]
         listeners = {

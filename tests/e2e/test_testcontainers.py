@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
 
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.processes import ROOT
+
 docker = pytest.importorskip("docker", reason="testcontainers is not installed: make setup")
 testcontainers_tidewal = pytest.importorskip("testcontainers_tidewal")
 
 SETTLE_S = 60
+BUILD_S_MAX = 900
 pytestmark = [
     pytest.mark.containers,
     # docker-py leaves the connections of a closed client to the collector
@@ -19,20 +22,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def engine() -> Iterator[None]:
-    """A Docker engine with the image; skips where there is none."""
+@pytest.fixture(scope="module")
+def image() -> str:
+    """The image of this checkout, made anew; skips where no engine answers."""
     try:
-        client = docker.from_env()
+        docker.from_env().close()
     except docker.errors.DockerException:
         pytest.skip("no Docker engine answers")
-    try:
-        client.images.get(testcontainers_tidewal.IMAGE)
-    except docker.errors.ImageNotFound:
-        pytest.skip("there is no image tidewal:latest: docker build -t tidewal .")
-    finally:
-        client.close()
-    yield
+    name = "tidewal-testcontainers"
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", name, "."], cwd=ROOT, timeout=BUILD_S_MAX, check=True
+    )
+    return name
 
 
 def produce(bootstrap: str, topic: str, values: list[bytes]) -> None:
@@ -53,8 +54,8 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
         consumer.close()
 
 
-def test_a_container_serves_clients_outside_and_inside() -> None:
-    container = testcontainers_tidewal.TidewalContainer().with_property("num.partitions", "2")
+def test_a_container_serves_clients_outside_and_inside(image: str) -> None:
+    container = testcontainers_tidewal.TidewalContainer(image).with_property("num.partitions", "2")
     container.with_env("KAFKA_LOG_RETENTION_HOURS", "7")
     with container as kafka:
         produce(kafka.get_bootstrap_server(), "orders", [b"one"])
@@ -70,8 +71,8 @@ def test_a_container_serves_clients_outside_and_inside() -> None:
         ]
 
 
-def test_one_that_does_not_start_says_why_and_is_gone() -> None:
-    container = testcontainers_tidewal.TidewalContainer().with_property("num.io.threads", "many")
+def test_one_that_does_not_start_says_why_and_is_gone(image: str) -> None:
+    container = testcontainers_tidewal.TidewalContainer(image).with_property("num.io.threads", "many")
     with (
         pytest.raises(
             Exception, match=r"(?s)ended before it was ready.*Invalid value many for.*num.io.threads"
@@ -83,8 +84,8 @@ def test_one_that_does_not_start_says_why_and_is_gone() -> None:
         container.get_wrapped_container().reload()
 
 
-def test_a_cluster_lives_on_without_one_of_its_containers() -> None:
-    with testcontainers_tidewal.TidewalCluster() as cluster:
+def test_a_cluster_lives_on_without_one_of_its_containers(image: str) -> None:
+    with testcontainers_tidewal.TidewalCluster(image) as cluster:
         bootstrap = cluster.get_bootstrap_server()
         admin = AdminClient({"bootstrap.servers": bootstrap})
         new = NewTopic("orders", 3, 3, config={"min.insync.replicas": "2"})
