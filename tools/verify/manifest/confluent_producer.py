@@ -157,7 +157,8 @@ class ManifestProducer(confluent_kafka.Producer):
         partition = message.partition()
         if error is None:
             outcome = Outcome.OK
-            offset = max(message.offset(), NO_OFFSET)
+            known = message.offset()
+            offset = NO_OFFSET if known is None else known
         else:
             outcome = outcome_of(error.code(), is_retried=self._is_retried)
         self._manifest.note(

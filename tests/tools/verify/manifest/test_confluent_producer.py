@@ -270,3 +270,15 @@ def test_what_a_callback_raises_comes_out_as_it_is(tmp_path: Path) -> None:
         client.produce("never", b"x", on_delivery=lambda *_: int("no number"))
         with pytest.raises(ValueError, match="no number"):
             client.flush(20)
+
+
+def test_what_was_acknowledged_without_an_offset_is_noted_without_one(
+    broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    """As with acks=0, and of a send whose acknowledgement was lost and is told by a later one's."""
+    topic = make_topic(broker_process.bootstrap)
+    with producer(broker_process.bootstrap, tmp_path / "m", acks="0") as client:
+        client.produce(topic, b"x")
+    (file,) = read_manifests([str(tmp_path / "m")], {}).files
+    ((_, rows),) = open_rows(file)
+    assert rows["offset"].tolist() == [-1] and rows["outcome"].tolist() == [Outcome.OK]
