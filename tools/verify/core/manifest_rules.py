@@ -508,7 +508,7 @@ class _Comparison:
                 if chosen:
                     is_left[either[chosen]] = False
                     continue
-                if chosen is None:
+                if chosen is None or missing[0] <= len(either):  # others may have sent some of them
                     why = "hold records that may be in a sum or of sends without an answer"
                     self._unchecked(place, f"offsets {first} to {end} {why}")
                     is_clear = False

@@ -354,13 +354,13 @@ def test_by_sums_alone_a_right_log_has_no_findings(play: Play, tmp_path: Path) -
 
 
 def test_by_sums_alone_a_loss_is_named_by_its_bucket(play: Play, tmp_path: Path) -> None:
-    play.keeps_rows = False
+    play.keeps_rows, play.is_unique = False, True
     play.without(20_001)
     assert codes(play.run(tmp_path)) == [("manifest-loss", 16_384, 32_768)]
 
 
 def test_by_sums_alone_other_bytes_are_named_by_their_bucket(play: Play, tmp_path: Path) -> None:
-    play.keeps_rows = False
+    play.keeps_rows, play.is_unique = False, True
     play.log[20_001] = 20_001, 1, 1
     assert codes(play.run(tmp_path)) == [("manifest-altered", 16_384, 32_768)]
 
@@ -443,8 +443,11 @@ def test_by_sums_alone_a_record_may_be_alike_a_send_without_an_answer(is_there: 
     found = play.run(tmp_path)
     assert (codes(found), found.unchecked) == ([], [])
     assert amounts(found).get("unknown-present", 0) == is_there
-    play.without(2)
+    play.without(0, 1, 2)
     assert codes(play.run(tmp_path / "more")) == [("manifest-loss", 0, 16_384)]
+    play.log += [(20, 1, 1), (21, 2, 2), (22, 3, 3)]
+    found = play.run(tmp_path / "others")
+    assert (codes(found), len(found.unchecked)) == ([], 1)
 
 
 def test_what_a_file_without_a_head_told_nobody_knows(tmp_path: Path) -> None:
