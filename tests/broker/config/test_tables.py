@@ -135,6 +135,7 @@ def test_objects_are_fewer_and_larger_where_a_put_is_slow() -> None:
     assert dynamic.remote_wal_log_manager_combiner_task_interval_ms == 40
 
 
+@pytest.mark.requirement("1176-54")
 def test_what_the_proposal_saves_is_not_spent_on_puts() -> None:
     """Its example, per broker and month; a thousand puts are 0.005 USD on plain S3."""
     saves = (866 + 1612) - (776 + 648)

@@ -431,7 +431,7 @@ def test_the_older_name_of_the_followers_threads(given: dict[str, str], threads:
     assert from_properties(given).remote_log_manager_follower_thread_pool_size == threads
 
 
-@pytest.mark.requirement("1023-01")
+@pytest.mark.requirement("1023-01", "1023-19")
 def test_starting_at_the_tier_is_off_and_may_be_switched_on_for_all() -> None:
     config = made()
     assert not config.follower_fetch_last_tiered_offset_enable

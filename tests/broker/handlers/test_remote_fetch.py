@@ -618,7 +618,7 @@ async def test_with_the_tiers_switched_off_what_is_there_is_not_available(broker
 # --- the read quota ---
 
 
-@pytest.mark.requirement("956-13")
+@pytest.mark.requirement("956-13", "956-18")
 async def test_a_spent_quota_leaves_other_partitions_served(make_broker: MakeBroker) -> None:
     broker = await make_broker(**{"remote.log.manager.fetch.max.bytes.per.second": "1000", **PATIENT})
     await create_topic(broker, "t", **TIERED)
@@ -635,7 +635,7 @@ async def test_a_spent_quota_leaves_other_partitions_served(make_broker: MakeBro
         assert statistics.throttled_ms_max > 0
 
 
-@pytest.mark.requirement("956-13")
+@pytest.mark.requirement("956-13", "956-18")
 async def test_who_waits_is_served_when_the_quota_allows_it(make_broker: MakeBroker) -> None:
     broker = await make_broker(**{"remote.log.manager.fetch.max.bytes.per.second": "4000", **PATIENT})
     await create_topic(broker, "t", **TIERED)
@@ -659,6 +659,7 @@ async def test_a_wait_for_the_quota_ends_in_its_time(make_broker: MakeBroker) ->
 # --- followers ---
 
 
+@pytest.mark.requirement("1023-17")
 def test_a_follower_that_serves_consumers_reads_the_tier_itself() -> None:
     """KIP-392: its own local log may begin elsewhere than the leader's."""
 

@@ -87,7 +87,7 @@ async def test_a_time_below_the_log_start_is_not_told(broker: Broker) -> None:
         assert await look_up(client, START_MS) == [(ErrorCode.none, START_MS + 30, 3)]
 
 
-@pytest.mark.requirement("1023-02", "1023-13")
+@pytest.mark.requirement("1023-02", "1023-13", "1023-19")
 async def test_what_special_times_stand_for(broker: Broker) -> None:
     await fill(broker)
     async with await RawClient.open(broker) as client:

@@ -114,6 +114,7 @@ def test_the_example_of_the_proposal() -> None:
     world.run(main)
 
 
+@pytest.mark.requirement("1023-21")
 def test_a_follower_asks_for_the_pending_offset_and_counts_nothing_on_from_the_last_tiered_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_follower_asks_for_the_pending_offset_and_counts_nothing_on_from_the_l
     world.run(main)
 
 
+@pytest.mark.requirement("1023-17")
 def test_a_replica_with_little_on_its_disk_leads_like_any_other() -> None:
     """Nobody is passed over for it, as in Kafka: what it does not have is read from the tier."""
 

@@ -509,7 +509,7 @@ async def settled(world: Replicas) -> None:
     await expire_locally(world, 1)
 
 
-@pytest.mark.requirement("1241-15")
+@pytest.mark.requirement("1241-13", "1241-15")
 @pytest.mark.parametrize("lag", [{}, MOST_DELAY], ids=["no lag", "all of local retention"])
 @pytest.mark.parametrize("records", [4, 80])
 def test_an_outage_costs_room_on_the_disk_and_gives_it_back(lag: dict[str, str], records: int) -> None:

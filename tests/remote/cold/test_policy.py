@@ -128,7 +128,7 @@ def test_the_most_delay_without_a_limit_of_local_retention_is_none_where_kafka_n
     assert copied(config, [closed(0), closed(10)]) == [0, 10]
 
 
-@pytest.mark.requirement("1241-12", "1241-18")
+@pytest.mark.requirement("1241-12", "1241-13", "1241-18")
 def test_defaults_copy_at_once() -> None:
     assert copied(LogConfig(remote_storage_enable=True), [closed(0), closed(10)]) == [0, 10]
 
@@ -286,6 +286,7 @@ def hours_stored(config: LogConfig) -> int:
     return next(age for age in ages if expired(config, [remote(0, age_ms=age * HOUR)])[1]) - begins
 
 
+@pytest.mark.requirement("1241-14")
 @pytest.mark.parametrize(("days", "least"), [(3, 0.25), (7, 0.10)])
 def test_the_most_delay_saves_the_tier_what_the_disk_has_anyway(days: int, least: float) -> None:
     at_once, late = (

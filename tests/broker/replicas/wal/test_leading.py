@@ -185,7 +185,7 @@ def test_a_leader_stores_again_what_one_of_whom_it_has_nothing_may_have_stored_o
     run(main, 2)
 
 
-@pytest.mark.requirement("1176-30", "1176-31")
+@pytest.mark.requirement("1176-30", "1176-31", "1176-59")
 def test_acks_1_waits_for_no_store_and_followers_are_sent_what_waits_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

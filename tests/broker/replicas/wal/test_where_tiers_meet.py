@@ -123,6 +123,7 @@ def test_the_example_of_the_proposal(elected: int, end: int) -> None:
     run(main, 3)
 
 
+@pytest.mark.requirement("1176-53", "1176-48")
 @pytest.mark.parametrize("elected", [2, 3])
 def test_a_zone_takes_the_leader_and_the_bucket_with_it_and_each_follower_has_all(elected: int) -> None:
     """Each follower is a whole copy beside the leader's and those of the store, and replaces both."""
