@@ -53,7 +53,8 @@ VERIFY_S: Final = 300.0
 AGAIN_BATCHES: Final = 5
 """A producer goes on after a kill when so many of its batches were acknowledged since."""
 REPLICATED: Final = "kafka_server_brokertopicmetrics_replicationbytesin_total"
-READ_FROM_STORE: Final = "tidewal_object_store_bytes_read_total"
+READ_FROM_STORE: Final = ("tidewal_object_store_bytes_read_total", "tidewal_wal_store_bytes_read_total")
+"""The WAL tier has connections and counters of its own."""
 
 
 class LeftOut(Exception):
@@ -241,7 +242,7 @@ class Demo:
         await self._wait(lambda: is_whole(self._client, NODES), "not every replica was in sync")
         broker.condition = Condition.RUNS
         seen = await asyncio.get_running_loop().run_in_executor(None, self._brokers.metrics, victim)
-        leaders, store = seen.value(REPLICATED), seen.value(READ_FROM_STORE)
+        leaders, store = seen.value(REPLICATED), sum(map(seen.value, READ_FROM_STORE))
         return (
             f"{size_text(size)} of broker {victim} deleted; in sync again with {size_text(leaders)} from "
             f"leaders, {size_text(store)} from the store"

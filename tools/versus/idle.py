@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from tools.console import Failure, complain, emit
@@ -36,7 +37,8 @@ SETTLE_S = 45.0
 """What follows a creation, the first look at retention after half a minute among it, is no rest."""
 HOURS_PER_MONTH = 730
 TOPIC = "idle"
-REQUESTS = "tidewal_object_store_requests_total"
+REQUESTS = ("tidewal_object_store_requests_total", "tidewal_wal_store_requests_total")
+"""The WAL tier has connections and counters of its own."""
 READS, FREE = frozenset({"get", "get_range"}), frozenset({"delete", "abort_upload"})
 """Operations by price; every other one costs as much as a listing."""
 PLAIN, COLD, WAL = "plain", "cold", "wal"
@@ -104,7 +106,12 @@ def work(before: Moment, after: Moment) -> dict[str, float]:
 
 
 def operations(seen: Scrape) -> dict[str, float]:
-    return {labels["operation"]: value for labels, value in seen.samples(REQUESTS) if "operation" in labels}
+    """Return how often each operation of the store was asked for, over all its connections."""
+    found: dict[str, float] = {}
+    for labels, value in chain.from_iterable(map(seen.samples, REQUESTS)):
+        if operation := labels.get("operation"):
+            found[operation] = found.get(operation, 0.0) + value
+    return found
 
 
 # --- the window ---

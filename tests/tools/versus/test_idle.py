@@ -28,7 +28,11 @@ def test_work_is_told_for_each_broker() -> None:
 
 
 def test_operations_are_read_off_the_metrics() -> None:
-    lines = [f'{idle.REQUESTS}{{operation="{name}"}} {many}' for name, many in (("get", 3.0), ("put", 1.0))]
+    main, lane = idle.REQUESTS
+    lines = [
+        f'{name}{{operation="{operation}"}} {many}'
+        for name, operation, many in ((main, "get", 2.0), (lane, "get", 1.0), (lane, "put", 1.0))
+    ]
     text = "\n".join([*lines, "other_total 9.0"])
     assert operations(Scrape.parse(text)) == {"get": 3.0, "put": 1.0}
 
