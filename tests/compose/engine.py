@@ -71,7 +71,10 @@ def find_engine(minio_image: str, minio: Path) -> Engine:
 def brought_up(script: Path, minio_image: str, minio: Path) -> Engine:
     """Start an engine with a script: `up` prints exports, `image` makes an image, `compose` runs it."""
     plain = Engine(compose=(str(script), "compose"), docker=("docker",))
-    exports = plain.run(script, "up")
+    try:
+        exports = plain.run(script, "up")
+    except Failure as error:
+        raise NoEngine(f"{script} starts no engine here: {error}") from None
     shown = plain.run("bash", "-c", f"{exports}\nenv -0")
     environ = dict(each.partition("=")[::2] for each in shown.split("\0") if each)
     # The engine's own client, beside which there may be one that lacks what it builds with.
