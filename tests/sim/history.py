@@ -360,10 +360,12 @@ NOTHING_ALONE = HadAlone()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectChange:
-    """One object of the tier that came or went, and what was said of its copy by then. `digest` is of what is
-    there afterwards; empty for nothing. `alone` is what went with it."""
+    """One object of the tier that came or went, and what was said of its copy by then. `sent` is when the
+    request for it left its sender, `digest` is of what is there afterwards; empty for nothing. `alone` is
+    what went with it."""
 
     at: float
+    sent: float
     node: int
     key: str
     copy: str

@@ -219,6 +219,7 @@ class SimStore:
         """The effect happens outside the caller's process, so that its death does not undo a request that
         had left."""
         self._process.check_alive()
+        sent = self._loop.now
         if any(profile.down or profile.hang for profile in self._profiles):
             await self._travel()
         self._maybe_fail("error_before_chance", "refused")
@@ -234,7 +235,7 @@ class SimStore:
             if outcome is not PutResult.LOST and not isinstance(outcome, Exception):
                 self._note(kind, key, data)
             if key.startswith(TIER) and self._bucket.objects.get(key) != before:
-                self._note_object(key, before or b"")
+                self._note_object(key, before or b"", sent)
             if key.startswith(WAL) and kind == "delete" and before is not None:
                 self._bucket.wal_gone_of(key)
             if not done.done():
@@ -269,12 +270,13 @@ class SimStore:
             kept = read_put(key, data) if kind == "put" else (b"", (), ())
             self._bucket.wal_journal.append(WalChange(at, node, life, kind, key, len(data), *kept))
 
-    def _note_object(self, key: str, before: bytes) -> None:
+    def _note_object(self, key: str, before: bytes, sent: float) -> None:
         after = self._bucket.objects.get(key)
         named = parse_tier_key(key)
         self._bucket.tier_objects.append(
             ObjectChange(
                 at=self._loop.now,
+                sent=sent,
                 node=self._node,
                 key=key,
                 copy="" if named is None else str(named.segment_id),

@@ -10,6 +10,9 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tests.sim.history import (
+    BrokerState,
+    Crash,
+    DeleteRecords,
     FoldSeen,
     Freed,
     HadAlone,
@@ -18,12 +21,14 @@ from tests.sim.history import (
     ObjectChange,
     PartitionState,
     ReplicaLog,
+    Result,
     Sample,
     TierCopy,
     TierSeen,
+    TopicPartition,
 )
 from tests.sim.test_checks import T, batch, fetch, final, send
-from tests.sim.tier_checks import RULES
+from tests.sim.tier_checks import METADATA_TOPIC, RULES
 from tests.sim.verdict import judge
 
 B0, B1, B2 = batch(0, 10, 11), batch(2, 12, 13), batch(4, 14)
@@ -51,7 +56,28 @@ def replica(local: int, tiered: int, readable_to: int | None = None) -> ReplicaL
 
 
 def change(at: float, digest: str, state: str, key: str = KEY) -> ObjectChange:
-    return ObjectChange(at=at, node=1, key=key, copy="one", digest=digest, state=state)
+    return ObjectChange(at=at, sent=at, node=1, key=key, copy="one", digest=digest, state=state)
+
+
+def led_by(tp: TopicPartition, *reigns: tuple[float, int, int, tuple[int, ...]]) -> tuple[MetaSlot, ...]:
+    """Slots by which each (since, leader, epoch, ISR) begins, of replicas 1 and 2."""
+    return tuple(
+        MetaSlot(
+            seq=seq,
+            at=since,
+            node=1,
+            life=1,
+            controller_epoch=1,
+            hash=f"{seq}",
+            previous_hash=f"{seq - 1}",
+            partitions=(
+                PartitionState(
+                    tp=tp, leader=node, leader_epoch=epoch, partition_epoch=seq, replicas=(1, 2), isr=isr
+                ),
+            ),
+        )
+        for seq, (since, node, epoch, isr) in enumerate(reigns, 1)
+    )
 
 
 def clean() -> History:
@@ -253,26 +279,69 @@ def test_what_a_second_unclean_election_gives_back_was_rightly_deleted_by_who_di
     """1 led with what 2 had not; 2 leads from 6 on, and from 7 on again 1."""
     history = clean()
     history.unclean_topics.add("t")
-    leads = [(0.1, 1, 0), (6.0, 2, 1), (7.0, 1, 2)]
-    history.slots = tuple(
-        MetaSlot(
-            seq=seq,
-            at=since,
-            node=1,
-            life=1,
-            controller_epoch=1,
-            hash=f"{seq}",
-            previous_hash=f"{seq - 1}",
-            partitions=(
-                PartitionState(
-                    tp=T, leader=node, leader_epoch=epoch, partition_epoch=epoch, replicas=(1, 2), isr=(node,)
-                ),
-            ),
-        )
-        for seq, (since, node, epoch) in enumerate(leads, 1)
-    )
+    history.slots = led_by(T, (0.1, 1, 0, (1,)), (6.0, 2, 1, (2,)), (7.0, 1, 2, (1,)))
     history.tier_changes.append(replace(change(at, "", "DELETE_STARTED"), alone=alone))
     assert ("17 gone is not needed" in judge(history).rules()) is is_needed
+
+
+@pytest.mark.parametrize(
+    ("invoked", "before", "result", "reigns", "is_needed"),
+    [
+        (5.0, 4, "unknown", ((0.1, 1, 0, (1, 2)), (6.0, 2, 1, (2,))), False),
+        (5.0, 4, "unknown", ((0.1, 1, 0, (1, 2)),), True),
+        (5.0, 4, "unknown", ((0.1, 1, 0, (1, 2)), (6.0, 1, 1, (1,))), True),
+        (6.1, 4, "unknown", ((0.1, 1, 0, (1, 2)), (6.0, 2, 1, (2,))), True),
+        (5.0, 4, "unknown", ((0.1, 1, 0, (1, 2)), (6.9, 2, 1, (2,))), True),
+        (5.0, 3, "unknown", ((0.1, 1, 0, (1, 2)), (6.0, 2, 1, (2,))), True),
+        (5.0, 4, "fail", ((0.1, 1, 0, (1, 2)), (6.0, 2, 1, (2,))), True),
+    ],
+    ids=[
+        "of who led before",
+        "of who leads",
+        "of who leads again",
+        "of who leads by then",
+        "of who leads until later",
+        "of a part",
+        "and was refused",
+    ],
+)
+def test_what_was_asked_of_a_leader_that_died_with_it_was_rightly_deleted(
+    invoked: float,
+    before: int,
+    result: Result,
+    reigns: tuple[tuple[float, int, int, tuple[int, ...]], ...],
+    is_needed: bool,
+) -> None:
+    """The copy's end goes on at 6.5; the final log still has its records, from before the deletion."""
+    history = clean()
+    history.slots = led_by(T, *reigns)
+    history.deletes.append(DeleteRecords(tp=T, before=before, invoked=invoked, done=7.0, result=result))
+    gone = change(6.5, "", "DELETE_STARTED")
+    history.tier_changes.append(replace(gone, alone=HadAlone(T, shared=((0, 0), (2, 0)))))
+    assert ("17 gone is not needed" in judge(history).rules()) is is_needed
+
+
+@pytest.mark.parametrize(
+    ("index_sent", "index_at", "is_excused"),
+    [(3.0, 3.0, True), (3.0, 9.0, True), (5.5, 5.5, False)],
+    ids=["its index came before", "its index was on its way", "all of it was sent later"],
+)
+def test_who_was_told_of_a_copy_may_lose_that_before_its_last_object_comes(
+    index_sent: float, index_at: float, is_excused: bool
+) -> None:
+    """The power cut at 5 takes what was told from the only one in sync, who is back at 5.2. The data is sent
+    at 6."""
+    history = clean()
+    *before, back = led_by((METADATA_TOPIC, 0), (0.1, 1, 0, (1, 2)), (4.0, 2, 1, (2,)), (5.2, 2, 2, (2,)))
+    back = replace(back, brokers=(BrokerState(id=2, epoch=back.seq, fenced=False),))
+    history.slots = (*before, back)
+    history.crashes.append(Crash(node=2, life=1, at=5.0, power=True))
+    history.tier_changes += [
+        replace(change(index_at, "index", "", "late.idx"), copy="late", sent=index_sent),
+        replace(change(6.1, "data", "", "late.log"), copy="late", sent=6.0),
+    ]
+    history.tiers[2] = replace(history.tiers[2], unreferenced=("late.log",))
+    assert ("17 nothing unreferenced" not in judge(history).rules()) is is_excused
 
 
 def test_out_of_range_is_right_where_the_log_does_not_reach() -> None:

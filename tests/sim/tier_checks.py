@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from protocol.errors import ErrorCode
 from tests.sim.checks import LATEST, Case
-from tests.sim.history import ReplicaLog, TierCopy
+from tests.sim.custody import NO_LEADER
+from tests.sim.history import ReplicaLog, TierCopy, TopicPartition
 
 FINISHED = "COPY_FINISHED"
 METADATA_TOPIC = "__remote_log_metadata"
@@ -114,17 +115,34 @@ def what_leaves_a_disk_is_in_the_tier(case: Case) -> Iterator[str]:
 def what_leaves_the_tier_is_not_needed(case: Case) -> Iterator[str]:
     """17 A finished copy goes when its records were deleted, when another finished one has them, or when the
     log parted from it: none of them is in the final log, unless the copy went by a log that had parted from
-    it and an unclean election gave the lead back to one that had not."""
+    it and an unclean election gave the lead back to one that had not, or by a deletion that died with its
+    leader before the next one had heard of it."""
     for change in case.history.tier_changes:
         tp, shared, parted = change.alone
         log = None if tp is None else case.history.logs.get(tp)
         if tp is None or log is None or is_metadata_forgotten(case, change.at):
             continue
         is_given_back = any(each.is_unclean and each.at > change.at for each in case.custody.moments(tp))
-        kept = {(batch.base_offset, batch.leader_epoch) for batch in log.counted}
+        asked = _asked_of_earlier_leaders(case, tp, change.at)
+        kept = {(each.base_offset, each.leader_epoch) for each in log.counted if each.next_offset > asked}
         lost = sorted(kept.intersection(shared if is_given_back else (*shared, *parted)))
         if lost:
             yield f"{change.key} goes at {change.at:.3f}, no other copy of {tp} has {lost[:3]}"
+
+
+def _asked_of_earlier_leaders(case: Case, tp: TopicPartition, when: float) -> int:
+    """Where clients asked a log to begin while another node led it than at that time. What that one said of
+    copies below stands, even if it was the only one to begin there."""
+    leader, since = NO_LEADER, 0.0
+    for moment in case.custody.moments(tp):
+        if moment.at <= when and moment.state.leader not in (leader, NO_LEADER):
+            leader, since = moment.state.leader, moment.at
+    asked = (
+        delete.before
+        for delete in case.history.deletes
+        if delete.tp == tp and delete.result != "fail" and delete.invoked < since
+    )
+    return max(asked, default=0)
 
 
 def copies_have_their_objects(case: Case) -> Iterator[str]:
@@ -171,13 +189,18 @@ def folds_are_equal(case: Case) -> Iterator[str]:
 
 
 def nothing_is_unreferenced(case: Case) -> Iterator[str]:
-    """17 In the end every object of the tier belongs to a copy, unless all who were told of it lost that."""
+    """17 In the end every object of the tier belongs to a copy, unless all who were told of it lost that.
+    They were told before the first request for any object of the copy was sent: a later one may be on its
+    way, or wait for its turn, while they lose it."""
+    copies: dict[str, str] = {}
     since: dict[str, float] = {}
     for change in case.history.tier_changes:
-        since.setdefault(change.key, change.at)
+        copy = copies[change.key] = change.copy or change.key
+        since[copy] = min(change.sent, since.get(copy, change.sent))
     for seen in case.history.tiers:
         for key in seen.unreferenced:
-            if not is_metadata_forgotten(case, since.get(key, 0.0)):
+            told = since[copies[key]] if key in copies else 0.0
+            if not is_metadata_forgotten(case, told):
                 yield f"nobody speaks of {key}"
 
 
