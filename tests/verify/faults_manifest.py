@@ -82,14 +82,14 @@ def at_row(row: Row, code: str) -> Expected:
 
 @in_files
 def manifest_lost(plan: Plan) -> Planted | None:
-    """The log lost its end, and looks whole without it."""
+    """The log lost its end, and looks whole without it; damage of what is before it would be told with it."""
     manifest = plan.made.manifest
     for notes in files(plan):
         if notes.acks != ALL or not notes.keeps_rows:
             continue
         for history in plan.candidates([each for each in manifest.noted if not manifest.is_summed(each)]):
             count = plan.rng.randint(1, 4)
-            if not take_rows(plan, notes, history, history.end, history.end + count):
+            if not take_rows(plan, notes, history, history.end - 1, history.end + count):
                 continue
             for at in range(count):
                 row = Row(history, manifest.fresh(), notes.next_order(), history.end + at)
@@ -366,8 +366,10 @@ def manifest_block_lies(plan: Plan) -> Planted | None:
 
 @in_files
 def manifest_rubbish(plan: Plan) -> Planted | None:
+    """Of which nobody knows what it told: what is stored twice may have been sent twice."""
     path = f"{MANIFEST}rubbish.manifest"
-    if not plan.world.has_manifest or not plan.take(path):
+    is_told_all = any(each.name == manifest_stored_twice.__name__ for each in plan.planted)
+    if is_told_all or not plan.world.has_manifest or not plan.take(path):
         return None
     plan.files[path] = plan.rng.choice([b"?" * 10, bytes(200), plan.rng.randbytes(40), b"TWMB" + bytes(60)])
     return Planted("", [Expected((BAD_FILE,), place="manifest:rubbish.manifest", position=0)])

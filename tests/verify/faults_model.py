@@ -166,7 +166,7 @@ def lost_everywhere(plan: Plan) -> Planted | None:
         if plan.take(history=history):
             plan.replace_batch(history, batch, None)
             gap = about(history, "gap", first=batch.base, end=batch.end)
-            outside = about(history, "checkpoint-outside-log")
+            outside = about(history, "checkpoint-outside-log", "replica-short")
             if any(replica.is_leader and replica.end == batch.end for replica in plan.world.of(history)):
                 return Planted("", [gap._replace(codes=("gap", "checkpoint-outside-log"))], [outside])
             return Planted("", [gap], [outside])
@@ -184,6 +184,7 @@ def replica_short(plan: Plan) -> Planted | None:
         if plan.take(("short", replica.folder), history=history):
             end = plan.rng.choice([each for each in ends if each > history.log_start] or ends[-1:])
             kept = [batch for batch in segment.batches if batch.base < end]
+            end = kept[-1].end if kept else segment.base  # compaction may have taken what was there before
             replica.segments[-1] = Segment(segment.base, end, kept)
             replica.high = replica.recovery = min(replica.high, end)
             replica.epochs = [each for each in replica.epochs if each[1] < end]

@@ -13,8 +13,9 @@ import pytest
 
 from tests.verify import deck
 from tests.verify.faults import plant
-from tests.verify.run import check_clean, check_damaged
+from tests.verify.run import check_clean, check_damaged, options
 from tests.verify.stores import NOW_MS
+from tools.verify.verification import verify
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -60,6 +61,17 @@ def test_a_fault_of_a_manifest_is_named(name: str, tmp_path: Path) -> None:
             assert wrong == [], seed
             return
     pytest.fail("it is never planted")
+
+
+def test_what_was_in_a_copy_without_its_data_is_told_once(tmp_path: Path) -> None:
+    for seed in range(56, 100):
+        plan = plant(seed, NOW_MS, only={"cold_data_missing"}, count=1)
+        plan.world.write_to(tmp_path / "made")
+        outcome = verify(options(plan.world, tmp_path / "made"))
+        assert not [each for each in outcome.findings if each.code.startswith("manifest-")], seed
+        if any(each.what == "damaged" for each in outcome.counted):
+            return
+    pytest.fail("no producer noted what was in it")
 
 
 HOSTILE = """

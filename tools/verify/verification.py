@@ -24,6 +24,7 @@ from tools.verify.core.group_check import judge_commits, reached
 from tools.verify.core.judge import GAP, Verdict
 from tools.verify.core.keys import WalObject, parse_key, stream_prefix
 from tools.verify.core.listing import (
+    COLD_MISSING_DATA,
     UNKNOWN_KEY,
     Copies,
     Streams,
@@ -233,7 +234,14 @@ class Verification:
             unread += refined.unread
             unchecked += refined.unchecked
         if self._options.manifests:
-            damaged = {place: damaged_ranges(mine) for place, mine in by_partition.items()}
+            gone: dict[tuple[str, int], list[Finding]] = defaultdict(list)
+            for each in work.copies.findings:
+                if each.code == COLD_MISSING_DATA:
+                    gone[each.topic_id, each.partition].append(each)
+            damaged = {
+                place: damaged_ranges([*by_partition.get(place, ()), *gone.get(place, ())])
+                for place in {*by_partition, *gone}
+            }
             noted = check_manifests(
                 self._options.manifests, self._sources(), snapshot.topic_ids(), damaged,
                 snapshot.in_sync_places(), self._wanted,

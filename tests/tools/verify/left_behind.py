@@ -60,7 +60,6 @@ class Answered:
 class LeftBehind:
     data: Path
     url: str
-    topic_ids: dict[str, str] = field(default_factory=dict)
     answers: dict[str, Answered] = field(default_factory=dict)
 
 
@@ -73,7 +72,8 @@ def leave(folder: Path, *, keep_running: bool = False) -> tuple[LeftBehind, Tier
         for name in KINDS:
             if name != "compact":
                 left.answers[name] = _ask(broker, name)
-            left.answers["compact"] = _ask(broker, "compact")
+        until(lambda: _is_compacted(broker), "the compacted topic to be cleaned", timeout_s=SETTLE_S)
+        left.answers["compact"] = _ask(broker, "compact")
         for name in IN_STORE:
             until(lambda name=name: _is_stored(left, name), f"{name} to be in the store", timeout_s=SETTLE_S)
         for topic in topics:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from tools.verify.core.directory import Directory, Log
 from tools.verify.core.heads import HEAD_SIZE, head
 from tools.verify.core.kafka_files import time_entries
-from tools.verify.core.keys import TIER
+from tools.verify.core.keys import TIER, TierData
 from tools.verify.core.layouts import OFFSETS, TIMES
 from tools.verify.core.lineage import Claim, Lineage, Range, without
 from tools.verify.core.meta import Meta, read_meta
@@ -472,7 +472,7 @@ class ClusterBytes:
                 places[number] += found
         moved: dict[int, int] = {}
         if self._store is not None and topic_id and name != COLD_TOPIC:
-            for key, place in cold_places(self._store, f"{TIER}{topic_id}/"):
+            for key, place in cold_places(self._store, f"{TIER}{topic_id}/", self._told_copy):
                 told = self._told_of(topic_id, key.partition)
                 if told is None or told.has(key.segment_id):
                     places[key.partition].append(place)
@@ -501,6 +501,10 @@ class ClusterBytes:
         return TopicBytes(name, topic_id, self.cluster_id, configs, partitions)
 
     # --- what the brokers say of the cold tier ---
+
+    def _told_copy(self, copy: TierData) -> ToldCopy | None:
+        told = self._told_of(copy.topic_id, copy.partition)
+        return told.copies.get(copy.segment_id) if told is not None else None
 
     def _told_of(self, topic_id: str, partition: int) -> _ToldCopies | None:
         """Return what the brokers' topic says of a partition's copies; None where that cannot be read."""

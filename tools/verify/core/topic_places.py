@@ -8,7 +8,7 @@ end of a log's last segment; what cannot be read as what its key says is no plac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -45,6 +45,7 @@ from tools.verify.core.layouts import (
     wal_table_end,
 )
 from tools.verify.core.stores import Gone, Listed, Source, TooLarge
+from tools.verify.core.tier_topics import COPY_FINISHED, ToldCopy
 
 LOCAL: Final = "local"
 COLD: Final = "cold"
@@ -204,19 +205,21 @@ def _runs(first: int, end: int, epochs: Sequence[tuple[int, int]]) -> tuple[Run,
 def _log_end(source: Source, files: Mapping[tuple[int, str], Listed], base: int) -> int:
     """Return the offset behind the last sound batch of a log whose last segment begins at `base`."""
     listed = files[base, "log"]
-    position = 0
+    positions = [0]
     index = files.get((base, "index"))
     if index is not None:
-        positions = index_positions(source, index.key, base)[1]
-        position = max((each for each in positions if each < listed.size), default=0)
+        positions += (each for each in index_positions(source, index.key, base)[1] if each < listed.size)
     end = base
-    try:
-        for batch in walk_sound(source, listed.key, position, listed.size - position):
-            if batch.head.last_offset < end:
-                break
-            end = batch.head.last_offset + 1
-    except Gone:
-        pass
+    for position in sorted({0, max(positions)}, reverse=True):
+        try:
+            for batch in walk_sound(source, listed.key, position, listed.size - position):
+                if batch.head.last_offset < end:
+                    break
+                end = batch.head.last_offset + 1
+        except Gone:
+            pass
+        if end > base:  # else what the last entry points to is damaged
+            break
     return end
 
 
@@ -303,8 +306,13 @@ def walk_sound(source: Source, key: str, position: int, size: int) -> Iterator[R
 # --- the cold tier ---
 
 
-def cold_places(source: Source, prefix: str) -> Iterator[tuple[TierData, Place]]:
-    """Yield the copies below the prefix that have both of their objects, whole."""
+def cold_places(
+    source: Source, prefix: str, told_of: Callable[[TierData], ToldCopy | None]
+) -> Iterator[tuple[TierData, Place]]:
+    """Yield the copies below the prefix, by their index objects; what has none that fits it by its record.
+
+    `told_of`: what the brokers' topic says of a copy.
+    """
     data: dict[TierData, Listed] = {}
     indexes: dict[TierData, Listed] = {}
     for listed in source.list(prefix):
@@ -313,23 +321,37 @@ def cold_places(source: Source, prefix: str) -> Iterator[tuple[TierData, Place]]
                 data[key] = listed
             case TierIndex() as key:
                 indexes[TierData(key.topic_id, key.partition, key.base_offset, key.segment_id)] = listed
-    for copy in sorted(data.keys() & indexes.keys()):
-        head_of = _index_head(source, indexes[copy])
-        if head_of is None or head_of.size != data[copy].size:
-            continue
-        named = head_of.topic_id, head_of.partition, head_of.base_offset, head_of.segment_id
-        runs = _runs(
-            head_of.base_offset,
-            head_of.end_offset,
-            [(each.epoch, each.start_offset) for each in head_of.epochs],
-        )
-        if named != tuple(copy) or not runs:
-            continue
-        beside = Segment(head_of.base_offset, head=head_of, index_key=indexes[copy].key)
-        yield (
-            copy,
-            Place(COLD, source, data[copy].key, 0, head_of.size, runs, head_of.leader_epoch, -1, -1, beside),
-        )
+    for copy, listed in sorted(data.items()):
+        index = indexes.get(copy)
+        place = _indexed(source, copy, listed, index) if index is not None else None
+        if place is None:
+            place = _told_place(source, listed, told_of(copy))
+        if place is not None:
+            yield copy, place
+
+
+def _indexed(source: Source, copy: TierData, listed: Listed, index: Listed) -> Place | None:
+    head_of = _index_head(source, index)
+    if head_of is None or head_of.size != listed.size:
+        return None
+    named = head_of.topic_id, head_of.partition, head_of.base_offset, head_of.segment_id
+    runs = _runs(
+        head_of.base_offset,
+        head_of.end_offset,
+        [(each.epoch, each.start_offset) for each in head_of.epochs],
+    )
+    if named != tuple(copy) or not runs:
+        return None
+    beside = Segment(head_of.base_offset, head=head_of, index_key=index.key)
+    return Place(COLD, source, listed.key, 0, listed.size, runs, head_of.leader_epoch, -1, -1, beside)
+
+
+def _told_place(source: Source, listed: Listed, told: ToldCopy | None) -> Place | None:
+    """Return a copy that was finished and has all of its bytes; the batches prove themselves."""
+    if told is None or told.state != COPY_FINISHED or told.size != listed.size or not told.epochs:
+        return None
+    runs = _runs(told.base, told.end, told.epochs)
+    return Place(COLD, source, listed.key, 0, listed.size, runs, told.epochs[-1][0], -1, -1) if runs else None
 
 
 def _index_head(source: Source, listed: Listed) -> IndexHead | None:

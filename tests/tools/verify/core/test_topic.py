@@ -10,6 +10,7 @@ import pytest
 
 from tests.tools.verify.left_behind import IN_STORE, KINDS, LeftBehind, leave
 from tools.topic_source import Aborted, pieces
+from tools.verify.core.kafka_files import offset_entries
 from tools.verify.core.stores import Source, open_source
 from tools.verify.core.topic import ClusterBytes, Missing, NoSuchTopic, PartitionBytes, open_topic, read_part
 
@@ -172,6 +173,44 @@ def test_what_is_gone_is_a_hole(left: LeftBehind, tmp_path: Path) -> None:
     assert holes and holes[0][0] >= gone.first
     with pytest.raises(Missing):
         list(found.batches(0, LATER))
+
+
+def test_a_copy_without_its_index_object_is_read_by_its_record(left: LeftBehind, tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    shutil.copytree(left.url.removeprefix("file://"), store)
+    shutil.copytree(left.data, data)
+    shutil.rmtree(store / "wal")
+    shutil.rmtree(data / "tiers-0")
+    sources = [open_source(f"file://{store}"), open_source(str(data))]
+    whole = opened(sources, "tiers")
+    raw = [bytes(batch.data) for batch in whole.batches(0, LATER)]
+    topic_id = open_topic(sources, "tiers").topic_id
+    first, second, *_ = sorted((store / "tier" / topic_id / "0").glob("*.idx"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:40])
+    found = opened(sources, "tiers")
+    assert found.bounds == whole.bounds
+    assert [bytes(batch.data) for batch in found.batches(0, LATER)] == raw
+    assert found.aborted(0, LATER) == whole.aborted(0, LATER)
+    log = first.with_suffix(".log")
+    log.write_bytes(log.read_bytes()[:-1])
+    assert opened(sources, "tiers").bounds.start > whole.bounds.start
+
+
+def test_a_log_ends_with_what_is_sound_though_the_last_entry_of_its_index_points_to_damage(
+    left: LeftBehind, tmp_path: Path
+) -> None:
+    shutil.copytree(left.data, tmp_path / "data")
+    source = open_source(f"{tmp_path}/data")
+    log = sorted((tmp_path / "data" / "plain-0").glob("*.log"))[-1]
+    position = int(offset_entries(log.with_suffix(".index").read_bytes()).second.max())
+    sound, rest = log.read_bytes()[:position], log.read_bytes()[position:]
+    log.write_bytes(sound + bytes(len(rest)))
+    first = int.from_bytes(rest[:8], "big")
+    assert first > int(log.stem)
+    with pytest.raises(Missing) as missing:
+        list(opened([source], "plain").batches(0, LATER))
+    assert missing.value.first == first
 
 
 def test_names(left: LeftBehind) -> None:
