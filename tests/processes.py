@@ -70,7 +70,7 @@ class BrokerProcess:
             env={**os.environ, **(env or {})},
         )
         try:
-            self.ready_line = self._await_ready()
+            self.ready_line, self._stdout = self._await_ready()
         except BaseException:
             self.close()
             raise
@@ -89,6 +89,12 @@ class BrokerProcess:
         """Everything written to stderr so far."""
         self._stderr.seek(0)
         return self._stderr.read().decode(errors="replace")
+
+    def rest_of_stdout(self) -> bytes:
+        """Everything written to stdout after the ready line, once the process has ended."""
+        assert self.process.stdout is not None
+        self._stdout += self.process.stdout.read()
+        return self._stdout
 
     def kill(self) -> None:
         """SIGKILL, and wait: nothing is flushed, no marker is written."""
@@ -115,7 +121,8 @@ class BrokerProcess:
     ) -> None:
         self.close()
 
-    def _await_ready(self) -> str:
+    def _await_ready(self) -> tuple[str, bytes]:
+        """Return the first line of stdout, and what was read behind it."""
         stdout = self.process.stdout
         assert stdout is not None
         deadline = self.started_s + READY_S_MAX
@@ -131,10 +138,11 @@ class BrokerProcess:
                     returncode = self.process.wait(timeout=10)
                     raise DidNotStart(f"ended with {returncode} before it was ready", returncode, self.stderr)
                 collected += chunk
-        line = collected.split(b"\n", 1)[0].decode()
+        first, _, rest = collected.partition(b"\n")
+        line = first.decode()
         if not line.startswith("ready "):
             raise DidNotStart(f"unexpected first line {line!r}", None, self.stderr)
-        return line
+        return line, rest
 
 
 def signal_until_the_end(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from uuid import UUID
 from confluent_kafka.admin import AdminClient
 from crc32c import crc32c
 
+from broker.coordinators.groups.coordinator import partition_of
 from protocol.apis import Api
 from protocol.records import build_batch
 from tests.clients.blocking import BlockingClient, batch_bounds
@@ -75,8 +77,9 @@ OURS_ONLY = frozenset(
         "remote.wal.storage.enable",
     }
 )
+OFFSETS_PARTITIONS = 5
 SETTINGS = {
-    "offsets.topic.num.partitions": "5",
+    "offsets.topic.num.partitions": f"{OFFSETS_PARTITIONS}",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
 }
@@ -259,18 +262,25 @@ def started_twins(folder: Path, java: Java) -> Iterator[Twins]:
 
 
 def ready(side: Side) -> None:
-    """Coordinators answer 14 to 16 until their topic is there; wait that out once."""
+    """Coordinators answer 14 to 16 until their topic is there, each of its partitions is led and loaded by
+    itself; wait that out once.
+    """
+    groups = {
+        partition_of(group, OFFSETS_PARTITIONS): group for group in map("warm-up-{}".format, range(100))
+    }
+    assert len(groups) == OFFSETS_PARTITIONS
 
-    def coordinated() -> bool:
-        found = side.client.call(
-            Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["warm-up"]
-        ).coordinators[0]
+    def coordinated(group: str) -> bool:
+        found = side.client.call(Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[group]).coordinators[
+            0
+        ]
         if found.error_code != 0:
             return False
-        committed = side.client.call(Api.OFFSET_COMMIT, 8, **commit_fields("warm-up", "none", offset=1))
+        committed = side.client.call(Api.OFFSET_COMMIT, 8, **commit_fields(group, "none", offset=1))
         return bool(committed.topics[0].partitions[0].error_code not in (14, 15, 16))
 
-    until(coordinated, "the group coordinator")
+    for group in groups.values():
+        until(partial(coordinated, group), f"the coordinator of {group}")
     until(
         lambda: (
             side.client.call(

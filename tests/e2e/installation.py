@@ -76,6 +76,10 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def outside(folder: Path) -> dict[str, str]:
-    """Return the environment of a user whose own packages are in `folder`, first of all."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Return the environment of a user whose own packages are in `folder`, first of all.
+
+    A session of Spark in this process has set PYSPARK_PYTHON to the Python of this checkout.
+    """
+    ours = ("PYTHON", "PYSPARK_", "SPARK_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "PYTHONPATH": str(folder)}

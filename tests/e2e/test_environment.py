@@ -42,8 +42,7 @@ def test_a_broker_starts_by_variables_alone(start_broker: StartBroker, tmp_path:
     assert broker.terminate() == 0
     (line,) = [line for line in broker.stderr.splitlines() if "accepted without effect" in line]
     assert line.endswith("controller.quorum.voters, CLUSTER_ID, KAFKA_OPTS")
-    assert broker.process.stdout is not None
-    assert b"Transitioning from RECOVERY to RUNNING" in broker.process.stdout.read()
+    assert b"Transitioning from RECOVERY to RUNNING" in broker.rest_of_stdout()
 
 
 def health(*arguments: str, **environ: str) -> tuple[int, str]:
