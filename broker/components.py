@@ -27,6 +27,7 @@ from broker.replicas.restore import Restores
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
 from broker.replicas.wal.parts import WalParts
+from broker.turns import Turns
 from broker.wal_tier import WalTier
 from remote.cold.metadata_manager import MetadataManager
 from remote.wal.stats import WalStats
@@ -43,6 +44,7 @@ class Components:
     background: Background
     logs: LogManager
     cluster: Cluster
+    turns: Turns
     purgatory: Purgatory
     replicas: ReplicaManager
     isr: IsrChanges

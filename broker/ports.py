@@ -73,6 +73,10 @@ class World:
     """What `wal_store` counts."""
     cpu_s: Callable[[], float] = lambda: 0.0
     """The processor time that the loop's thread has taken; it stands still where nothing depends on it."""
+    elapsed_s: Callable[[], float] = lambda: 0.0
+    """What goes on within one turn of the loop, unlike the loop's own time; it stands still likewise."""
+    turn_steps: Callable[[], int] = lambda: 1024
+    """How often work in turns goes on in one slice, at most."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)
     tempo: Tempo = field(default_factory=Tempo)
     """What the uploads of `store` keep to."""

@@ -140,6 +140,7 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         wal_store=_lane(config, location, lane_stats),
         now_ms=wall_clock_ms,
         cpu_s=time.thread_time,
+        elapsed_s=time.perf_counter,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),

@@ -1,0 +1,122 @@
+"""Long work in turns: a large request gets a slice of each turn of the loop and never the loop.
+
+Owns: the one queue of all unfinished work of a broker, and how much of it runs per turn of the loop. Does
+not own: the work (`protocol.work.Work`, a generator that yields wherever it may be interrupted), nor the
+tasks that wait for it. Invariant: however much is in work, all of it together takes at most `SLICE_S` of one
+turn of the loop from the queue, and `INLINE_S` where it begins; whoever waits no longer has nothing running.
+
+Pure parts (protocol, storage, machines) only yield and know nothing of this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from protocol.work import Work
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.001
+"""What runs of the queue per turn of the loop."""
+INLINE_S: Final = 0.0005
+"""What all work that begins within one turn may run before it is queued; most ends within it."""
+
+
+class Turns:
+    """Runs `Work` for those who wait for it. `elapsed_s` goes on during a turn of the loop; where it stands
+    still, `steps` bounds how often work goes on in one slice."""
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, elapsed_s: Callable[[], float], steps: Callable[[], int]
+    ) -> None:
+        self._loop = loop
+        self._elapsed_s = elapsed_s
+        self._steps = steps
+        self._queue: deque[tuple[asyncio.Future[Any], Work[Any]]] = deque()
+        """What is unfinished, the next first; some of it may be waited for no longer, and is closed then."""
+        self._is_due = False
+        """Whether `_turn` is called in the next turn of the loop."""
+        self._inline_s = INLINE_S
+        self._inline_steps = steps()
+
+    def __repr__(self) -> str:
+        return f"<Turns {len(self._queue)} in work>"
+
+    @property
+    def in_work(self) -> int:
+        """How much work waits for its next slice."""
+        return len(self._queue)
+
+    async def run(self, work: Work[T]) -> T:
+        """Return what it returns or raise what it raises; close it where the caller is cancelled.
+
+        Work that ends within what is left of this turn's share ends without the caller being suspended.
+        """
+        if self._inline_s > 0 and self._inline_steps > 0:
+            begun = self._elapsed_s()
+            until = begun + self._inline_s
+            try:
+                while self._inline_steps > 0:
+                    self._inline_steps -= 1
+                    next(work)
+                    if self._elapsed_s() >= until:
+                        break
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self._inline_s -= self._elapsed_s() - begun
+                self._call_turn()
+        return await self._queued(work)
+
+    async def _queued(self, work: Work[T]) -> T:
+        waiting: asyncio.Future[T] = self._loop.create_future()
+        self._queue.append((waiting, work))
+        self._call_turn()
+        try:
+            return await waiting
+        finally:
+            work.close()
+            del waiting  # the error that it may hold would hold this frame
+
+    def _call_turn(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Run one slice: of the next work, and of those after it where that ends within the slice."""
+        self._is_due = False
+        self._inline_s = INLINE_S
+        self._inline_steps = steps = self._steps()
+        until = self._elapsed_s() + SLICE_S
+        queue = self._queue
+        while queue and steps > 0:
+            waiting, work = queue.popleft()
+            if waiting.done():
+                continue
+            try:
+                while steps > 0:
+                    steps -= 1
+                    next(work)
+                    if self._elapsed_s() >= until:
+                        steps = 0
+                queue.append((waiting, work))
+            except StopIteration as end:
+                if not waiting.done():
+                    waiting.set_result(end.value)
+            except Exception as error:
+                if not waiting.done():
+                    waiting.set_exception(_without_first_frame(error))
+            if self._elapsed_s() >= until:
+                steps = 0
+        if queue:
+            self._call_turn()
+
+
+def _without_first_frame(error: Exception) -> Exception:
+    """Drop the frame that caught it, which holds the future that will hold the error."""
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

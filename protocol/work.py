@@ -1,0 +1,28 @@
+"""Long work that can be interrupted: a generator that yields wherever something else may go first.
+
+Owns: the type and how such work is run in one go. Does not own: who runs it piece by piece (broker.turns).
+Invariant: at most about 100 µs of work lie between two yields, and nothing is half done at a yield.
+
+What a yield interrupts finds the world changed when it goes on: it looks things up again by name, and
+iterates over nothing that others change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Work: TypeAlias = Generator[None, None, T]
+"""Yields between its pieces and returns its result."""
+
+
+def finish(work: Work[T]) -> T:
+    """Run it to its end at once: for what is known to be small, and for tests."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
