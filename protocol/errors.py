@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ["CorruptBatch", "ErrorCode", "FrameTooLarge", "KafkaError", "MalformedRequest", "error_code"]
+__all__ = [
+    "CorruptBatch",
+    "ErrorCode",
+    "FrameTooLarge",
+    "KafkaError",
+    "MalformedRequest",
+    "TooManyRows",
+    "error_code",
+]
 
 
 class KafkaError(Exception):
@@ -26,6 +34,17 @@ class KafkaError(Exception):
 
 class MalformedRequest(Exception):
     """Bytes that are no message of the version they claim. Kafka closes the connection; so do we."""
+
+
+class TooManyRows(MalformedRequest):
+    """A message with more rows than it may have: structs and items of arrays, nested ones counted."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows or more"
 
 
 class FrameTooLarge(MalformedRequest):

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kio.static.constants import EntityType
 
 from protocol.apis import KNOWN, is_supported, request_header_version, response_header_version
-from protocol.codec import ELEMENTS_MAX, EntityCodec, Fields, Schema, struct_schema
+from protocol.codec import ELEMENTS_MAX, PIECE_BYTES, EntityCodec, Fields, Schema, struct_schema
 from protocol.errors import MalformedRequest
 from protocol.peers import EXTENDED
 from protocol.primitives import Buffer, pack_text, skip_tags
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from kio.static.protocol import Entity
@@ -58,6 +59,28 @@ def encode_response(api_key: int, version: int, correlation_id: int, fields: Fie
     codec(api_key, version, "response").write(out, fields)
     _INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
+
+
+def decode_request_in_turns(
+    api_key: int, version: int, body: memoryview, *, rows_max: int, kept: list[Any]
+) -> Work[Any]:
+    """Return what `decode_request` does; see `EntityCodec.decode_in_turns`."""
+    return codec(api_key, version, "request").decode_in_turns(body, rows_max=rows_max, kept=kept)
+
+
+def encode_response_in_turns(
+    api_key: int, version: int, correlation_id: int, fields: Fields, kept: list[Any]
+) -> Work[list[bytes]]:
+    """Return what `encode_response` does, in pieces; see `EntityCodec.encode_in_turns`."""
+    pieces = yield from codec(api_key, version, "response").encode_in_turns(fields, kept)
+    tags = b"\x00" if response_header_version(api_key, version) == 1 else b""
+    size = _RESPONSE_HEAD.size - 4 + len(tags) + sum(map(len, pieces))
+    head = _RESPONSE_HEAD.pack(size, correlation_id) + tags
+    if pieces and len(pieces[0]) <= PIECE_BYTES * 2:
+        pieces[0] = head + pieces[0]
+    else:
+        pieces.insert(0, head)
+    return pieces
 
 
 def encode_request(

@@ -20,6 +20,8 @@ TopicKey: TypeAlias = str | UUID
 
 UVARINT_MAX: Final = 0x7FFFFFFF
 """Kafka reads an unsigned varint of at most five bytes into a Java int; nothing it sizes may be larger."""
+TAGS_MAX: Final = 64
+"""Tagged fields in one place; no version of any message has a quarter of it, and each takes time to skip."""
 NO_TAGS: Final = b"\x00"
 
 INT16: Final = Struct(">h")
@@ -85,6 +87,8 @@ def read_tags(buf: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
     count, at = read_uvarint(buf, at)
     if count * 2 > len(buf) - at:
         raise MalformedRequest(f"{count} tagged fields are longer than the rest of the message")
+    if count > TAGS_MAX:
+        raise MalformedRequest(f"{count} tagged fields in one place")
     for _ in range(count):
         tag, at = read_uvarint(buf, at)
         size, at = read_uvarint(buf, at)

@@ -10,9 +10,11 @@ iterates over nothing that others change.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+_FREED: Final = 256
 
 Work: TypeAlias = Generator[None, None, T]
 """Yields between its pieces and returns its result."""
@@ -26,3 +28,10 @@ def finish(work: Work[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def let_go(kept: list[Any]) -> Work[None]:
+    """Empty a list of many things that nothing else has, bit by bit: to free them takes time too."""
+    while kept:
+        del kept[-_FREED:]
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
 from protocol.apis import SERVED, Api
-from protocol.codec import EntityCodec, MissingField
-from protocol.errors import ErrorCode, MalformedRequest
+from protocol.codec import PIECE_BYTES, EntityCodec, MissingField
+from protocol.errors import ErrorCode, MalformedRequest, TooManyRows
 from protocol.messages import (
     Kind,
     codec,
     decode_request,
     encode_request,
     encode_response,
+    encode_response_in_turns,
     entity,
 )
 from protocol.wire import parse_head
+from protocol.work import Work, finish, let_go
 from tests.protocol.generate import KINDS, classes_of, decoded, fields_of, smallest, versions
 
 PARTITION = {
@@ -56,6 +58,18 @@ def codecs(key: int) -> Iterator[EntityCodec]:
     for version in range(row.served_from, row.max_version + 1):
         for kind in KINDS:
             yield codec(key, version, kind)
+
+
+def decoded_in_turns(one: EntityCodec, body: bytes | bytearray) -> Any:
+    """Return the value or the error, as `outcome` does."""
+    return outcome(lambda: finish(one.decode_in_turns(body, rows_max=1 << 30, kept=[])))
+
+
+def outcome(decode: Callable[[], Any]) -> Any:
+    try:
+        return decode()
+    except MalformedRequest as error:
+        return str(error)
 
 
 def read_by_kio(cls: Any, data: bytes) -> Any:
@@ -88,6 +102,9 @@ def test_every_version_there_and_back(key: int, version: int, kind: Kind) -> Non
         value = one.decode(data)
         assert value == decoded(one.schema, fields, classes)
         assert one.encode(value) == data
+        assert decoded_in_turns(one, data) == value
+        assert b"".join(finish(one.encode_in_turns(fields, []))) == data
+        assert b"".join(finish(one.encode_in_turns(value, []))) == data
         assert written_by_kio(decoded(one.schema, fields)) == data
         assert_equal_fields(read_by_kio(one.schema.cls, data), value)
 
@@ -116,11 +133,9 @@ def test_mutated_messages_give_a_value_or_malformed(key: int) -> None:
             body[at : at + data.draw(st.integers(0, 2))] = data.draw(
                 st.binary(max_size=2) | st.just(b"\xff\xff\xff\xff\x0f")
             )
-        try:
-            value = one.decode(body)
-        except MalformedRequest:
-            return
-        assert type(value).__name__ == one.schema.cls.__name__
+        value = outcome(lambda: one.decode(body))
+        assert decoded_in_turns(one, body) == value
+        assert type(value).__name__ in (one.schema.cls.__name__, "str")
 
     mutate()
 
@@ -169,6 +184,111 @@ def test_bytes_after_the_message_are_ignored() -> None:
 def test_text_that_is_no_utf8_is_read_as_java_does() -> None:
     one = codec(Api.METADATA, 1, "request")
     assert one.decode(b"\0\0\0\1" + b"\0\2a\xff").topics[0].name == "a�"
+
+
+# --- in turns ---
+
+
+def offsets(*, topics: int, partitions: int) -> dict[str, Any]:
+    partition = {"partition_index": 1, "committed_offset": 5, "committed_metadata": "m"}
+    return {
+        "group_id": "g",
+        "member_id": "m",
+        "generation_id_or_member_epoch": 1,
+        "topics": [
+            {"name": f"t{n}", "topic_id": None, "partitions": [partition] * partitions} for n in range(topics)
+        ],
+    }
+
+
+def steps_of(work: Work[Any]) -> int:
+    return sum(1 for _ in work)
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(3000, 1), (1, 3000), (300, 10), (750, 3)])
+def test_rows_are_read_and_written_a_few_at_a_time_at_any_depth(topics: int, partitions: int) -> None:
+    one = codec(Api.OFFSET_COMMIT, 9, "request")
+    fields = offsets(topics=topics, partitions=partitions)
+    rows = topics + topics * partitions
+    data = one.encode(fields)
+    assert steps_of(one.encode_in_turns(fields, [])) >= rows // 17
+    assert steps_of(one.decode_in_turns(data, rows_max=rows, kept=[])) >= rows // 17
+    assert finish(one.decode_in_turns(data, rows_max=rows, kept=[])) == one.decode(data)
+
+
+def test_numbers_and_long_fields_are_read_and_written_in_pieces() -> None:
+    indexes = {"topics": [{"name": "t", "partition_indexes": list(range(100_000))}]}
+    metadata = bytes(range(256)) * 4096
+    joined = {
+        "group_id": "g",
+        "session_timeout": 1,
+        "rebalance_timeout": 1,
+        "member_id": "m",
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": metadata}],
+    }
+    for one, fields in (
+        (codec(Api.DESCRIBE_PRODUCERS, 0, "request"), indexes),
+        (codec(Api.JOIN_GROUP, 9, "request"), joined),
+    ):
+        data = one.encode(fields)
+        assert b"".join(finish(one.encode_in_turns(fields, []))) == data
+        assert finish(one.decode_in_turns(data, rows_max=1 << 20, kept=[])) == one.decode(data)
+        assert steps_of(one.decode_in_turns(data, rows_max=1 << 20, kept=[])) >= 16
+
+
+def test_a_row_too_many_is_refused_before_it_is_made() -> None:
+    one = codec(Api.OFFSET_COMMIT, 9, "request")
+    data = one.encode(offsets(topics=10, partitions=10))
+    assert finish(one.decode_in_turns(data, rows_max=110, kept=[])) == one.decode(data)
+    kept: list[Any] = []
+    with pytest.raises(TooManyRows) as caught:
+        finish(one.decode_in_turns(data, rows_max=109, kept=kept))
+    assert caught.value.rows == 110
+    assert len(kept) == 90 + 9, "what was made before it is there to be let go of"
+
+
+def test_what_is_decoded_can_be_let_go_of_bit_by_bit() -> None:
+    one = codec(Api.OFFSET_COMMIT, 9, "request")
+    kept: list[Any] = []
+    request = finish(
+        one.decode_in_turns(one.encode(offsets(topics=2, partitions=2000)), rows_max=5000, kept=kept)
+    )
+    rows = {id(row) for topic in request.topics for row in (topic, *topic.partitions)}
+    assert rows == {id(row) for row in kept}
+    del request
+    assert steps_of(let_go(kept)) >= 10
+    assert kept == []
+
+
+def test_a_large_answer_comes_in_pieces() -> None:
+    topics = [{"error_code": 0, "name": "t" * 200, "topic_id": UUID(int=9), "partitions": []}] * 5000
+    fields = METADATA | {"topics": topics}
+    pieces = finish(encode_response_in_turns(Api.METADATA, 13, 7, fields, []))
+    assert b"".join(pieces) == encode_response(Api.METADATA, 13, 7, fields)
+    assert len(pieces) >= 4
+    assert max(map(len, pieces)) < 2 * PIECE_BYTES
+
+
+def test_errors_of_writing_in_turns_say_where_too() -> None:
+    with pytest.raises(MissingField, match=r"MetadataResponseBroker\.host of version 13") as caught:
+        finish(encode_response_in_turns(Api.METADATA, 13, 0, METADATA | {"brokers": [{"node_id": 1}]}, []))
+    assert "in MetadataResponse, version 13, field brokers" in caught.value.__notes__
+
+
+def test_a_string_of_a_request_is_as_long_as_in_kafka() -> None:
+    for size, is_read in ((0x7FFF, True), (0x8000, False)):
+        one = codec(Api.DELETE_GROUPS, 2, "request")
+        data = one.encode({"groups_names": ["g" * size]})
+        assert (type(outcome(lambda: one.decode(data))) is not str) is is_read  # noqa: B023
+
+
+def test_tagged_fields_without_end_are_refused() -> None:
+    body = codec(Api.DELETE_GROUPS, 2, "request").encode({"groups_names": []})[:-1]
+    for count, is_read in ((64, True), (65, False)):
+        data = body + bytes([count]) + b"\x63\x00" * count
+        value = outcome(lambda: codec(Api.DELETE_GROUPS, 2, "request").decode(data))  # noqa: B023
+        assert (type(value) is not str) is is_read
 
 
 # --- memory ---
