@@ -276,6 +276,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         produce=produce,
         fetch=fetch,
         spawn=spawn,
+        turns=turns,
+        rows_max=lambda: cluster.broker_config.request_rows_max,
     )
     network = NetworkServer(
         loop=loop,

@@ -55,6 +55,12 @@ class Turns:
 
         Work that ends within what is left of this turn's share ends without the caller being suspended.
         """
+        done = self.begin(work)
+        return done[0] if done is not None else await self.go_on(work)
+
+    def begin(self, work: Work[T]) -> tuple[T] | None:
+        """Do what this turn's share allows. Return the result if that was all; otherwise `go_on` has to
+        follow."""
         if self._inline_s > 0 and self._inline_steps > 0:
             begun = self._elapsed_s()
             until = begun + self._inline_s
@@ -65,14 +71,14 @@ class Turns:
                     if self._elapsed_s() >= until:
                         break
             except StopIteration as end:
-                result: T = end.value
-                return result
+                return (end.value,)
             finally:
                 self._inline_s -= self._elapsed_s() - begun
                 self._call_turn()
-        return await self._queued(work)
+        return None
 
-    async def _queued(self, work: Work[T]) -> T:
+    async def go_on(self, work: Work[T]) -> T:
+        """Return what it returns in the end, as `run` does; a slice at a time."""
         waiting: asyncio.Future[T] = self._loop.create_future()
         self._queue.append((waiting, work))
         self._call_turn()

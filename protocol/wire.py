@@ -47,6 +47,7 @@ _BULK_BYTES = 1 << 20
 _GROWTH = 4
 _BULK_AFTER_FULL_READS = 4
 _CHEAP_MOVE_BYTES = 4 << 10
+_KEPT_BYTES = 64 << 10
 
 _SIZE = Struct(">i")
 _HEAD = Struct(">hhih")
@@ -90,8 +91,8 @@ class FrameReader:
     """The receive buffer of one connection.
 
     The frames `received` returns are writable views on it, valid until the next `get_buffer`; a caller that
-    keeps one longer copies it. Frames stay where they were read: only the beginning of an incomplete last
-    frame is moved, and only when the rest of the buffer cannot hold it.
+    keeps one longer asks for that (`keep`). Frames stay where they were read: only the beginning of an
+    incomplete last frame is moved, and only when the rest of the buffer cannot hold it.
     """
 
     __slots__ = ("_buffer", "_end", "_full_reads", "_start", "_view", "error", "frame_bytes_max")
@@ -167,6 +168,17 @@ class FrameReader:
             raise self._error()
         return frames
 
+    def keep(self, frame: memoryview) -> memoryview | bytearray:
+        """Return a frame that `received` returned, to be kept as long as it is needed: a copy of a small one,
+        while a large one keeps the buffer, and what comes is read into another.
+        """
+        if len(frame) < _KEPT_BYTES:
+            return bytearray(frame)
+        if frame.obj is self._buffer:
+            self._move(max(_IDLE_BYTES, self.pending), is_new=True)
+            self._full_reads = 0
+        return frame
+
     def shrink(self) -> None:
         """Give memory back; for connections that have been quiet. Ends the life of the frames returned
         before.
@@ -216,9 +228,9 @@ class FrameReader:
         self._full_reads = 0
         self._move(capacity)
 
-    def _move(self, capacity: int) -> None:
+    def _move(self, capacity: int, *, is_new: bool = False) -> None:
         pending = self._view[self._start : self._end]
-        if capacity != len(self._view):
+        if is_new or capacity != len(self._view):
             self._allocate(capacity)
         self._view[: len(pending)] = pending
         self._start, self._end = 0, len(pending)

@@ -90,6 +90,7 @@ class BrokerConfig(Levels):
     log_cleaner_enable: bool
     log_cleaner_io_max_bytes_per_second: float
     log_dir_min_free_bytes: int
+    request_rows_max: int
     log_dirs: tuple[str, ...]
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_single_replica: bool

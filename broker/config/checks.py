@@ -201,6 +201,8 @@ BROKER_CHECKS: dict[str, Check] = {
     "remote.wal.log.manager.combiner.task.upload.bytes": _between(1 << 10, 64 << 20),
     "remote.wal.log.manager.combiner.thread.pool.size": _between(1, 16),
     "remote.wal.log.manager.thread.pool.size": _between(1, 256),
+    # what is shorter than 4 KiB is not counted, and the codec reads no more structs than that
+    "request.rows.max": _between(4096, 1 << 18),
     "security.inter.broker.protocol": _one_of(*PROTOCOLS),
 }
 

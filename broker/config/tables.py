@@ -104,6 +104,10 @@ _MIN_FREE_DOC = (
     "Below so many free bytes in a log directory, each tiered topic's remote.log.pressure.policy counts "
     "there; 0 switches that off."
 )
+_ROWS_DOC = (
+    "How many rows one request may have, which are the items of all its arrays, nested ones counted; the "
+    "connection that sends more is closed. Produce and Fetch have bounds of their own."
+)
 _PRESSURE_DOC = (
     "What happens to a tiered topic whose segments cannot be copied while a disk runs full: keep everything, "
     "refuse what producers send, or drop the oldest segments without a copy."
@@ -175,6 +179,15 @@ _OWN_BROKER = (
         synonyms=(),
         check=BROKER_CHECKS["log.dir.min.free.bytes"],
         documentation=_MIN_FREE_DOC,
+    ),
+    Definition(
+        name="request.rows.max",
+        kind=ConfigType.INT,
+        default="100000",
+        read_only=False,
+        synonyms=(),
+        check=BROKER_CHECKS["request.rows.max"],
+        documentation=_ROWS_DOC,
     ),
     Definition(
         name=INITIAL_TASK_DELAY,

@@ -6,7 +6,14 @@ every request gets one answer, or its connection is closed; a client's mistake i
 never a stack trace.
 
 Produce and Fetch have handlers of their own shape (they work on the frame and may stall or pipeline); all
-other APIs are `Handler`s over decoded requests. What a request may do (its principal, its quota) joins here
+other APIs are `Handler`s over decoded requests.
+
+A request of less than `LARGE_BYTES` is decoded, handled and encoded in one go, as far as its handler does. A
+larger one is taken out of the read buffer and worked on in turns (`broker.turns`), a few of them at once
+(`places`); what grows with its rows is let go of in turns as well. A handler that may take long whatever the
+request is a generator, or asks `Turns` itself.
+
+What a request may do (its principal, its quota) joins here
 and in the Produce template as a decision that was prepared when the connection or its metadata changed, not
 as work for each request.
 """
@@ -16,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -24,15 +31,24 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
+from broker.handlers.places import Place, Places
 from broker.handlers.produce_repeat import ProduceMemo
 from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
+from broker.net.sending import Bulk
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
+from broker.turns import Turns
 from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
-from protocol.codec import Fields
-from protocol.errors import ErrorCode, KafkaError, MalformedRequest
-from protocol.messages import decode_request, encode_response
+from protocol.codec import PIECE_BYTES, Fields, copied
+from protocol.errors import ErrorCode, KafkaError, MalformedRequest, TooManyRows
+from protocol.messages import (
+    decode_request,
+    decode_request_in_turns,
+    encode_response,
+    encode_response_in_turns,
+)
 from protocol.wire import RequestHead, parse_head
+from protocol.work import Work, finish, let_go
 
 if TYPE_CHECKING:
     from protocol.requests.envelope import EnvelopeRequest
@@ -57,6 +73,15 @@ FOR_THE_CONTROLLER: Final = frozenset(
 PASSED_ON: Final = FOR_THE_CONTROLLER | {Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS}
 """The last two are passed on by their handlers, because a broker checks its own settings first."""
 
+LARGE_BYTES: Final = 4096
+"""Of a body that is worked on in turns; what is shorter has fewer rows than any bound of them."""
+LARGE_AT_ONCE: Final = 4
+_KEEPS_PLACE_BYTES: Final = 64 << 10
+"""A request of so many bytes takes much memory while its handler waits, so it keeps its place."""
+_WAITS_FOR_OTHERS: Final = frozenset({Api.JOIN_GROUP, Api.SYNC_GROUP, Api.DELETE_RECORDS, Api.LIST_OFFSETS})
+"""Their handlers may wait for other clients, for as long as a client said, or for the tier. They keep no
+place meanwhile: those whom they wait for may need it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Context:
@@ -71,7 +96,9 @@ class Context:
     """Whether another broker, which the client had asked, passed it on to this one as the controller."""
 
 
-Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields]"]
+Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields] | Work[Fields]"]
+Pieces: TypeAlias = "list[bytes]"
+"""A response frame."""
 
 
 class FrameHandler(Protocol):
@@ -120,8 +147,11 @@ class Dispatcher:
         produce: ProduceFrames,
         fetch: FetchFrames,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
+        rows_max: Callable[[], int],
     ) -> None:
-        """Counts `requests` by API key, and `errors` that answer a whole request by their code."""
+        """Counts `requests` by API key, and `errors` that answer a whole request by their code. A large
+        request may have `rows_max` rows."""
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
         assert not missing, f"served without a handler: {missing}"
         self._cluster = cluster
@@ -133,6 +163,9 @@ class Dispatcher:
         self._repeat = produce.repeat
         self._fetch = fetch
         self._spawn = spawn
+        self._turns = turns
+        self._rows_max = rows_max
+        self._places = Places(LARGE_AT_ONCE)
         self._counts = requests
         self._errors = errors
         self._logged: set[tuple[object, ...]] = set()
@@ -204,6 +237,10 @@ class Dispatcher:
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
             )
         context = self._context(connection, head)
+        if len(frame) - head.body_at >= LARGE_BYTES:
+            slot = connection.slot()
+            self._spawn(self._answer_large(context, connection.keep(frame), head.body_at, slot))
+            return slot
         request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
         if api_key in FOR_THE_CONTROLLER and not self._cluster.is_controller:
             slot = connection.slot()
@@ -221,9 +258,9 @@ class Dispatcher:
             is_passed_on=is_passed_on,
         )
 
-    async def _forward(self, frame: bytes) -> bytes:
+    async def _forward(self, frame: bytes) -> Pieces:
         answer = await self._cluster.forwarding.ask(frame)
-        return _SIZE.pack(len(answer)) + answer
+        return await self._turns.run(_sized(answer))
 
     async def _envelope(self, outer: Context, request: EnvelopeRequest) -> Fields:
         """Answer a client's request that another broker passes on, as if it had come here."""
@@ -244,14 +281,12 @@ class Dispatcher:
         if head.api_key not in PASSED_ON:
             raise KafkaError(ErrorCode.invalid_request, "only requests to the controller are passed on")
         context = self._context(connection, head, is_passed_on=True)
-        request = decode_request(head.api_key, head.api_version, memoryview(frame)[head.body_at :])
-        try:
-            result = self._handlers[head.api_key](context, request)
-            fields = result if isinstance(result, Mapping) else await result
-            data = encode_response(head.api_key, head.api_version, head.correlation_id, fields)
-        except Exception as error:
-            data = self._failed(context, request, error)
-        return data[_SIZE.size :]
+        kept: list[Any] = []
+        request = await self._decoded(context, memoryview(frame)[head.body_at :], kept)
+        pieces = await self._answered(context, request, self._ask(context, request), kept)
+        del request
+        await self._turns.run(let_go(kept))
+        return (await self._turns.run(copied(pieces)))[_SIZE.size :]
 
     def _check_peer(self, connection: Connection, api_key: int) -> None:
         """Refuse a client what only brokers may ask. Nothing else tells a broker from a client."""
@@ -272,51 +307,146 @@ class Dispatcher:
                 data = encode_response(context.api_key, context.api_version, context.correlation_id, result)
                 connection.unsent += len(data)
                 return data
+            later: Awaitable[Fields | Pieces]
+            if isinstance(result, Generator):
+                work = self._worked(context, result)
+                done = self._turns.begin(work)
+                if done is not None:
+                    return _answer_of(connection, done[0])
+                later = self._turns.go_on(work)
+            else:
+                later = result
         except Exception as error:
-            return self._failed(context, request, error)
+            return _answer_of(connection, finish(self._failed(context, request, error, [])))
         slot = connection.slot()
-        self._spawn(self._finish(context, request, result, slot))
+        self._spawn(self._finish(context, request, later, slot))
         return slot
 
+    def _worked(self, context: Context, result: Work[Fields]) -> Work[Pieces]:
+        """Do what a handler began, and encode it."""
+        fields = yield from result
+        return (yield from self._encoded(context, fields, []))
+
     async def _finish(
-        self, context: Context, request: object, result: Awaitable[Fields | bytes], slot: AnswerSlot
+        self, context: Context, request: object, result: Awaitable[Fields | Pieces], slot: AnswerSlot
     ) -> None:
         """Wait for a handler that could not answer at once, or for the answer of another broker."""
+        connection = context.connection
+        try:
+            pieces = await self._answered(context, request, result, [])
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except Disconnect as gone:
+            connection.close(str(gone))
+            return
+        connection.answer(slot, _joined(pieces))
+        connection.resume()
+
+    async def _answer_large(self, context: Context, frame: Frame, body_at: int, slot: AnswerSlot) -> None:
+        """Decode, handle and encode in turns, in one of the few places, which is free again once nothing but
+        the answer is left. A client that went away before there was a place is not served."""
+        connection = context.connection
+        kept: list[Any] = []
+        place = Place(self._places)
+        try:
+            # what brokers ask of each other waits for no client
+            if context.api_key not in PEER or context.api_key == PeerApi.ENVELOPE:
+                connection.on_lost = place.leave
+                has_place = await place.take()
+                connection.on_lost = None
+                if not has_place:
+                    return
+            request = await self._decoded(context, memoryview(frame)[body_at:], kept)
+            if context.api_key in FOR_THE_CONTROLLER and not self._cluster.is_controller:
+                result: Awaitable[Fields | Pieces] = self._forward(await self._turns.run(copied([frame])))
+            else:
+                waits_outside = len(frame) < _KEEPS_PLACE_BYTES or context.api_key in _WAITS_FOR_OTHERS
+                result = self._ask(context, request, place if waits_outside else None)
+            del frame
+            pieces = await self._answered(context, request, result, kept)
+            del request, result
+            connection.answer(slot, _joined(pieces))
+            del pieces
+            connection.resume()
+            await self._turns.run(let_go(kept))
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except Disconnect as gone:
+            connection.close(str(gone))
+        except Exception as error:
+            self._log_once("a large request", error)
+            connection.close("internal error (see the log above)")
+        finally:
+            place.give_back()
+
+    async def _decoded(self, context: Context, body: memoryview, kept: list[Any]) -> Any:
+        """Return the request; its rows are in `kept` afterwards, to be let go of in turns."""
+        api_key, version, rows_max = context.api_key, context.api_version, self._rows_max()
+        work = decode_request_in_turns(api_key, version, body, rows_max=rows_max, kept=kept)
+        try:
+            return await self._turns.run(work)
+        except TooManyRows as error:
+            why = f"{KNOWN[api_key].name} version {version}: {error}, and request.rows.max is {rows_max}"
+        except MalformedRequest as error:
+            why = str(error)
+        await self._turns.run(let_go(kept))
+        raise Disconnect(why)
+
+    async def _ask(self, context: Context, request: Any, place: Place | None = None) -> Fields:
+        """Return what the handler answers; `place` is given back for as long as the handler waits."""
+        result = self._handlers[context.api_key](context, request)
+        if isinstance(result, Mapping):
+            return result
+        if isinstance(result, Generator):
+            return await self._turns.run(result)
+        if place is None:
+            return await result
+        place.give_back()
         try:
             fields = await result
-            data = (
-                fields
-                if isinstance(fields, bytes)
-                else encode_response(context.api_key, context.api_version, context.correlation_id, fields)
-            )
-        except asyncio.CancelledError:
-            context.connection.close()
+        except Exception:
+            await place.take_again()
             raise
-        except Exception as error:
-            try:
-                data = self._failed(context, request, error)
-            except Disconnect as gone:
-                context.connection.close(str(gone))
-                return
-        context.connection.answer(slot, data)
-        context.connection.resume()
+        await place.take_again()
+        return fields
 
-    def _failed(self, context: Context, request: object, error: Exception) -> bytes:
+    async def _answered(
+        self, context: Context, request: object, result: Awaitable[Fields | Pieces], kept: list[Any]
+    ) -> Pieces:
+        """Return the response to what comes of `result`, or to its failure."""
+        try:
+            answer = await result
+            if not isinstance(answer, Mapping):
+                return answer
+            return await self._turns.run(self._encoded(context, answer, kept))
+        except Exception as error:
+            return await self._turns.run(self._failed(context, request, error, kept))
+
+    def _encoded(self, context: Context, fields: Fields, kept: list[Any]) -> Work[Pieces]:
+        return encode_response_in_turns(
+            context.api_key, context.api_version, context.correlation_id, fields, kept
+        )
+
+    def _failed(self, context: Context, request: object, error: Exception, kept: list[Any]) -> Work[Pieces]:
+        """Return the response that tells of the error, which keeps nothing of where it was raised."""
         code, message = ErrorCode.unknown_server_error, None
+        name, version = KNOWN[context.api_key].name, context.api_version
         if isinstance(error, KafkaError):
             code, message = error.code, error.message
         else:
-            self._log_once(f"{KNOWN[context.api_key].name} version {context.api_version}", error)
+            self._log_once(f"{name} version {version}", error)
+        _drop_traces(error)
         self._errors[code.value] += 1
-        api_key, version = context.api_key, context.api_version
         try:
-            fields = error_reply(api_key, version, request, code, message)
+            fields = yield from error_reply(context.api_key, version, request, code, message)
             if fields is not None:
-                return encode_response(api_key, version, context.correlation_id, fields)
+                return (yield from self._encoded(context, fields, kept))
         except Exception as failure:
-            self._log_once(f"the error reply of {KNOWN[api_key].name} version {version}", failure)
-        why = f"{KNOWN[api_key].name} failed with {code.name}"
-        raise Disconnect(f"{why}, and its response has no place for an error")
+            self._log_once(f"the error reply of {name} version {version}", failure)
+            _drop_traces(failure)
+        raise Disconnect(f"{name} failed with {code.name}, and its response has no place for an error")
 
     def _log_once(self, what: str, error: Exception) -> None:
         """Log the stack of a bug once, and each repetition as one line."""
@@ -329,3 +459,31 @@ class Dispatcher:
         else:
             self._logged.add(where)
             logger.error("%s failed", what, exc_info=error)
+
+
+def _sized(answer: memoryview) -> Work[Pieces]:
+    """Return an answer that was passed back as a frame."""
+    pieces = [_SIZE.pack(len(answer)) + answer[:PIECE_BYTES]]
+    for at in range(PIECE_BYTES, len(answer), PIECE_BYTES):
+        yield
+        pieces.append(bytes(answer[at : at + PIECE_BYTES]))
+    return pieces
+
+
+def _joined(pieces: Pieces) -> bytes | Bulk:
+    return pieces[0] if len(pieces) == 1 else Bulk([*pieces], sum(map(len, pieces)))
+
+
+def _answer_of(connection: Connection, pieces: Pieces) -> bytes | Bulk:
+    """Return the answer to the request in hand."""
+    answer = _joined(pieces)
+    if isinstance(answer, bytes):
+        connection.unsent += len(answer)
+    return answer
+
+
+def _drop_traces(error: BaseException | None) -> None:
+    """Let go of the frames that an error went through, and with them of what those held."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -2,19 +2,21 @@
 
 Owns: where in its response an API has a place for the error, once or for each thing that was asked for. Does
 not own: which error it is (handlers, dispatch), encoding. Invariant: a reply fits the request it answers, in
-every version that is served; an API without a place for an error has no reply, and its connection is closed.
+every version that is served, and is made in turns; an API without a place for an error has no reply, and its
+connection is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from protocol.apis import SERVED, Api, PeerApi
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
 from protocol.messages import encode_response
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from protocol.requests.alter_configs import AlterConfigsRequest
@@ -32,23 +34,25 @@ if TYPE_CHECKING:
     from protocol.requests.find_coordinator import FindCoordinatorRequest
     from protocol.requests.incremental_alter_configs import IncrementalAlterConfigsRequest
     from protocol.requests.list_offsets import ListOffsetsRequest
-    from protocol.requests.metadata import MetadataRequest
+    from protocol.requests.metadata import MetadataRequest, MetadataRequestTopic
     from protocol.requests.offset_commit import OffsetCommitRequest
     from protocol.requests.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 _API_VERSIONS_FALLBACK: Final = 0
 _NULL_NAME_FROM: Final = 12
+_ROWS_AT_ONCE: Final = 16
+RowT = TypeVar("RowT")
 Error: TypeAlias = dict[str, ErrorCode | str | None]
 """What every place for an error gets: `error_code` and `error_message`."""
 
 
 def error_reply(
     api_key: int, version: int, request: object, code: ErrorCode, message: str | None = None
-) -> Fields | None:
-    """A response with nothing but the error, or None where this API has no place for it."""
+) -> Work[Fields | None]:
+    """Return a response with nothing but the error, or None where this API has no place for it."""
     shape = _SHAPES.get(api_key)
     if shape is not None:
-        return shape(version, request, {"error_code": code, "error_message": message})
+        return (yield from shape(version, request, {"error_code": code, "error_message": message}))
     return {"error_code": code, "error_message": message, "throttle_time": 0, **_EMPTY.get(api_key, {})}
 
 
@@ -62,125 +66,138 @@ def unsupported_api_versions(correlation_id: int) -> bytes:
     return encode_response(Api.API_VERSIONS, _API_VERSIONS_FALLBACK, correlation_id, fields)
 
 
+def _each(rows: Iterable[RowT], reply: Callable[[RowT], Fields]) -> Work[list[Fields]]:
+    """Return what `reply` makes of each row, a few at a time."""
+    replies: list[Fields] = []
+    for row in rows:
+        replies.append(reply(row))
+        if not len(replies) % _ROWS_AT_ONCE:
+            yield
+    return replies
+
+
 def _answered(
     topics: Iterable[tuple[str, UUID | None, Iterable[int]]], error: Error, **rest: object
-) -> Fields:
+) -> Work[Fields]:
     """Topics with partitions, each with the error and what else its schema requires."""
-    return {
-        "topics": [
-            {
-                "name": name,
-                "topic": name,
-                "topic_id": topic_id,
-                "partitions": [
-                    {"partition_index": index, "partition": index, **error, **rest} for index in partitions
-                ],
-            }
-            for name, topic_id, partitions in topics
-        ],
-        "throttle_time": 0,
-        "error_code": error["error_code"],
-    }
+
+    def reply(index: int) -> Fields:
+        return {"partition_index": index, "partition": index, **error, **rest}
+
+    answered: list[Fields] = []
+    for name, topic_id, indexes in topics:
+        partitions = yield from _each(indexes, reply)
+        answered.append({"name": name, "topic": name, "topic_id": topic_id, "partitions": partitions})
+        if not len(answered) % _ROWS_AT_ONCE:
+            yield
+    return {"topics": answered, "throttle_time": 0, "error_code": error["error_code"]}
 
 
-def _list_offsets(version: int, request: ListOffsetsRequest, error: Error) -> Fields:
-    topics = [
-        (topic.name, None, [each.partition_index for each in topic.partitions]) for topic in request.topics
-    ]
+def _list_offsets(version: int, request: ListOffsetsRequest, error: Error) -> Work[Fields]:
+    topics = (
+        (topic.name, None, (each.partition_index for each in topic.partitions)) for topic in request.topics
+    )
     return _answered(topics, error)
 
 
-def _offset_commit(version: int, request: OffsetCommitRequest, error: Error) -> Fields:
-    topics = [
-        (topic.name, topic.topic_id, [each.partition_index for each in topic.partitions])
+def _offset_commit(version: int, request: OffsetCommitRequest, error: Error) -> Work[Fields]:
+    topics = (
+        (topic.name, topic.topic_id, (each.partition_index for each in topic.partitions))
         for topic in request.topics
-    ]
+    )
     return _answered(topics, error)
 
 
-def _delete_records(version: int, request: DeleteRecordsRequest, error: Error) -> Fields:
-    topics = [
-        (topic.name, None, [each.partition_index for each in topic.partitions]) for topic in request.topics
-    ]
+def _delete_records(version: int, request: DeleteRecordsRequest, error: Error) -> Work[Fields]:
+    topics = (
+        (topic.name, None, (each.partition_index for each in topic.partitions)) for topic in request.topics
+    )
     return _answered(topics, error, low_watermark=-1)
 
 
-def _offset_for_leader_epoch(version: int, request: OffsetForLeaderEpochRequest, error: Error) -> Fields:
-    topics = [(topic.topic, None, [each.partition for each in topic.partitions]) for topic in request.topics]
+def _offset_for_leader_epoch(
+    version: int, request: OffsetForLeaderEpochRequest, error: Error
+) -> Work[Fields]:
+    topics = ((topic.topic, None, (each.partition for each in topic.partitions)) for topic in request.topics)
     return _answered(topics, error, leader_epoch=-1, end_offset=-1)
 
 
-def _describe_producers(version: int, request: DescribeProducersRequest, error: Error) -> Fields:
-    topics = [(topic.name, None, topic.partition_indexes) for topic in request.topics]
+def _describe_producers(version: int, request: DescribeProducersRequest, error: Error) -> Work[Fields]:
+    topics = ((topic.name, None, topic.partition_indexes) for topic in request.topics)
     return _answered(topics, error, active_producers=[])
 
 
-def _metadata(version: int, request: MetadataRequest, error: Error) -> Fields:
-    topics: list[Fields] = [
-        {
-            # the response takes null for a name two versions later than the request
-            "name": topic.name or ("" if version < _NULL_NAME_FROM else None),
+def _metadata(version: int, request: MetadataRequest, error: Error) -> Work[Fields]:
+    # the response takes null for a name two versions later than the request
+    no_name = "" if version < _NULL_NAME_FROM else None
+
+    def reply(topic: MetadataRequestTopic) -> Fields:
+        return {
+            "name": topic.name or no_name,
             "topic_id": topic.topic_id,
             "is_internal": False,
             "partitions": [],
             "error_code": error["error_code"],
         }
-        for topic in request.topics or ()
-    ]
+
     return {
         "brokers": [],
         "cluster_id": None,
         "controller_id": -1,
-        "topics": topics,
+        "topics": (yield from _each(request.topics or (), reply)),
         "throttle_time": 0,
         "error_code": error["error_code"],
     }
 
 
-def _find_coordinator(version: int, request: FindCoordinatorRequest, error: Error) -> Fields:
+def _find_coordinator(version: int, request: FindCoordinatorRequest, error: Error) -> Work[Fields]:
     nowhere = {"node_id": -1, "host": "", "port": -1, **error}
-    found = [{"key": key, **nowhere} for key in request.coordinator_keys]
+    found = yield from _each(request.coordinator_keys, lambda key: {"key": key, **nowhere})
     return {**nowhere, "coordinators": found, "throttle_time": 0}
 
 
-def _delete_topics(version: int, request: DeleteTopicsRequest, error: Error) -> Fields:
-    topics: list[tuple[str | None, UUID | None]] = [(topic.name, topic.topic_id) for topic in request.topics]
-    topics += [(name, None) for name in request.topic_names]
-    responses = [{"name": name, "topic_id": topic_id, **error} for name, topic_id in topics]
-    return {"responses": responses, "throttle_time": 0}
+def _delete_topics(version: int, request: DeleteTopicsRequest, error: Error) -> Work[Fields]:
+    by_id = yield from _each(
+        request.topics, lambda topic: {"name": topic.name, "topic_id": topic.topic_id, **error}
+    )
+    by_name = yield from _each(request.topic_names, lambda name: {"name": name, "topic_id": None, **error})
+    return {"responses": by_id + by_name, "throttle_time": 0}
 
 
-def _create_topics(version: int, request: CreateTopicsRequest, error: Error) -> Fields:
-    topics: list[Fields] = [
-        {"name": topic.name, **error, "topic_id": None, "configs": []} for topic in request.topics
-    ]
+def _create_topics(version: int, request: CreateTopicsRequest, error: Error) -> Work[Fields]:
+    topics = yield from _each(
+        request.topics, lambda topic: {"name": topic.name, **error, "topic_id": None, "configs": []}
+    )
     return {"topics": topics, "throttle_time": 0}
 
 
-def _create_partitions(version: int, request: CreatePartitionsRequest, error: Error) -> Fields:
-    return {"results": [{"name": topic.name, **error} for topic in request.topics], "throttle_time": 0}
-
-
-def _delete_groups(version: int, request: DeleteGroupsRequest, error: Error) -> Fields:
-    results = [{"group_id": group_id, **error} for group_id in request.groups_names]
+def _create_partitions(version: int, request: CreatePartitionsRequest, error: Error) -> Work[Fields]:
+    results = yield from _each(request.topics, lambda topic: {"name": topic.name, **error})
     return {"results": results, "throttle_time": 0}
 
 
-def _describe_groups(version: int, request: DescribeGroupsRequest, error: Error) -> Fields:
+def _delete_groups(version: int, request: DeleteGroupsRequest, error: Error) -> Work[Fields]:
+    results = yield from _each(request.groups_names, lambda group_id: {"group_id": group_id, **error})
+    return {"results": results, "throttle_time": 0}
+
+
+def _describe_groups(version: int, request: DescribeGroupsRequest, error: Error) -> Work[Fields]:
     unknown = {"group_state": "", "protocol_type": "", "protocol_data": "", "members": []}
-    groups = [{"group_id": group_id, **error, **unknown} for group_id in request.groups]
+    groups = yield from _each(request.groups, lambda group_id: {"group_id": group_id, **error, **unknown})
     return {"groups": groups, "throttle_time": 0}
 
 
-def _describe_configs(version: int, request: DescribeConfigsRequest, error: Error) -> Fields:
-    results = [{**_resource(each), **error, "configs": []} for each in request.resources]
+def _describe_configs(version: int, request: DescribeConfigsRequest, error: Error) -> Work[Fields]:
+    results = yield from _each(request.resources, lambda each: {**_resource(each), **error, "configs": []})
     return {"results": results, "throttle_time": 0}
 
 
 def _alter_configs(
     version: int, request: AlterConfigsRequest | IncrementalAlterConfigsRequest, error: Error
-) -> Fields:
-    return {"responses": [{**_resource(each), **error} for each in request.resources], "throttle_time": 0}
+) -> Work[Fields]:
+    resources: Iterable[Resource] = request.resources
+    responses = yield from _each(resources, lambda each: {**_resource(each), **error})
+    return {"responses": responses, "throttle_time": 0}
 
 
 class Resource(Protocol):
@@ -194,43 +211,39 @@ def _resource(resource: Resource) -> Fields:
     return {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
 
 
-def _elect_leaders(version: int, request: ElectLeadersRequest, error: Error) -> Fields:
-    results = [
-        {
-            "topic": topic.topic,
-            "partition_result": [{"partition_id": index, **error} for index in topic.partitions],
-        }
-        for topic in request.topic_partitions or ()
-    ]
+def _elect_leaders(version: int, request: ElectLeadersRequest, error: Error) -> Work[Fields]:
+    results: list[Fields] = []
+    for topic in request.topic_partitions or ():
+        partitions = yield from _each(topic.partitions, lambda index: {"partition_id": index, **error})
+        results.append({"topic": topic.topic, "partition_result": partitions})
+        yield
     return {"replica_election_results": results, "throttle_time": 0, "error_code": error["error_code"]}
 
 
 def _alter_partition_reassignments(
     version: int, request: AlterPartitionReassignmentsRequest, error: Error
-) -> Fields:
-    responses = [
-        {
-            "name": topic.name,
-            "partitions": [{"partition_index": each.partition_index, **error} for each in topic.partitions],
-        }
-        for topic in request.topics
-    ]
+) -> Work[Fields]:
+    responses: list[Fields] = []
+    for topic in request.topics:
+        partitions = yield from _each(
+            topic.partitions, lambda each: {"partition_index": each.partition_index, **error}
+        )
+        responses.append({"name": topic.name, "partitions": partitions})
+        yield
     return {"responses": responses, "throttle_time": 0, **error}
 
 
-def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, error: Error) -> Fields:
-    results = [
-        {
-            "topic_name": topic.name,
-            "partitions": [{"partition_index": index, **error} for index in topic.partitions],
-        }
-        for chosen in request.dirs
-        for topic in chosen.topics
-    ]
+def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, error: Error) -> Work[Fields]:
+    results: list[Fields] = []
+    for chosen in request.dirs:
+        for topic in chosen.topics:
+            partitions = yield from _each(topic.partitions, lambda index: {"partition_index": index, **error})
+            results.append({"topic_name": topic.name, "partitions": partitions})
+            yield
     return {"results": results, "throttle_time": 0}
 
 
-_SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Fields]]] = {
+_SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
     Api.LIST_OFFSETS: _list_offsets,
     Api.OFFSET_COMMIT: _offset_commit,
     Api.DELETE_RECORDS: _delete_records,

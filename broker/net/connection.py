@@ -120,8 +120,8 @@ class Host(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client. The service may use: `memo`, `slot`, `answer`, `resume`, `waiter`, `on_lost`, `unsent`,
-    `connection_count` and `close`."""
+    """One client. The service may use: `memo`, `slot`, `keep`, `answer`, `resume`, `waiter`, `on_lost`,
+    `unsent`, `connection_count` and `close`."""
 
     def __init__(self, host: Host, listener: str) -> None:
         self.listener = listener
@@ -145,7 +145,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._stalled = 0
         self._paused = False
-        self._held: deque[bytearray] = deque()
+        self._held: deque[Frame] = deque()
+        self._kept_bytes = 0
+        """Of the frame whose request is in work."""
         self._slots: deque[Answer] = deque()
         self._sender: BulkSender | None = None
         """Made with the first big answer."""
@@ -316,11 +318,8 @@ class Connection(asyncio.BufferedProtocol):
             self.close(broken)
 
     def _hold(self, frames: Sequence[Frame]) -> None:
-        """Keep frames until the connection may continue. Their buffer is about to be reused, so they are
-        copied.
-        """
-        held = [bytearray(frame) for frame in frames]
-        self._held.extend(held)
+        """Keep frames until the connection may continue."""
+        self._held.extend(map(self._kept, frames))
         self._account()
         if not self._paused and self._transport is not None:
             self._paused = True
@@ -340,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
             while held and not self._stalled:
                 rest = self._round([held.popleft() for _ in range(min(len(held), _HELD_ROUND))])
                 if rest:
-                    held.extendleft(reversed(rest))  # type: ignore[arg-type]
+                    held.extendleft(reversed(rest))
         finally:
             self._is_running = False
         if self._stalled:
@@ -358,6 +357,16 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled |= WAIT
         return AnswerSlot()
 
+    def keep(self, frame: Frame) -> Frame:
+        """Return the frame in hand, to be worked on until `resume`; it counts as waiting in memory."""
+        kept = self._kept(frame)
+        self._kept_bytes = len(kept)
+        self._account()
+        return kept
+
+    def _kept(self, frame: Frame) -> Frame:
+        return frame if isinstance(frame, bytearray) else self._reader.keep(frame)
+
     def answer(self, slot: AnswerSlot, answer: bytes | Bulk) -> None:
         slot.answer = answer
         if not self._stalled & CLOSED:
@@ -366,6 +375,9 @@ class Connection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         self.waiter = None
         self._stalled &= ~WAIT
+        if self._kept_bytes and not self._stalled & CLOSED:
+            self._kept_bytes = 0
+            self._account()
         self._continue()
 
     def _release(self, ready: list[bytes]) -> None:
@@ -460,8 +472,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- bounds ---
 
     def _account(self) -> None:
-        """Tell the server how many request bytes wait here: an incomplete frame and held ones."""
-        queued = self._reader.pending + sum(map(len, self._held))
+        """Tell the server how many request bytes wait here: an incomplete frame, held ones, one in work."""
+        queued = self._reader.pending + sum(map(len, self._held)) + self._kept_bytes
         self._host.account(self, queued - self._queued)
         self._queued = queued
         if not queued and self._reader.capacity > _LARGE_BUFFER:

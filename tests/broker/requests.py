@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from protocol.apis import KNOWN, Api, PeerApi
 from protocol.codec import Fields
 from protocol.errors import KafkaError
 from protocol.messages import decode_response, encode_response, entity, unknown_fields
+from protocol.work import finish
 
 # Fields without a default in the schema, for requests that do not care.
 NOT_ASKED_FOR: Fields = {
@@ -51,9 +52,13 @@ class Client:
     async def _answer(self, handler: Callable[[Context, Any], Any], context: Context, request: Any) -> Fields:
         try:
             found = handler(context, request)
+            if isinstance(found, Generator):
+                found = finish(found)
             answer: Fields = await found if asyncio.iscoroutine(found) else found
         except KafkaError as error:
-            failed = error_reply(context.api_key, context.api_version, request, error.code, error.message)
+            failed = finish(
+                error_reply(context.api_key, context.api_version, request, error.code, error.message)
+            )
             assert failed is not None
             return failed
         assert not (unknown := unknown_fields(context.api_key, "response", answer)), unknown

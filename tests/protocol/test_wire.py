@@ -57,6 +57,41 @@ def test_frames_are_the_same_however_they_are_cut(frames: list[bytes], cuts: lis
     assert reader.pending == 0
 
 
+@given(
+    st.lists(st.integers(0, 40) | st.integers(60_000, 300_000), max_size=8),
+    st.lists(st.integers(1, 300_000), min_size=1, max_size=10),
+)
+@settings(max_examples=40)
+def test_kept_frames_stay_as_they_are_however_many_come_after_them(sizes: list[int], cuts: list[int]) -> None:
+    frames = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+    data = memoryview(framed(*frames))
+    reader = FrameReader()
+    kept: list[memoryview | bytearray] = []
+    turn = 0
+    while data:
+        room = reader.get_buffer()
+        part = data[: min(len(room), cuts[turn % len(cuts)])]
+        room[: len(part)] = part
+        data, turn = data[len(part) :], turn + 1
+        kept += [reader.keep(frame) for frame in reader.received(len(part))]
+    assert [bytes(frame) for frame in kept] == frames
+
+
+def test_a_large_frame_is_kept_without_a_copy() -> None:
+    reader = FrameReader()
+    data = framed(b"k" * (1 << 20))
+    frames: list[memoryview] = []
+    while data:
+        room = reader.get_buffer()
+        room[: len(data)] = data[: len(room)]
+        frames += reader.received(min(len(data), len(room)))
+        data = data[len(room) :]
+    assert reader.keep(frames[0]) is frames[0]
+    assert reader.capacity == 16 << 10
+    assert feed(reader, framed(b"next")) == [b"next"]
+    assert frames[0] == b"k" * (1 << 20)
+
+
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_frames_are_the_same_byte_by_byte(frames: list[bytes]) -> None:
     assert feed(FrameReader(), framed(*frames), read_bytes=1) == frames

@@ -54,6 +54,7 @@ def test_nothing_is_described_that_kafka_does_not_know_but_our_own() -> None:
         "log.remote.copy.lag.bytes",
         "log.remote.copy.lag.ms",
         "record.validation",
+        "request.rows.max",
         "remote.log.wal.storage.manager.class.name",
         "remote.log.wal.storage.manager.class.path",
         "remote.log.wal.storage.manager.impl.prefix",

@@ -11,6 +11,7 @@ import pytest
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import encode_request
+from protocol.work import Work
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 from tests.broker.replicas.test_replica_manager import connection_to, feed
 
@@ -27,6 +28,11 @@ HEARTBEAT: dict[str, Any] = {
     "member_id": "m",
     "group_instance_id": None,
 }
+
+
+def misspelt_reply(*_: Any) -> Work[dict[str, int]]:
+    yield from ()
+    return {"no such field": 1}
 
 
 def fetch_of(broker: Broker) -> Any:
@@ -67,7 +73,7 @@ async def test_an_error_that_cannot_be_told_costs_the_connection_alone(
 
     dispatcher: Any = broker.components.network.service
     dispatcher._handlers[int(Api.DESCRIBE_CLUSTER)] = fail_later if is_async else fail
-    monkeypatch.setattr("broker.handlers.dispatch.error_reply", lambda *_: {"no such field": 1})
+    monkeypatch.setattr("broker.handlers.dispatch.error_reply", misspelt_reply)
     async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
         await client.send(client.encode(Api.DESCRIBE_CLUSTER, 0, DESCRIBE_CLUSTER))
         assert await client.is_closed()

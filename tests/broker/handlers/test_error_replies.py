@@ -13,6 +13,7 @@ from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
+from protocol.work import finish
 from tests.protocol.generate import classes_of, decoded, fields_of, schema_of
 
 CASES: dict[Api, dict[str, Any]] = {
@@ -53,7 +54,7 @@ def test_the_error_of_a_whole_request_reads_as_such_in_every_version(api: Api) -
     for version in range(row.min_version, row.max_version + 1):
         frame = memoryview(encode_request(api, version, 1, "c", CASES[api]))[4:]
         request = decode_request(api, version, frame[parse_head(frame).body_at :])
-        fields = error_reply(api, version, request, ErrorCode.kafka_storage_error, "why")
+        fields = finish(error_reply(api, version, request, ErrorCode.kafka_storage_error, "why"))
         assert fields is not None
         data = encode_response(api, version, 1, fields)
         response = decode_response(api, version, memoryview(data)[4:])[1]
@@ -68,6 +69,6 @@ def test_every_api_has_an_error_reply_for_any_request(api: Api, data: st.DataObj
     version = data.draw(st.integers(row.served_from, row.max_version))
     schema = schema_of(api, version, "request")
     request = decoded(schema, data.draw(fields_of(schema)), classes_of(api, "request"))
-    fields = error_reply(api, version, request, ErrorCode.unknown_server_error, "why")
+    fields = finish(error_reply(api, version, request, ErrorCode.unknown_server_error, "why"))
     assert fields is not None
     encode_response(api, version, 1, fields)
