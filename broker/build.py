@@ -277,6 +277,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         fetch=fetch,
         spawn=spawn,
         turns=turns,
+        large_bytes=world.large_request_bytes,
         rows_max=lambda: cluster.broker_config.request_rows_max,
     )
     network = NetworkServer(

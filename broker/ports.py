@@ -77,6 +77,8 @@ class World:
     """What goes on within one turn of the loop, unlike the loop's own time; it stands still likewise."""
     turn_steps: Callable[[], int] = lambda: 1024
     """How often work in turns goes on in one slice, at most."""
+    large_request_bytes: int = 4096
+    """A request with a body of so many bytes is worked on in turns."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)
     tempo: Tempo = field(default_factory=Tempo)
     """What the uploads of `store` keep to."""

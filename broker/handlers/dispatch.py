@@ -8,7 +8,7 @@ never a stack trace.
 Produce and Fetch have handlers of their own shape (they work on the frame and may stall or pipeline); all
 other APIs are `Handler`s over decoded requests.
 
-A request of less than `LARGE_BYTES` is decoded, handled and encoded in one go, as far as its handler does. A
+A request of less than `large_bytes` is decoded, handled and encoded in one go, as far as its handler does. A
 larger one is taken out of the read buffer and worked on in turns (`broker.turns`), a few of them at once
 (`places`); what grows with its rows is let go of in turns as well. A handler that may take long whatever the
 request is a generator, or asks `Turns` itself.
@@ -73,8 +73,6 @@ FOR_THE_CONTROLLER: Final = frozenset(
 PASSED_ON: Final = FOR_THE_CONTROLLER | {Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS}
 """The last two are passed on by their handlers, because a broker checks its own settings first."""
 
-LARGE_BYTES: Final = 4096
-"""Of a body that is worked on in turns; what is shorter has fewer rows than any bound of them."""
 LARGE_AT_ONCE: Final = 4
 _KEEPS_PLACE_BYTES: Final = 64 << 10
 """A request of so many bytes takes much memory while its handler waits, so it keeps its place."""
@@ -148,10 +146,12 @@ class Dispatcher:
         fetch: FetchFrames,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         turns: Turns,
+        large_bytes: int,
         rows_max: Callable[[], int],
     ) -> None:
-        """Counts `requests` by API key, and `errors` that answer a whole request by their code. A large
-        request may have `rows_max` rows."""
+        """Counts `requests` by API key, and `errors` that answer a whole request by their code. A request
+        with a body of `large_bytes` is a large one, and may have `rows_max` rows; what is smaller has fewer.
+        """
         missing = SERVED.keys() - handlers.keys() - {Api.PRODUCE, Api.FETCH}
         assert not missing, f"served without a handler: {missing}"
         self._cluster = cluster
@@ -164,6 +164,7 @@ class Dispatcher:
         self._fetch = fetch
         self._spawn = spawn
         self._turns = turns
+        self._large_bytes = large_bytes
         self._rows_max = rows_max
         self._places = Places(LARGE_AT_ONCE)
         self._counts = requests
@@ -237,7 +238,7 @@ class Dispatcher:
                 connection, frame, version=version, correlation_id=correlation_id, body_at=head.body_at
             )
         context = self._context(connection, head)
-        if len(frame) - head.body_at >= LARGE_BYTES:
+        if len(frame) - head.body_at >= self._large_bytes:
             slot = connection.slot()
             self._spawn(self._answer_large(context, connection.keep(frame), head.body_at, slot))
             return slot

@@ -124,9 +124,13 @@ def _silent_beats(components: Components) -> tuple[int, ...]:
 
 
 def _owed(process: Process, connections: Sequence[Connection]) -> int:
-    """Bytes of requests that are not whole, of clients that are gone and did not say so."""
-    ends = (connection.server for connection in connections if connection.is_half_open)
-    return sum(end.protocol._queued for end in ends if end.process is process and not end.is_lost)
+    """Bytes of requests that are not whole, of clients that are gone and did not say so, and of those in
+    work, whose tasks are counted."""
+    mine = [each for each in connections if each.server.process is process and not each.server.is_lost]
+    return sum(
+        each.server.protocol._queued if each.is_half_open else each.server.protocol._kept_bytes
+        for each in mine
+    )
 
 
 def _awaited(channel: Channel) -> int:

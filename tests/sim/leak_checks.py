@@ -48,7 +48,8 @@ def leaks(census: Census) -> Iterator[str]:
     followed = len(census.followed)
     heartbeats = peers if census.is_controller else 0
     least = {**dict.fromkeys(STANDING, 1), "Fetcher._run": followed}
-    most = {**least, "Dispatcher._finish": heartbeats, **_tier_tasks(census)}
+    waiting = ("Dispatcher._finish", "Dispatcher._answer_large")
+    most = {**least, **dict.fromkeys(waiting, heartbeats), **_tier_tasks(census)}
     most |= {"Fetcher._run": followed * census.lanes, **dict.fromkeys(OF_THE_WAL_TIER, 1)}
     for uneven in _uneven("tasks of", census.tasks, least, most):
         yield f"{uneven} (those that run as long as the broker are STANDING in leak_checks.py)"

@@ -53,6 +53,13 @@ def node_of(host: str) -> int:
     return int(host.removeprefix(NAME)) if host.startswith(NAME) else -1
 
 
+TURN_STEPS = (1, 2, 3, 10, 1000)
+"""How much of the work in turns is done in one turn of the loop."""
+LARGE_REQUEST_BYTES = (0, 40, 4096)
+"""From which size on the requests of a life are worked on in turns; nearly all are smaller than what is large
+elsewhere."""
+
+
 class Node:
     def __init__(
         self,
@@ -170,6 +177,7 @@ class Node:
 
         wal_rng = random.Random(f"{self._seed}/{self.name}/{self.life}/wal store")
 
+        turns = random.Random(f"{self._seed}/{self.name}/{self.life}/turns")
         stats = StoreStats()
         lane = SimStore(
             self.loop,
@@ -198,6 +206,8 @@ class Node:
             random=rng,
             offload=start_offload,
             host_name=self.name,
+            turn_steps=lambda: turns.choice(TURN_STEPS),
+            large_request_bytes=turns.choice(LARGE_REQUEST_BYTES),
             tier_sizes=SMALL,
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.handlers.dispatch import LARGE_AT_ONCE, LARGE_BYTES
+from broker.handlers.dispatch import LARGE_AT_ONCE
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import encode_request
@@ -22,6 +22,7 @@ from tests.broker.replicas.test_replica_manager import connection_to, feed
 if TYPE_CHECKING:
     from broker.server import Broker
 
+LARGE_BYTES = 4096
 NAMES = [f"group-{n}" for n in range(2000)]
 JOIN: dict[str, Any] = {
     "group_id": "g",
