@@ -27,7 +27,7 @@ from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
-from broker.handlers.dispatch import Dispatcher
+from broker.handlers.dispatch import Dispatcher, request_in
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.handlers.groups import GroupHandlers
@@ -39,6 +39,7 @@ from broker.handlers.produce import Commands, Produce
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
+from broker.loop_monitor import LoopMonitor
 from broker.net.descriptors import DescriptorRoom
 from broker.net.server import Limits, NetworkServer
 from broker.ports import World
@@ -296,6 +297,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         logs=logs,
         cluster=cluster,
         turns=turns,
+        loop_monitor=LoopMonitor(loop=loop, world=world, request_in=request_in),
         purgatory=purgatory,
         replicas=replicas,
         isr=isr,

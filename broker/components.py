@@ -16,6 +16,7 @@ from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.handlers.follower_fetch import FollowerFetch
+from broker.loop_monitor import LoopMonitor
 from broker.net.server import NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
@@ -45,6 +46,7 @@ class Components:
     logs: LogManager
     cluster: Cluster
     turns: Turns
+    loop_monitor: LoopMonitor
     purgatory: Purgatory
     replicas: ReplicaManager
     isr: IsrChanges
@@ -70,6 +72,7 @@ class Components:
 
         return collect(
             counters=self.counters,
+            loop_monitor=self.loop_monitor,
             replicas=self.replicas,
             logs=self.logs,
             isr=self.isr,

@@ -77,6 +77,9 @@ class World:
     """What goes on within one turn of the loop, unlike the loop's own time; it stands still likewise."""
     turn_steps: Callable[[], int] = lambda: 1024
     """How often work in turns goes on in one slice, at most."""
+    watch: Callable[[float, Callable[[], None]], Callable[[], None]] | None = None
+    """Calls a function every so many seconds in a thread of its own, until what it returns is called; None
+    where there is no other thread."""
     large_request_bytes: int = 4096
     """A request with a body of so many bytes is worked on in turns."""
     tier_sizes: TierSizes = field(default_factory=TierSizes)

@@ -15,6 +15,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,7 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         now_ms=wall_clock_ms,
         cpu_s=time.thread_time,
         elapsed_s=time.perf_counter,
+        watch=watch,
         random=random.Random(),
         offload=offload,
         host_name=socket.gethostname(),
@@ -148,6 +150,18 @@ def real_world(config: BrokerConfig, store_url: str | None) -> World:
         wal_store_stats=lane_stats,
         tempo=tempo,
     )
+
+
+def watch(every_s: float, look: Callable[[], None]) -> Callable[[], None]:
+    """Call `look` in a thread of its own until what is returned is called."""
+    is_over = threading.Event()
+
+    def look_on() -> None:
+        while not is_over.wait(every_s):
+            look()
+
+    threading.Thread(target=look_on, name="loop watch", daemon=True).start()
+    return is_over.set
 
 
 def store_at(location: StoreLocation, stats: StoreStats, tempo: Tempo | None = None) -> ObjectStore:

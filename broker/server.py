@@ -178,9 +178,11 @@ class Broker:
         spawn(self._clean())
         if self.warms_codecs:
             spawn(self._warm())
+        self.components.loop_monitor.start()
 
     async def _close(self) -> None:
         components = self.components
+        components.loop_monitor.stop()
         await components.cluster.leave()
         if components.wal is not None:
             await components.wal.stop()

@@ -47,7 +47,9 @@ class MakeBroker(Protocol):
 
 
 @pytest.fixture
-async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Broker]]]:
+async def make_broker(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Callable[..., Awaitable[Broker]]]:
     """Starts in-process brokers with real files and sockets on free ports.
 
     Properties are Kafka's, with `_` for `.`. All brokers of one test share one data directory, so a second
@@ -74,6 +76,10 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[B
     yield make
     for broker in reversed(started):
         await broker.stop()
+    most_ms = request.config.getoption("--loop-held-max-ms")
+    if most_ms is not None:
+        held_ms = [round(broker.components.loop_monitor.held.worst_s * 1000, 1) for broker in started]
+        assert max(held_ms, default=0) <= most_ms, f"the loops were held for {held_ms} ms"
 
 
 @pytest.fixture
@@ -256,6 +262,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--differential-from", type=int, default=0, help="the first seed of generated sequences")
     parser.addoption("--differential-seeds", type=int, default=1, help="how many seeds, 50 sequences each")
+    parser.addoption(
+        "--loop-held-max-ms",
+        type=float,
+        help="fail a test whose loop was held for longer; what other processes took is not counted",
+    )
     parser.addoption("--chaos-from", type=int, default=0, help="the first round of faults")
     parser.addoption("--chaos-rounds", type=int, default=1, help="how many rounds, on each store")
     parser.addoption(

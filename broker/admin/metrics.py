@@ -20,6 +20,7 @@ from broker.admin.tier_metrics import tier_families
 from broker.admin.wal_metrics import wal_families
 from broker.control.metadata_records import NO_LEADER
 from broker.coordinators.groups.membership import State
+from broker.loop_monitor import BOUNDS_S
 from protocol.apis import KNOWN
 from protocol.errors import error_code
 from remote.store.metered import LATENCY_BOUNDS_S
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from broker.admin.counters import Counters
     from broker.control.cluster import Cluster
     from broker.coordinators.groups.coordinator import GroupCoordinator
+    from broker.loop_monitor import LoopMonitor
     from broker.net.server import NetworkServer
     from broker.replicas.fetch_sessions import FetchSessions
     from broker.replicas.isr import IsrChanges
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 def collect(
     *,
     counters: Counters,
+    loop_monitor: LoopMonitor,
     replicas: ReplicaManager,
     logs: LogManager,
     isr: IsrChanges,
@@ -70,6 +73,7 @@ def collect(
     yield from _groups(groups)
     yield from _controller(cluster, counters)
     yield from _process()
+    yield from _loop(loop_monitor)
     yield from _store("tidewal_object_store", store_stats)
     if tiering is not None and tier_reads is not None:
         yield from tier_families(replicas, tiering, tier_reads)
@@ -329,6 +333,22 @@ def _process() -> Iterator[Metric]:
         "Blocks of memory that Python's allocator has given out and not got back.",
         value=sys.getallocatedblocks(),
     )
+
+
+def _loop(monitor: LoopMonitor) -> Iterator[Metric]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    for name, text, durations in (
+        ("tidewal_loop_stall_seconds", "How late the loop came to a timer.", monitor.stalls),
+        (
+            "tidewal_loop_stall_processor_seconds",
+            "How much of that time the loop's thread was on the processor.",
+            monitor.held,
+        ),
+    ):
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], buckets_of(BOUNDS_S, durations.counts), sum_value=durations.sum_s)
+        yield family
 
 
 _STORE_COUNTERS: Final = (

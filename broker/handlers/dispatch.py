@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
@@ -384,16 +385,20 @@ class Dispatcher:
 
     async def _decoded(self, context: Context, body: memoryview, kept: list[Any]) -> Any:
         """Return the request; its rows are in `kept` afterwards, to be let go of in turns."""
-        api_key, version, rows_max = context.api_key, context.api_version, self._rows_max()
-        work = decode_request_in_turns(api_key, version, body, rows_max=rows_max, kept=kept)
+        rows_max = self._rows_max()
         try:
-            return await self._turns.run(work)
+            return await self._turns.run(self._decoding(context, body, rows_max, kept))
         except TooManyRows as error:
-            why = f"{KNOWN[api_key].name} version {version}: {error}, and request.rows.max is {rows_max}"
+            asked = f"{KNOWN[context.api_key].name} version {context.api_version}"
+            why = f"{asked}: {error}, and request.rows.max is {rows_max}"
         except MalformedRequest as error:
             why = str(error)
         await self._turns.run(let_go(kept))
         raise Disconnect(why)
+
+    def _decoding(self, context: Context, body: memoryview, rows_max: int, kept: list[Any]) -> Work[Any]:
+        api_key, version = context.api_key, context.api_version
+        return (yield from decode_request_in_turns(api_key, version, body, rows_max=rows_max, kept=kept))
 
     async def _ask(self, context: Context, request: Any, place: Place | None = None) -> Fields:
         """Return what the handler answers; `place` is given back for as long as the handler waits."""
@@ -426,9 +431,8 @@ class Dispatcher:
             return await self._turns.run(self._failed(context, request, error, kept))
 
     def _encoded(self, context: Context, fields: Fields, kept: list[Any]) -> Work[Pieces]:
-        return encode_response_in_turns(
-            context.api_key, context.api_version, context.correlation_id, fields, kept
-        )
+        api_key, version = context.api_key, context.api_version
+        return (yield from encode_response_in_turns(api_key, version, context.correlation_id, fields, kept))
 
     def _failed(self, context: Context, request: object, error: Exception, kept: list[Any]) -> Work[Pieces]:
         """Return the response that tells of the error, which keeps nothing of where it was raised."""
@@ -460,6 +464,27 @@ class Dispatcher:
         else:
             self._logged.add(where)
             logger.error("%s failed", what, exc_info=error)
+
+
+_HANDLE: Final = Dispatcher._handle.__code__
+_REPEAT: Final = Dispatcher.repeat.__code__
+
+
+def request_in(frame: FrameType) -> str | None:
+    """Name the request that a frame of the dispatcher or of a handler works on; None for any other frame."""
+    names = frame.f_locals
+    context = names.get("context", names.get("ctx"))
+    if isinstance(context, Context):
+        api_key, connection = context.api_key, context.connection
+    elif frame.f_code is _HANDLE:
+        api_key, connection = names["api_key"], names["connection"]
+    elif frame.f_code is _REPEAT:
+        api_key, connection = Api.PRODUCE, names["connection"]
+    else:
+        return None
+    row = KNOWN.get(api_key)
+    name = f"API {api_key}" if row is None else row.name
+    return f"{name} of {connection.peer_host}:{connection.peer_port}"
 
 
 def _sized(answer: memoryview) -> Work[Pieces]:
