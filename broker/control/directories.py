@@ -191,3 +191,12 @@ def missing_directories(before: BrokerImage | None, ids: Collection[UUID]) -> tu
     if before is None or set(before.directories).isdisjoint(ids):
         return ()
     return tuple(directory for directory in before.directories if directory not in ids)
+
+
+def is_emptied(before: BrokerImage | None, directories: Sequence[Directory]) -> bool:
+    """Return whether this node had log directories, and none of those that it has now was ever used."""
+    return (
+        before is not None
+        and bool(before.directories)
+        and all(directory.cluster_id is None for directory in directories)
+    )

@@ -26,6 +26,7 @@ from broker.control.directories import (
     advertised_endpoints,
     claimed_cluster,
     clean_epoch,
+    is_emptied,
     mark_directories,
     missing_directories,
     read_directories,
@@ -119,7 +120,34 @@ class Joining:
         self._directories = directories
         self._directory_ids = {d.path: d.directory_id or self._member.new_id() for d in directories}
         self._check_cluster(claimed)
+        self._tell_if_emptied()
         return self._directory_ids
+
+    def _tell_if_emptied(self) -> None:
+        """Say that this node comes back without what it had: it starts as a new one would."""
+        if len(self._directories) < len(self._config.log_dirs) or not is_emptied(
+            self._image.brokers.get(self._node_id), self._directories
+        ):
+            return
+        held = [
+            partition
+            for topic in self._image.topics.values()
+            for partition in topic.partitions
+            if self._node_id in partition.replicas
+        ]
+        alone = sum(partition.isr == (self._node_id,) for partition in held)
+        if held:
+            logger.log(
+                logging.ERROR if alone else logging.WARNING,
+                "%s is empty, and node %d of cluster %s had replicas of %d partitions: of %d it had the only "
+                "copy in sync, and nothing is left of these but what is in the cold tier; if the data is "
+                "elsewhere, stop this broker now, put it back, and start again",
+                ", ".join(directory.path for directory in self._directories),
+                self._node_id,
+                self._image.cluster_id,
+                len(held),
+                alone,
+            )
 
     async def join(self, ports: Mapping[str, int]) -> int:
         """Register this node; return the broker epoch of this life."""

@@ -277,3 +277,34 @@ def test_what_keeps_it_from_giving_up_what_is_lost_costs_one_line(caplog: pytest
         assert 1 <= len(told) <= 3, len(told)
 
     site.run(story())
+
+
+@pytest.mark.parametrize("has_topics", [True, False])
+def test_a_node_that_comes_back_with_nothing_says_so_in_one_line(
+    caplog: pytest.LogCaptureFixture, has_topics: bool
+) -> None:
+    site = Site()
+    caplog.set_level(logging.INFO, "broker.control.joining")
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if "is empty" in record.message]
+
+    async def story() -> None:
+        first = await site.started(dirs=BOTH)
+        if has_topics:
+            await make(first, "lost", "gone")
+        await site.kill(first)
+        second = await site.started(dirs=BOTH)
+        await site.kill(second)
+        assert told() == []
+        for path in BOTH.split(","):
+            change_disk(site, path)
+        third = await site.started(dirs=BOTH)
+        assert len(told()) == has_topics, "what had no replica lost nothing"
+        assert all(f"{BOTH.replace(',', ', ')} is empty, and node 1" in line for line in told())
+        assert all("replicas of 2 partitions: of 2 it had the only copy" in line for line in told())
+        await site.kill(third)
+        await site.started(dirs=BOTH)
+        assert len(told()) == has_topics, "from then on it has what it has"
+
+    site.run(story())
