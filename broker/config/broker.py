@@ -1,7 +1,7 @@
 """The typed view of one broker's settings.
 
-Owns: `BrokerConfig`, building one from properties, what the settings of a broker may say together, and which
-of those that were set mean nothing here. Does not own: the tables (tables), or which level wins (levels).
+Owns: `BrokerConfig`, building one from properties, and which of those that were set mean nothing here. Does
+not own: the tables (tables), which level wins (levels), or what several may say together (relations).
 Invariant: a value in a BrokerConfig was parsed and checked; each of its fields is read somewhere, and what
 was set and is read nowhere is in `ignored`.
 """
@@ -21,6 +21,7 @@ from broker.config.listeners import (
     parse_listeners,
     protocol_map,
 )
+from broker.config.relations import check_relations
 from broker.config.tables import (
     ALIASES,
     BROKER,
@@ -44,7 +45,7 @@ from broker.config.tiering import (
     metadata_topic,
 )
 from broker.config.topics import LOG_FIELDS, log_config
-from broker.config.values import ConfigError, ConfigType, invalid, parse_list, parse_value
+from broker.config.values import ConfigError, ConfigType, check_text, invalid, parse_list, parse_value
 
 
 class BrokerConfig(Levels):
@@ -187,6 +188,11 @@ class BrokerConfig(Levels):
     def warnings(self) -> tuple[str, ...]:
         """What an operator should change, a line each."""
         lines = [f"{name} is the name that KIP-956 proposed; use {ALIASES[name]}" for name in self.aliased]
+        lines += [
+            f"{name} is set, and nothing here asks it: whatever it would refuse is allowed"
+            for name in _GUARDS
+            if name in self.ignored
+        ]
         lag = copy_lag_warning(log_config(self, {}), "log.")
         return (*lines, lag) if lag is not None else tuple(lines)
 
@@ -201,6 +207,13 @@ class BrokerConfig(Levels):
         )
 
 
+_GUARDS = (
+    "alter.config.policy.class.name",
+    "authorizer.class.name",
+    "client.quota.callback.class",
+    "create.topic.policy.class.name",
+)
+"""Who sets one of these relies on it, so a place in the list of what has no effect is not enough."""
 _DERIVED = frozenset(
     {
         "listeners",
@@ -227,7 +240,7 @@ _DERIVED = frozenset(
 )
 """Fields which are more than the parsed value of the setting they are named after."""
 _FIELDS = {name: name.replace("_", ".") for name in BrokerConfig.__annotations__ if name not in _DERIVED}
-_MEANINGFUL = frozenset(
+EFFECTIVE = frozenset(
     {
         *_FIELDS.values(),
         *(name for topic_name in LOG_FIELDS for name in TOPIC[topic_name].synonyms),
@@ -260,6 +273,7 @@ _MEANINGFUL = frozenset(
         "socket.send.buffer.bytes",
     }
 )
+"""Settings of a broker that something acts on; the others are accepted and mean nothing here."""
 
 
 def from_properties(
@@ -269,7 +283,8 @@ def from_properties(
     `plain_s3` one whose store is S3 itself."""
     static, aliased = _by_known_names(props)
     plugins = tuple(static.get(name) or BROKER_DEFAULTS[name] or "" for name in _MANAGER_PREFIXES)
-    for name in static:
+    for name, text in static.items():
+        check_text(name, text)
         check_known(name, plugins)
     node_id = static.get("node.id", static.get("broker.id", "1"))
     if static.setdefault("broker.id", node_id) != static.setdefault("node.id", node_id):
@@ -337,10 +352,14 @@ def _build(
         advertised=advertised,
         inter_broker_listener=inter_broker_listener(raw, advertised),
         ignored=tuple(
-            sorted(static.keys() - _MEANINGFUL - _heard(raw, storage_manager, metadata_manager, wal_manager))
+            sorted(
+                {*static, *dynamic_default, *dynamic_broker}
+                - EFFECTIVE
+                - _heard(raw, storage_manager, metadata_manager, wal_manager)
+            )
         ),
         aliased=aliased,
-        node_id=_node_id(raw),
+        node_id=BROKER["node.id"].parse(raw["node.id"] or ""),
         broker_rack=raw["broker.rack"] or None,
         log_dirs=parse_list(raw, "log.dirs") or parse_list(raw, "log.dir"),
         max_connections_per_ip_overrides=_ip_overrides(raw["max.connections.per.ip.overrides"] or ""),
@@ -359,10 +378,9 @@ def _build(
         remote_metadata_manager_configs=metadata_manager,
         remote_metadata_topic=metadata_topic(metadata_manager, defaults),
     )
-    if not config.log_dirs or not all(config.log_dirs):
-        raise ConfigError("At least one log directory must be defined via log.dirs or log.dir.")
     if len(set(config.log_dirs)) != len(config.log_dirs):
         raise ConfigError("log.dirs names a directory twice")
+    check_relations(config)
     log = log_config(config, {})
     if config.remote_log_storage_system_enable:
         check_retention(log, "log.")
@@ -397,13 +415,6 @@ def _follower_threads(given: Mapping[str, str]) -> int:
     newer, older = "remote.log.manager.follower.thread.pool.size", "remote.log.manager.thread.pool.size"
     name = newer if newer in given or older not in given else older
     value: int = BROKER[name].parse(given.get(name) or BROKER[name].default or "")
-    return value
-
-
-def _node_id(raw: Mapping[str, str | None]) -> int:
-    value: int = BROKER["node.id"].parse(raw["node.id"] or "")
-    if value < 0:
-        raise ConfigError("node.id must be greater than or equal to 0")
     return value
 
 

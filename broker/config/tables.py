@@ -11,9 +11,17 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from broker.config.checks import BROKER_CHECKS, GROUP_CHECKS, TOPIC_CHECKS, Check, at_least
+from broker.config.checks import (
+    BROKER_CHECKS,
+    GROUP_CHECKS,
+    PARTITIONS_MAX,
+    TOPIC_CHECKS,
+    Check,
+    at_least,
+    between,
+)
 from broker.config.table_files import read_table
-from broker.config.values import ConfigError, ConfigType, parse_value
+from broker.config.values import ConfigError, ConfigType, parse_value, shown
 
 
 class Definition(NamedTuple):
@@ -292,15 +300,15 @@ METADATA_MANAGER = {
         default=default,
         read_only=True,
         synonyms=(),
-        check=None if least is None else at_least(least),
+        check=check,
     )
-    for name, kind, default, least in (
-        ("remote.log.metadata.consume.wait.ms", ConfigType.LONG, "120000", 0),
-        ("remote.log.metadata.initialization.retry.interval.ms", ConfigType.LONG, "100", 0),
-        ("remote.log.metadata.initialization.retry.max.timeout.ms", ConfigType.LONG, "120000", 0),
-        ("remote.log.metadata.topic.min.isr", ConfigType.SHORT, "2", 1),
-        ("remote.log.metadata.topic.num.partitions", ConfigType.INT, "50", 1),
-        ("remote.log.metadata.topic.replication.factor", ConfigType.SHORT, "3", 1),
+    for name, kind, default, check in (
+        ("remote.log.metadata.consume.wait.ms", ConfigType.LONG, "120000", at_least(0)),
+        ("remote.log.metadata.initialization.retry.interval.ms", ConfigType.LONG, "100", at_least(0)),
+        ("remote.log.metadata.initialization.retry.max.timeout.ms", ConfigType.LONG, "120000", at_least(0)),
+        ("remote.log.metadata.topic.min.isr", ConfigType.SHORT, "2", at_least(1)),
+        ("remote.log.metadata.topic.num.partitions", ConfigType.INT, "50", between(1, PARTITIONS_MAX)),
+        ("remote.log.metadata.topic.replication.factor", ConfigType.SHORT, "3", at_least(1)),
         ("remote.log.metadata.topic.retention.ms", ConfigType.LONG, "-1", None),
     )
 }
@@ -401,7 +409,7 @@ def check_wal_name(name: str, known: Container[str]) -> None:
 def unknown(name: str, known: Iterable[str], prefix: str = "") -> ConfigError:
     guess = nearest(name, known)
     hint = f"; did you mean {prefix}{guess}?" if guess else ""
-    return ConfigError(f"Unknown configuration {prefix}{name}{hint}")
+    return ConfigError(f"Unknown configuration {shown(prefix + name)}{hint}")
 
 
 def base_name(name: str) -> str:

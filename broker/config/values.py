@@ -13,6 +13,7 @@ from math import isinf
 from typing import Any
 
 STRING_BYTES_MAX = 2**15 - 1
+_SHOWN_MAX = 1000
 
 
 class ConfigError(Exception):
@@ -103,7 +104,22 @@ def _java_double(value: float) -> str:
 
 
 def invalid(name: str, value: object, why: str) -> ConfigError:
-    return ConfigError(f"Invalid value {value} for configuration {name}: {why}")
+    return ConfigError(f"Invalid value {shown(value)} for configuration {shown(name)}: {why}")
+
+
+def shown(value: object) -> str:
+    """Return a value or name as one short line, whatever is in it."""
+    text = str(value)
+    cut = text[:_SHOWN_MAX]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return cut if len(text) <= _SHOWN_MAX else f"{cut}… ({len(text)} characters)"
+
+
+def check_text(name: str, text: str) -> None:
+    """ConfigError for what no file name, address or answer may hold."""
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name + text):
+        raise ConfigError(f"Configuration {shown(name)} has a character that no text has, NUL or half a pair")
 
 
 def check_lengths(values: Mapping[str, str]) -> None:

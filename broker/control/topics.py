@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
+from broker.config.checks import PARTITIONS_MAX
 from broker.config.topics import check_topic_configs
 from broker.config.values import ConfigError, ResourceType, invalid
 from broker.control.commands import Rules
@@ -40,7 +41,6 @@ from broker.control.placement import assigned_partition, check_assignment, place
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 
-PARTITIONS_MAX_PER_COMMAND = 10_000
 TOPIC_NAME_MAX_CHARS = 249
 
 # --- names ---
@@ -154,7 +154,7 @@ def _asked_for(rules: Rules, topic: NewTopic) -> int:
 
 
 def _check_size(partitions: int) -> None:
-    if partitions > PARTITIONS_MAX_PER_COMMAND:
+    if partitions > PARTITIONS_MAX:
         raise KafkaError(ErrorCode.policy_violation, "Excessively large number of partitions per request.")
 
 

@@ -306,7 +306,7 @@ async def test_dynamic_settings_reach_what_they_are_about_and_last(make_broker: 
     broker = await make_broker()
     await create_topic(broker, "t")
     wanted = {
-        "log.cleaner.dedupe.buffer.size": "1000000",
+        "log.cleaner.dedupe.buffer.size": "2000000",
         "log.cleaner.io.max.bytes.per.second": "5000.0",
         "log.retention.ms": "77000",
         "log.segment.bytes": "2000000",
@@ -336,7 +336,7 @@ def _check_in_force(broker: server.Broker) -> None:
     limits = components.network.limits
     assert (limits.connections, limits.connections_per_ip) == (7, 5)
     cleaner = components.logs.cleaner
-    assert (cleaner.dedupe_bytes, cleaner.io_max_bytes_per_second) == (1_000_000, 5_000.0)
+    assert (cleaner.dedupe_bytes, cleaner.io_max_bytes_per_second) == (2_000_000, 5_000.0)
 
 
 def test_the_descriptor_limit_is_raised_as_far_as_it_goes() -> None:

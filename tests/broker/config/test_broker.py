@@ -100,3 +100,20 @@ def test_buffers_are_left_to_the_kernel_unless_they_are_set() -> None:
     assert (made().socket_send_buffer_bytes, made().socket_receive_buffer_bytes) == (-1, -1)
     config = made(socket_send_buffer_bytes="5000", socket_receive_buffer_bytes="102400")
     assert (config.socket_send_buffer_bytes, config.socket_receive_buffer_bytes) == (5000, 102400)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alter.config.policy.class.name",
+        "authorizer.class.name",
+        "client.quota.callback.class",
+        "create.topic.policy.class.name",
+    ],
+)
+def test_what_would_guard_something_is_not_passed_over_in_a_list(name: str) -> None:
+    assert made().warnings == ()
+    config = from_properties({name: "org.example.Guard"})
+    assert config.ignored == (name,)
+    (line,) = config.warnings
+    assert line.startswith(f"{name} is set, and nothing here asks it")

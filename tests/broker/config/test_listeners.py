@@ -47,8 +47,10 @@ def test_several_listeners_each_with_its_name() -> None:
         ({"listener.security.protocol.map": "PLAINTEXT"}, "Expected LISTENER:PROTOCOL"),
         ({"process.roles": "controller"}, "must contain broker"),
         ({"node.id": "1", "broker.id": "2"}, "same value"),
-        ({"node.id": "-1"}, "node.id must be greater"),
-        ({"log.dirs": "a,,b"}, "log directory"),
+        ({"node.id": "-1"}, "node.id: Value must be at least 0"),
+        ({"log.dirs": "a,,b"}, "'log.dirs' values must not be empty"),
+        ({"log.dirs": ""}, "'log.dirs' must not be empty"),
+        ({"log.dirs": "", "log.dir": "a"}, "'log.dirs' must not be empty"),
         ({"log.dirs": "a,a"}, "twice"),
         ({"max.connections.per.ip.overrides": "host"}, "HOST:COUNT"),
         (

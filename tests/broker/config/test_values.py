@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config.values import ConfigError, ConfigType, format_value, parse_value
+from broker.config.values import ConfigError, ConfigType, format_value, parse_value, shown
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,20 @@ def test_values_are_read_as_kafka_reads_them(kind: str, text: str, value: object
     ],
 )
 def test_what_is_no_value_is_refused_by_name(kind: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"Invalid value {text} for configuration some.name: "):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"Invalid value {shown(text)} for configuration some.name: ")
+    ):
         parse_value(ConfigType[kind], "some.name", text)
+
+
+@given(st.text())
+def test_whatever_is_shown_is_one_short_line(text: str) -> None:
+    assert shown(text).isprintable()
+    assert len(shown(text)) <= 10 * len(text)
+    assert shown("x" + text * 2_000).startswith("x")
+    assert len(shown("\n" * 5_000)) < 2_100
+    if text.isprintable() and len(text) <= 1_000:
+        assert shown(text) == text
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_a_report_waits_for_a_slow_read_no_longer_than_it_may() -> None:
         await world.until(is_even(world))
         assert world.loop.now - begun < REPORT_WAIT_S + 0.02
 
-    Replicas(2, replica_fetch_wait_max_ms="20000").run(main)
+    Replicas(2, replica_fetch_wait_max_ms="20000", replica_lag_time_max_ms="20000").run(main)
 
 
 @pytest.mark.parametrize("slow_s", [0.15, 0.4, 0.9])
@@ -323,7 +323,7 @@ def test_while_a_read_is_slow_the_leader_is_asked_seldom_and_others_lose_nothing
         late_s = world.loop.now - begun - slow_s
         assert late_s < min(SLOW_SHARE * slow_s, REPORT_WAIT_S) + 0.02
 
-    Replicas(2, replica_fetch_wait_max_ms="20000").run(main)
+    Replicas(2, replica_fetch_wait_max_ms="20000", replica_lag_time_max_ms="20000").run(main)
 
 
 def test_memory_is_bounded_and_what_had_no_room_comes_later() -> None:
