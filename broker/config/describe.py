@@ -11,6 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from broker.config.broker import EFFECTIVE
 from broker.config.groups import group_values
 from broker.config.levels import ALIKE_MAX, Levels
 from broker.config.tables import (
@@ -23,8 +24,10 @@ from broker.config.tables import (
     Definition,
     base_name,
 )
-from broker.config.topics import topic_values
+from broker.config.topics import LOG_FIELDS, topic_values
 from broker.config.values import ConfigType, format_value
+
+WITHOUT_EFFECT = "Accepted without effect: this broker has nothing that it could change."
 
 
 class ConfigSource(IntEnum):
@@ -128,7 +131,7 @@ def _inherited_row(
         read_only=False,
         sensitive=False,
         synonyms=tuple(synonyms),
-        documentation=definition.documentation,
+        documentation=definition.documentation if name in LOG_FIELDS else WITHOUT_EFFECT,
     )
 
 
@@ -149,7 +152,7 @@ def _broker_row(config: Levels, name: str) -> ConfigRow:
         read_only=definition is None or definition.read_only,
         sensitive=sensitive,
         synonyms=tuple(synonyms),
-        documentation=None if definition is None else definition.documentation,
+        documentation=definition.documentation if definition and name in EFFECTIVE else WITHOUT_EFFECT,
     )
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from broker.config.broker import BrokerConfig
+from broker.config.tables import HIDDEN_TOPIC
 from broker.config.tiering import copy_lag_warning
-from broker.config.topics import log_config
-from broker.config.values import ConfigError, ResourceType
+from broker.config.topics import LOG_FIELDS, log_config
+from broker.config.values import ConfigError, ResourceType, shown
 from broker.control.commands import Rules
 from broker.control.directories import new_id
 from broker.control.image import Delta, Image
 from storage.policy import LogConfig
 
 logger = logging.getLogger(__name__)
+
+_OF_TOPICS = LOG_FIELDS.keys() | HIDDEN_TOPIC.keys()
 
 
 class Settings:
@@ -62,6 +65,9 @@ class Settings:
             if resource is ResourceType.TOPIC:
                 self._log_configs.pop(name, None)
                 self._warn_of_lag(name)
+                _tell_ignored(f"topic {name}", self._image.config(resource, name).keys() - _OF_TOPICS)
+            elif resource is ResourceType.GROUP:
+                _tell_ignored(f"group {name}", self._image.config(resource, name).keys())
         if any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
             self.load()
 
@@ -74,7 +80,7 @@ class Settings:
 
     def load(self) -> None:
         """Take the broker settings from the image as it is."""
-        before = self.broker_config.warnings
+        before, ignored = self.broker_config.warnings, self.broker_config.ignored
         try:
             self.broker_config = self._file.with_dynamic(
                 default=self._image.config(ResourceType.BROKER, ""),
@@ -87,4 +93,10 @@ class Settings:
         for warning in self.broker_config.warnings:
             if warning not in before:
                 logger.warning("%s", warning)
+        _tell_ignored("this broker", set(self.broker_config.ignored).difference(ignored))
         self._log_configs.clear()
+
+
+def _tell_ignored(whose: str, names: Set[str]) -> None:
+    if names:
+        logger.warning("%s: accepted without effect: %s", whose, shown(", ".join(sorted(names))))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config.broker import from_properties
+from broker.config.broker import EFFECTIVE, from_properties
 from broker.config.describe import (
+    WITHOUT_EFFECT,
     ConfigSource,
     describe_broker,
     describe_broker_defaults,
@@ -146,3 +147,13 @@ def test_secrets_and_unknown_settings_are_not_shown() -> None:
         assert rows[name].sensitive
         assert rows[name].value is None
         assert all(synonym.value is None for synonym in rows[name].synonyms)
+
+
+def test_what_has_no_effect_is_described_so() -> None:
+    documentation = {row.name: row.documentation for row in describe_broker(made())}
+    in_vain = {name for name, text in documentation.items() if text == WITHOUT_EFFECT}
+    assert in_vain == documentation.keys() - EFFECTIVE
+    assert {"num.io.threads", "queued.max.requests", "transaction.max.timeout.ms"} <= in_vain
+    of_topics = {row.name: row.documentation for row in describe_topic(made(), {})}
+    assert {name for name, text in of_topics.items() if text == WITHOUT_EFFECT} == {"preallocate"}
+    assert {row.documentation for row in describe_group(made(), {})} == {WITHOUT_EFFECT}

@@ -100,3 +100,23 @@ def test_what_cannot_be_read_leaves_the_last_good_view(caplog: pytest.LogCapture
     assert node.settings.log_config("a").retention_ms == view.retention_ms == 2
     node.set(BROKER, "1", "message.max.bytes", "3333")
     assert node.settings.broker_config.message_max_bytes == 3333
+
+
+def test_what_is_set_in_vain_while_it_runs_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(background_threads="5")
+    node.create("a")
+    node.set(TOPIC, "a", "retention.ms", "5")
+    node.set(TOPIC, "a", "internal.segment.bytes", "500")
+    node.set(BROKER, "", "log.retention.ms", "5")
+    assert not caplog.records, "these mean something"
+    node.set(BROKER, "", "num.io.threads", "5")
+    node.set(TOPIC, "a", "preallocate", "true")
+    node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", "50000")
+    assert [record.message for record in caplog.records] == [
+        "this broker: accepted without effect: num.io.threads",
+        "topic a: accepted without effect: preallocate",
+        "group g: accepted without effect: consumer.session.timeout.ms",
+    ]
+    node.set(BROKER, "", "log.retention.ms", "6")
+    node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", None)
+    assert len(caplog.records) == 3, "told once"
