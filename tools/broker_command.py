@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.console import Failure, check_address, read_pairs
+from tools.console import Failure, check_address, complain, read_pairs
 
 if TYPE_CHECKING:
     from broker.config.broker import BrokerConfig
     from tools.environment import Environment
 
+FILE_BYTES_MAX = 1 << 20
+"""Of a file with settings, or with the value of one."""
 LISTEN = "127.0.0.1:9092"
 DATA = ".tidewal"
 READY_AS_KAFKA = (
@@ -86,7 +88,7 @@ def read_plainly(arguments: list[str]) -> BrokerOptions | None:
 def run_broker(options: BrokerOptions) -> None:
     """Run the broker until a signal, or until the end of standard input."""
     environment = from_environment(os.environ) if options.from_env else None
-    config = read_config(options, environment)
+    config = read_config(options, environment, tell=complain)
     end = check_end(options.exit_with_stdin)
     from broker import process
     from broker.config.values import ConfigError
@@ -120,7 +122,7 @@ def from_environment(environ: MutableMapping[str, str]) -> Environment:
     from tools.environment import read_environment
 
     try:
-        environment = read_environment(environ, _secret)
+        environment = read_environment(environ, _read_text)
     except ConfigError as error:
         raise Failure(str(error)) from None
     environ.update(environment.credentials)
@@ -154,11 +156,17 @@ def check_end(exit_with_stdin: bool) -> int | None:
     return STDIN
 
 
-def read_config(options: BrokerOptions, environment: Environment | None = None) -> BrokerConfig:
-    """Return what options, environment and file say together; Failure when they cannot be meant."""
+def read_config(
+    options: BrokerOptions,
+    environment: Environment | None = None,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+) -> BrokerConfig:
+    """Return what options, environment and file say together; Failure when they cannot be meant. What may be
+    meant, and is likely a mistake, is a line for `tell`."""
     from broker.config.broker import from_properties
-    from broker.config.properties import parse_properties
-    from broker.config.values import ConfigError
+    from broker.config.properties import contradictions, parse_properties
+    from broker.config.values import ConfigError, shown
     from tools.environment import check_alone, check_names, fill_listeners, over
 
     if environment is not None:
@@ -167,7 +175,10 @@ def read_config(options: BrokerOptions, environment: Environment | None = None) 
         properties: dict[str, str] = {}
         if options.config is not None:
             named = f"{_spelt('config', environment, str(options.config))} {options.config}"
-            properties = parse_properties(_text_of(options.config, named))
+            text = _text_of(options.config, named)
+            properties = parse_properties(text)
+            for name in contradictions(text):
+                tell(f"{named}: sets {shown(name)} more than once, and the last value counts: leave one")
         if environment is not None:
             properties = over(properties, environment.kafkas)
             _apply(_options_in(environment), properties, "TIDEWAL_")
@@ -233,24 +244,34 @@ def _is_plain_s3(url: str | None) -> bool:
 
 
 def _text_of(path: Path, named: str) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise Failure(f"{named}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Failure(f"{named}: not a text file") from None
-
-
-def _secret(path: str) -> str:
-    """Return the text of a file that a variable names."""
     from broker.config.values import ConfigError
 
     try:
-        return Path(path).read_text()
+        return _read_text(str(path))
+    except ConfigError as error:
+        raise Failure(f"{named}: {error}") from None
+
+
+def _read_text(path: str) -> str:
+    """Return the text of a file; ConfigError, without its name, for one that cannot be read."""
+    from broker.config.values import ConfigError
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(f"larger than {FILE_BYTES_MAX} bytes, which no file of settings is")
+        # some editors begin a file with a byte order mark
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not a text in UTF-8, as its byte {error.start} tells: save it as UTF-8") from None
     except ValueError:
-        raise ConfigError("not a text file") from None
+        raise ConfigError("no file has such a name") from None
+    if "\0" in text:
+        raise ConfigError("not a text file: it has NUL bytes")
+    return text
 
 
 def _apply(options: BrokerOptions, properties: dict[str, str], spelt: str = "--") -> None:

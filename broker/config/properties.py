@@ -12,12 +12,22 @@ from collections.abc import Iterator
 
 def parse_properties(text: str) -> dict[str, str]:
     """Read a Java properties file: comments, continued lines, escapes; `=`, `:` or blanks after the name."""
-    found = {}
+    return dict(_pairs(text))
+
+
+def contradictions(text: str) -> list[str]:
+    """Name what a file sets more than once, to different values: the last one counts."""
+    values: dict[str, set[str]] = {}
+    for name, value in _pairs(text):
+        values.setdefault(name, set()).add(value)
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for line in _logical_lines(text):
         match = _PROPERTY.fullmatch(line)
         assert match is not None, line
-        found[_unescape(match[1])] = _unescape(match[2])
-    return found
+        yield _unescape(match[1]), _unescape(match[2])
 
 
 _PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)

@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tools import cli, commands
-from tools.broker_command import EXIT_WITH_STDIN, BrokerOptions, _apply, _fill, read_config, read_plainly
+from tools.broker_command import (
+    EXIT_WITH_STDIN,
+    FILE_BYTES_MAX,
+    BrokerOptions,
+    _apply,
+    _fill,
+    read_config,
+    read_plainly,
+)
+from tools.console import Failure
 
 VALUES = ("1", "x", "127.0.0.1:0", "key=value", "", "-1", "--data", "-", "٣", "a b")
 NAMES = ("--config", "--node-id", "--listen", "--data", "--store", "--admin", "--set")
@@ -91,3 +100,60 @@ def test_defaults() -> None:
     properties: dict[str, str] = {}
     _fill(properties)
     assert properties == {"node.id": "1", "listeners": "PLAINTEXT://127.0.0.1:9092", "log.dirs": ".tidewal"}
+
+
+# --- a file that is not what it should be ---
+
+
+def refusal(file: Path, **options: object) -> str:
+    with pytest.raises(Failure) as refused:
+        read_config(BrokerOptions(config=file, **options))  # type: ignore[arg-type]
+    assert refused.value.exit_code != 0
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\xff\xfen\x00o\x00d\x00e\x00", "not a text in UTF-8, as its byte 0 tells"),
+        (b"# caf\xe9\nnode.id=1\n", "as its byte 5 tells: save it as UTF-8"),
+        (b"node.id=1\n\0\0", "not a text file: it has NUL bytes"),
+        (b"#" * (FILE_BYTES_MAX + 1), f"larger than {FILE_BYTES_MAX} bytes"),
+        (b"# " + "\u20ac".encode() * FILE_BYTES_MAX, f"larger than {FILE_BYTES_MAX} bytes"),
+        (b"log.dirs=a\\u0000b", "Configuration log.dirs has a character that no text has"),
+        (b"log.dirs=a\\ud800b", "Configuration log.dirs has a character that no text has"),
+        (b"num.partitions=1\\n2", "Invalid value 1\\n2 for configuration num.partitions"),
+        (b"num\\npartitions=1", "Unknown configuration num\\npartitions"),
+        (b"num.partitions=" + b"1" * 5_000, "\u2026 (5000 characters)"),
+        (b"log.dirs=\n", "'log.dirs' must not be empty"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_one_short_line(tmp_path: Path, data: bytes, why: str) -> None:
+    file = tmp_path / "server.properties"
+    file.write_bytes(data)
+    line = refusal(file)
+    assert why in line
+    assert len(line) < 1500
+
+
+def test_what_is_no_file_is_one_line_with_its_name(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"--config {tmp_path}: Is a directory"
+    assert refusal(tmp_path / "none") == f"--config {tmp_path / 'none'}: No such file or directory"
+    assert refusal(Path("/dev/zero")).startswith("--config /dev/zero: larger than ")
+    assert refusal(Path("a" * 300)).endswith(": File name too long")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_bytes(b"\xef\xbb\xbfnum.partitions=7\r\n")
+    assert read_config(BrokerOptions(config=file)).num_partitions == 7
+
+
+def test_a_name_that_a_file_sets_twice_is_told_and_the_last_counts(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=7\nlog.dirs=/a\nnum.partitions : 8\nlog.dirs=/a\n")
+    told: list[str] = []
+    assert read_config(BrokerOptions(config=file), tell=told.append).num_partitions == 8
+    (line,) = told
+    assert line.startswith(f"--config {file}: sets num.partitions more than once, and the last value counts")
