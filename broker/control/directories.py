@@ -59,12 +59,21 @@ def read_directory(path: str, text: str | None, marker: bytes | None, *, node_id
         return Directory(path=path)
     props = parse_properties(text)
     if props.get("version") != "1":
-        raise StartupError(f"{path}: meta.properties has version {props.get('version')}, expected 1")
+        raise StartupError(
+            f"{path}: meta.properties has version {props.get('version')}, expected 1: another release or "
+            "program wrote it, so use that one or an empty directory"
+        )
     if props.get("node.id") != str(node_id):
-        raise StartupError(f"{path} belongs to node {props.get('node.id')}, but this is node {node_id}")
+        raise StartupError(
+            f"{path} belongs to node {props.get('node.id')}, but this is node {node_id}: "
+            "set the node.id that it has, or use another directory"
+        )
     cluster_id, directory_id = props.get("cluster.id"), props.get("directory.id")
     if not cluster_id:
-        raise StartupError(f"{path}: meta.properties does not say which cluster it belongs to")
+        raise StartupError(
+            f"{path}: meta.properties does not say which cluster it belongs to: add cluster.id as the other "
+            "directories of this node have it, or use an empty directory"
+        )
     try:
         parsed_id = None if directory_id is None else decode_id(directory_id)
     except ValueError:
@@ -172,6 +181,7 @@ def claimed_cluster(directories: Sequence[Directory]) -> str | None:
         raise StartupError(
             "the log directories belong to different clusters: "
             + ", ".join(f"{path} to {cluster_id}" for cluster_id, path in claims.items())
+            + "; leave those of one cluster in log.dirs"
         )
     return next(iter(claims), None)
 

@@ -376,7 +376,10 @@ class Joining:
             )
         self._refusals += 1
         if self._refusals * DUPLICATE_LOOK_S > DUPLICATE_FOR_S:
-            raise StartupError(f"another process runs as node {self._node_id} of this cluster")
+            raise StartupError(
+                f"another process runs as node {self._node_id} of this cluster: stop it, or give this one "
+                "another node.id"
+            )
         await asyncio.sleep(DUPLICATE_LOOK_S)
 
     def _check_cluster(self, claimed: str | None) -> None:

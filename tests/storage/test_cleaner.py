@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -130,16 +131,16 @@ def test_any_sequence_keeps_what_a_reader_would_know(
 
 
 def test_tombstones_stay_for_delete_retention_then_go(tmp_path: Path) -> None:
-    manager, log = new_log(tmp_path)
+    manager, log = new_log(tmp_path, replace(COMPACT, delete_retention_ms=2 * DAY))
     put(log, 1, 1)
     put(log, 1, None)
     for value in range(40):
         put(log, 2, value)
     clean(manager)
     tombstones = [header for header in headers_of(log) if header.delete_horizon_ms is not None]
-    assert [header.delete_horizon_ms for header in tombstones] == [NOW + COMPACT.delete_retention_ms]
+    assert [header.delete_horizon_ms for header in tombstones] == [NOW + 2 * DAY]
     assert [record.timestamp for record in records_of(log) if record.value is None] == [NOW]
-    for later, expected in ((DAY - 1, 1), (DAY + 1, 0)):
+    for later, expected in ((2 * DAY - 1, 1), (2 * DAY + 1, 0)):
         for value in range(40):
             put(log, 2, value)
         clean(manager, NOW + later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,3 +40,15 @@ def test_retention_takes_only_a_prefix_it_may_take(
         first = kept[0]
         old = (NOW + 120) - first.timestamp > retention_ms
         assert not old or first.end_offset > bound or (first is segments[-1] and first.size == 0)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_each_codec_compresses_at_its_own_level(codec: str) -> None:
+    config = LogConfig(compression_gzip_level=4, compression_lz4_level=5, compression_zstd_level=6)
+    assert config.compression_level(codec) == {"gzip": 4, "lz4": 5, "zstd": 6}[codec]
+    assert config.compression_level("snappy") is None
+
+
+def test_what_stays_on_the_disk_is_what_is_said_or_all() -> None:
+    assert LogConfig(local_retention_ms=3, local_retention_bytes=4).effective_local_retention == (3, 4)
+    assert LogConfig(retention_ms=5, retention_bytes=6).effective_local_retention == (5, 6)

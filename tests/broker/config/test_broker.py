@@ -117,3 +117,13 @@ def test_what_would_guard_something_is_not_passed_over_in_a_list(name: str) -> N
     assert config.ignored == (name,)
     (line,) = config.warnings
     assert line.startswith(f"{name} is set, and nothing here asks it")
+
+
+def test_a_broker_may_go_by_its_older_id() -> None:
+    assert made(broker_id="7").node_id == 7
+    assert made(node_id="8").node_id == 8
+
+
+def test_the_directories_are_those_of_the_list_before_the_single_one() -> None:
+    assert made(log_dir="/a").log_dirs == ("/a",)
+    assert made(log_dir="/a", log_dirs="/b,/c").log_dirs == ("/b", "/c")

@@ -67,3 +67,15 @@ def test_settings_that_contradict_each_other_are_refused(properties: dict[str, s
     with pytest.raises(ConfigError, match=why) as caught:
         from_properties(properties)
     assert "\n" not in str(caught.value)
+
+
+def test_brokers_talk_on_the_listener_of_their_protocol_unless_one_is_named() -> None:
+    named_alike = {
+        "listeners": "SSL://:1,PLAINTEXT://:2",
+        "listener.security.protocol.map": "SSL:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    }
+    assert from_properties(named_alike).inter_broker_listener == "PLAINTEXT"
+    assert (
+        from_properties({**named_alike, "security.inter.broker.protocol": "SSL"}).inter_broker_listener
+        == "SSL"
+    )

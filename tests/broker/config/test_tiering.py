@@ -458,3 +458,13 @@ def test_the_settings_that_may_change_while_a_broker_runs() -> None:
     for name in ("remote.log.manager.task.interval.ms", "remote.log.manager.copy.quota.window.num"):
         with pytest.raises(ConfigError, match="Cannot update these configs dynamically"):
             check_broker_configs(made(), {name: "4"}, per_broker=True)
+
+
+def test_what_the_metadata_manager_is_told_may_have_another_prefix() -> None:
+    config = from_properties(
+        {
+            "remote.log.metadata.manager.impl.prefix": "mine.",
+            "mine.remote.log.metadata.topic.num.partitions": "7",
+        }
+    )
+    assert config.remote_metadata_topic.partitions == 7

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from broker.config.broker import from_properties
 from broker.config.describe import (
     describe_topic,
 )
+from broker.config.tables import CHAIN_OF, TOPIC
 from broker.config.topics import LOG_FIELDS, check_topic_configs, log_config
 from broker.config.values import ConfigError
 from storage.policy import LogConfig
@@ -40,6 +42,32 @@ def test_topic_over_broker_over_default_over_static() -> None:
     assert log_config(dynamic, {}).max_message_bytes == 2000
     assert dynamic.message_max_bytes == 2000
     assert log_config(dynamic, {"retention.ms": "4"}).retention_ms == 4
+
+
+OTHER = {
+    "compression.gzip.level": "7",
+    "compression.lz4.level": "7",
+    "compression.type": "gzip",
+    "compression.zstd.level": "7",
+    "log.cleaner.min.cleanable.ratio": "0.25",
+    "log.cleanup.policy": "compact",
+    "log.message.timestamp.type": "LogAppendTime",
+    "record.validation": "full",
+    "unclean.leader.election.enable": "true",
+}
+OF_BROKERS = [
+    (name, field)
+    for topic_name, field in LOG_FIELDS.items()
+    for synonym in TOPIC[topic_name].synonyms
+    for name in CHAIN_OF.get(synonym, (synonym,))
+]
+
+
+@pytest.mark.parametrize(("name", "field"), OF_BROKERS)
+def test_a_brokers_value_is_that_of_a_topic_without_one(name: str, field: str) -> None:
+    """What a log does with it is shown by the tests of the topic's own setting."""
+    config = from_properties({name: OTHER.get(name, "2000000")})
+    assert getattr(log_config(config, {}), field) != getattr(LogConfig(), field)
 
 
 @pytest.mark.parametrize(

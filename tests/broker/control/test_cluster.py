@@ -28,6 +28,7 @@ from broker.control.directories import (
     read_directory,
 )
 from broker.control.image import Image
+from broker.control.leaders import RebalanceLeaders
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import MetadataLog
 from broker.control.metadata_records import ClusterBorn, ControllerElected, encode_record
@@ -897,4 +898,20 @@ def test_many_topics_at_once_are_few_slots() -> None:
         assert len(member.image.topics) == 1000
         assert len(site.slots()) <= 3
 
+    site.run(story())
+
+
+def test_leaders_are_balanced_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+    rounds: list[object] = []
+
+    async def in_rounds(member: Cluster, command: object) -> None:
+        rounds.append(command)
+
+    async def story() -> None:
+        await site.started(leader_imbalance_check_interval_seconds="5")
+        await asyncio.sleep(26)
+        assert sum(isinstance(command, RebalanceLeaders) for command in rounds) == 5
+
+    monkeypatch.setattr(Cluster, "_in_rounds", in_rounds)
     site.run(story())

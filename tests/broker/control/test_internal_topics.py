@@ -139,3 +139,26 @@ def test_names_of_the_tiers_are_reserved() -> None:
     assert decision.response is not None
     assert code(decision.response[0].error) is ErrorCode.invalid_topic_exception
     assert not may_client_write("__remote_foo")
+
+
+def test_the_topics_of_groups_and_transactions_are_made_as_the_brokers_are_told() -> None:
+    config = from_properties(
+        {
+            "offsets.topic.num.partitions": "7",
+            "offsets.topic.replication.factor": "2",
+            "offsets.topic.segment.bytes": "2000000",
+            "transaction.state.log.min.isr": "3",
+            "transaction.state.log.num.partitions": "8",
+            "transaction.state.log.replication.factor": "5",
+            "transaction.state.log.segment.bytes": "3000000",
+        }
+    )
+    offsets = internal_topic(config, "__consumer_offsets")
+    transactions = internal_topic(config, "__transaction_state")
+    assert offsets is not None
+    assert transactions is not None
+    assert (offsets.partitions, offsets.replication_factor) == (7, 2)
+    assert dict(offsets.configs)["segment.bytes"] == "2000000"
+    assert (transactions.partitions, transactions.replication_factor) == (8, 5)
+    assert dict(transactions.configs)["min.insync.replicas"] == "3"
+    assert dict(transactions.configs)["segment.bytes"] == "3000000"

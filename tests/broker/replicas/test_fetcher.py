@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.net.channel import Channel
+from broker.replicas import fetcher
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.fetch import FetchedPartition
@@ -235,3 +237,42 @@ def test_lost_connections_and_sessions_cost_nothing_but_time() -> None:
         assert world.nodes[2].values() == [b"%d" % at for at in range(30)]
 
     Replicas(max_incremental_fetch_session_cache_slots="1").run(main)
+
+
+def test_a_follower_asks_in_the_way_that_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    waits, timeouts, of_one = set[int](), set[float](), set[int]()
+    encode, ask = fetcher.encode_replica_fetch, Channel.ask_frame
+
+    def encoded(*args: Any, **fields: Any) -> bytes:
+        asked.append((fields["min_bytes"], fields["max_bytes"]))
+        waits.add(fields["max_wait_ms"])
+        of_one.update(item.max_bytes for item in fields["items"])
+        return encode(*args, **fields)
+
+    async def answered(channel: Channel, frame: bytes, *, timeout_s: float) -> memoryview:
+        timeouts.add(timeout_s)
+        return await ask(channel, frame, timeout_s=timeout_s)
+
+    monkeypatch.setattr(fetcher, "encode_replica_fetch", encoded)
+    monkeypatch.setattr(Channel, "ask_frame", answered)
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"x")
+        await world.agree(1, 2)
+        assert set(asked) == {(3, 5_000)}
+        assert (timeouts, of_one) == ({7.0}, {4_000})
+        assert 200 in waits
+        (follower,) = world.nodes[2].fetchers._fetchers.values()
+        assert follower._backoff_s() == 0.25
+
+    settings = {
+        "replica.fetch.backoff.ms": "250",
+        "replica.fetch.max.bytes": "4000",
+        "replica.fetch.min.bytes": "3",
+        "replica.fetch.response.max.bytes": "5000",
+        "replica.fetch.wait.max.ms": "200",
+        "replica.socket.timeout.ms": "7000",
+    }
+    Replicas(2, **{name.replace(".", "_"): text for name, text in settings.items()}).run(main)
