@@ -166,7 +166,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     tiering = restores = tier_reads = None
     if config.remote_log_storage_system_enable:
         storage = _storage_manager(config, world)
-        tier_metadata = _metadata_manager(config, world, cluster, replicas, storage)
+        tier_metadata = _metadata_manager(config, world, cluster, replicas, turns, storage)
         tiering = _tiering(
             config=config,
             world=world,
@@ -248,7 +248,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     if tiering is not None:
         _give_way(world, cluster, counters, tiering)
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
-    groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas)
+    groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas, turns=turns)
     cluster.subscribe(counters.follow)
     if wal is not None:
         cluster.subscribe(wal.collecting.image_changed)  # after all of whom it tells
@@ -264,7 +264,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             **LogDirHandlers(
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
             ).routes(),
-            **GroupHandlers(groups=groups, cluster=cluster).routes(),
+            **GroupHandlers(groups=groups, cluster=cluster, turns=turns).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
             **MetadataHandlers(cluster=cluster).routes(),
             **TopicHandlers(cluster=cluster).routes(),
@@ -350,12 +350,19 @@ def _storage_manager(config: BrokerConfig, world: World) -> PieceManager:
 
 
 def _metadata_manager(
-    config: BrokerConfig, world: World, cluster: Cluster, replicas: ReplicaManager, storage: StorageManager
+    config: BrokerConfig,
+    world: World,
+    cluster: Cluster,
+    replicas: ReplicaManager,
+    turns: Turns,
+    storage: StorageManager,
 ) -> MetadataManager:
     """Make the manager that is configured; Kafka's own stands for this broker's."""
     name = config.remote_log_metadata_manager_class_name
     if name == TOPIC_METADATA_MANAGER:
-        return TierMetadata(config=config, world=world, cluster=cluster, replicas=replicas, storage=storage)
+        return TierMetadata(
+            config=config, world=world, cluster=cluster, replicas=replicas, turns=turns, storage=storage
+        )
     try:
         return load_metadata_manager(
             name,

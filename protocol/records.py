@@ -19,6 +19,7 @@ from protocol.checksum import crc32c
 from protocol.compression import Codec, DecompressedTooLarge, compress, decompress
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.primitives import write_uvarint
+from protocol.work import Work, at_once
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -446,6 +447,7 @@ class _BadRecord(Exception):
 
 _VARINT_SHIFT_MAX = 28  # 5 bytes
 _VARLONG_SHIFT_MAX = 63  # 10 bytes
+_RECORDS_PER_STEP = 64
 _TIMESTAMP_MAX = 1 << 62  # so that base and delta add up to an int64; Java lets them wrap
 
 
@@ -494,7 +496,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, bytes | N
 # --- building ---
 
 
-def build_batch(
+def build_in_steps(
     records: Sequence[NewRecord],
     *,
     base_offset: int = 0,
@@ -509,14 +511,18 @@ def build_batch(
     log_append_time: int | None = None,
     delete_horizon_ms: int | None = None,
     last_offset: int | None = None,
-) -> bytearray:
+) -> Work[bytearray]:
     """A batch of the given records. Record values keep their offsets; (key, value, headers, timestamp) are
     numbered from the base offset. `last_offset` is for batches that lost records to compaction and keep
     their range.
     """
     if not records and last_offset is None:
         raise ValueError("a batch without records needs last_offset")
-    rows = [_numbered(record, base_offset + index) for index, record in enumerate(records)]
+    rows = []
+    for index, record in enumerate(records):
+        rows.append(_numbered(record, base_offset + index))
+        if index % _RECORDS_PER_STEP == _RECORDS_PER_STEP - 1:
+            yield
     if not rows:
         codec = Codec.NONE  # as Kafka; there is nothing to compress
     timestamps = [row.timestamp for row in rows]
@@ -532,8 +538,10 @@ def build_batch(
         | (DELETE_HORIZON if delete_horizon_ms is not None else 0)
     )
     section = bytearray()
-    for row in rows:
+    for index, row in enumerate(rows, 1):
         _write_record(section, row, base_offset, base_timestamp)
+        if index % _RECORDS_PER_STEP == 0:
+            yield
     data = compress(codec, section, level) if codec else section
     batch = bytearray(HEADER_SIZE)
     batch += data
@@ -557,6 +565,9 @@ def build_batch(
     )
     CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
     return batch
+
+
+build_batch = at_once(build_in_steps)
 
 
 def _numbered(record: NewRecord, offset: int) -> Record:

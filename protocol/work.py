@@ -9,15 +9,27 @@ iterates over nothing that others change.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Generator
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _FREED: Final = 256
 
 Work: TypeAlias = Generator[None, None, T]
 """Yields between its pieces and returns its result."""
+
+
+def at_once(begin: Callable[P, Work[T]]) -> Callable[P, T]:
+    """Return the plain function of one that works in steps."""
+
+    @wraps(begin)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return finish(begin(*args, **kwargs))
+
+    return run
 
 
 def finish(work: Work[T]) -> T:

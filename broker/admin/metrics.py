@@ -71,6 +71,7 @@ def collect(
     yield from _fetch_sessions(fetch_sessions)
     yield from _sockets(network)
     yield from _groups(groups)
+    yield from _memory(groups)
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _loop(loop_monitor)
@@ -251,6 +252,22 @@ def _sockets(network: NetworkServer) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         f"{name}_memorypoolused", "Bytes of requests that wait in memory.", value=network.queued_bytes
     )
+
+
+def _memory(groups: GroupCoordinator) -> Iterator[Metric]:
+    """What clients make the broker keep; the names are ours, since Kafka has no such accounts."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    held = GaugeMetricFamily(
+        "tidewal_memory_bytes", "Bytes that clients make the broker keep.", labels=["account"]
+    )
+    refused = CounterMetricFamily(
+        "tidewal_memory_refused", "Requests refused because there was no room.", labels=["account"]
+    )
+    held.add_metric(["group_metadata"], groups.memory.held_bytes)
+    refused.add_metric(["group_metadata"], groups.memory.refused)
+    yield held
+    yield refused
 
 
 _GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from types import GeneratorType
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from broker.decisions import Decision
+from protocol.work import Work
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 RecordT = TypeVar("RecordT")
 ResponseT = TypeVar("ResponseT")
+T = TypeVar("T")
 
 
 class Instant(NamedTuple):
@@ -51,29 +54,47 @@ class DecisionDraft(Generic[RecordT]):
         )
 
 
-class Machine(Protocol[CommandT_contra, RecordT]):
-    """A pure state machine. `decide` may change soft state, which a restart forgets; never durable state."""
+Encoded: TypeAlias = tuple[bytes, bytes | None]
+"""The key and the value of a record."""
 
-    def decide(self, command: CommandT_contra, token: int, now: Instant) -> Decision[RecordT, Any]:
+
+def in_steps(result: T | Work[T]) -> Work[T]:
+    """Return what a machine has made at once, or makes in steps."""
+    if isinstance(result, GeneratorType):
+        made: T = yield from result
+        return made
+    return cast(T, result)
+
+
+class Machine(Protocol[CommandT_contra, RecordT]):
+    """A pure state machine. `decide` may change soft state, which a restart forgets; never durable state.
+
+    What grows with a command or with the state is done in steps. Its shell begins nothing else that changes
+    the state before that has ended; what only reads may come between two steps.
+    """
+
+    def decide(
+        self, command: CommandT_contra, token: int, now: Instant
+    ) -> Decision[RecordT, Any] | Work[Decision[RecordT, Any]]:
         """Raise KafkaError, having changed nothing, to refuse the command."""
 
-    def tick(self, now: Instant) -> Decision[RecordT, Any]:
+    def tick(self, now: Instant) -> Decision[RecordT, Any] | Work[Decision[RecordT, Any]]:
         """Do what the deadlines up to now ask for; the decision has no response."""
 
     def next_deadline_ms(self) -> int | None:
         """Return when to tick next, on the monotonic clock. It may be early, never late."""
 
-    def resume(self, now: Instant) -> None:
+    def resume(self, now: Instant) -> Work[None] | None:
         """Give peers their full time again, after the process stood still."""
 
-    def loaded(self, now: Instant) -> None:
+    def loaded(self, now: Instant) -> Work[None] | None:
         """Build the soft state; everything in the log was applied."""
 
     def apply(self, record: RecordT, *, offset: int, producer_id: int) -> None: ...
 
     def apply_marker(self, *, producer_id: int, committed: bool) -> None: ...
 
-    def encode(self, record: RecordT) -> tuple[bytes, bytes | None]: ...
+    def encode(self, record: RecordT) -> Encoded | Work[Encoded]: ...
 
     def decode(self, key: bytes, value: bytes | None) -> RecordT | None:
         """Return the record, or None for one of a kind this machine does not know."""

@@ -13,21 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from broker.coordinators.machine import Instant, Machine
-from broker.decisions import Command, Decision
+from broker.coordinators.machine import Instant, Machine, in_steps
+from broker.decisions import Decision
+from broker.turns import Turns
 from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.stored.schema import BadRecord
+from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 RecordT = TypeVar("RecordT")
 MachineT = TypeVar("MachineT", bound="Machine[Any, Any]")
 
@@ -36,6 +39,11 @@ ROUND_BYTES_MAX: Final = 512 << 10
 """Decisions of one round stop here, so that a round stays one batch below the default max.message.bytes."""
 BATCH_OVERHEAD_BYTES: Final = 1 << 10
 RECORD_OVERHEAD_BYTES: Final = 32
+STEPS_AT_ONCE: Final = 4
+"""Of a command, on its arrival; most need none."""
+RECORDS_PER_STEP: Final = 16
+REPLIES_PER_STEP: Final = 8
+"""Whoever waits for a reply goes on in the next turn of the loop, and encodes it there."""
 LOAD_SLICE_S: Final = 0.001
 ROWS_PER_LOOK: Final = 64
 """A batch may have thousands of rows; to look at the clock takes a tenth of the time of one."""
@@ -108,7 +116,15 @@ class _Tick:
 
 
 _TICK: Final = _Tick()
-_Entry: TypeAlias = Command[Any, Any, Any, Any] | _Tick
+
+
+class Asked(Protocol[R_co]):
+    """A command, which may be decided in steps."""
+
+    def decide(self, state: Any, means: Any, /) -> Decision[Any, R_co] | Work[Decision[Any, R_co]]: ...
+
+
+_Entry: TypeAlias = Asked[Any] | _Tick
 
 
 @dataclass(slots=True)
@@ -148,6 +164,7 @@ class ReplicatedState(Generic[MachineT]):
         partitions: CoordinatorLog,
         now_ms: Callable[[], int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
         config: StateConfig,
     ) -> None:
         self.topic = topic
@@ -161,6 +178,7 @@ class ReplicatedState(Generic[MachineT]):
         self._partitions = partitions
         self._now_ms = now_ms
         self._spawn = spawn
+        self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._active = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -168,7 +186,11 @@ class ReplicatedState(Generic[MachineT]):
         self._queue: deque[tuple[_Entry, int]] = deque()
         self._round: _Round[Any] = _Round()
         self._is_flush_due = False
-        self._is_appending = False
+        self._is_flushing = False
+        self._begun: Work[None] | None = None
+        """A decision that takes longer than a command may at once; nothing else is decided before its end."""
+        self._was_paused = False
+        """Whether the peers are still to be given their full time again."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._append_error: ErrorCode | None = None
@@ -204,14 +226,14 @@ class ReplicatedState(Generic[MachineT]):
         """Return when it is loaded or closed."""
         await self._active.wait()
 
-    async def ask(self, command: Command[Any, Any, Any, R]) -> R:
+    async def ask(self, command: Asked[R]) -> R:
         """Return the response, once it is durable. Cancelling drops the response; the command stands."""
         self._check_active()
         token = self._next_token
         self._next_token += 1
         future = self._waiting[token] = self._loop.create_future()
         try:
-            if self._is_appending or self._queue or not self._may_decide(command):
+            if self._is_busy or not self._may_decide(command):
                 self._enqueue(command, token)
             else:
                 self._decide(command, token)
@@ -228,6 +250,10 @@ class ReplicatedState(Generic[MachineT]):
             raise KafkaError(ErrorCode.not_coordinator)
 
     # --- deciding ---
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._is_flushing or self._begun is not None or bool(self._queue)
 
     def _now(self) -> Instant:
         return Instant(int(self._loop.time() * 1000), self._now_ms())
@@ -253,39 +279,64 @@ class ReplicatedState(Generic[MachineT]):
         self._flush_soon()
 
     def _decide(self, command: _Entry, token: int) -> None:
+        """Decide it at once; where that takes longer, the flush goes on with it."""
+        work = self._deciding(command, token)
+        try:
+            for _ in range(STEPS_AT_ONCE):
+                next(work)
+        except StopIteration:
+            return
+        self._begun = work
+        self._flush_soon()
+
+    def _deciding(self, command: _Entry, token: int) -> Work[None]:
+        machine = self._machine
         scope: Hashable | None = None
         stackable = False
         try:
             if isinstance(command, _Tick):
-                decision: Decision[Any, Any] = self._machine.tick(self._now())
+                now = self._now()
+                if self._was_paused:
+                    self._was_paused = False
+                    yield from in_steps(machine.resume(now))
+                decision: Decision[Any, Any] = yield from in_steps(machine.tick(now))
             else:
-                decision = self._machine.decide(command, token, self._now())
-                scope, stackable = self._machine.scope(command), self._machine.is_stackable(command)
+                decision = yield from in_steps(machine.decide(command, token, self._now()))
+                scope, stackable = machine.scope(command), machine.is_stackable(command)
         except KafkaError as error:
             self._fail(token, error)
+            return
+        if not self._is_run_by(machine):
             return
         replies = decision.replies
         if decision.response is not None:
             replies += ((token, decision.response),)
         if decision.records:
-            self._take(decision, replies, scope, stackable)
+            yield from self._take(machine, decision, replies, scope, stackable)
         else:
-            self._answer(replies)
+            yield from self._answer(replies)
         self._arm_timer()
+
+    def _is_run_by(self, machine: MachineT) -> bool:
+        """Whether what was decided, or read, with this machine counts still."""
+        return self.status is Status.ACTIVE and self._machine is machine
 
     def _take(
         self,
+        machine: MachineT,
         decision: Decision[Any, Any],
         replies: tuple[tuple[int, Any], ...],
         scope: Hashable | None,
         stackable: bool,
-    ) -> None:
+    ) -> Work[None]:
         pending = self._round
-        for record in decision.records:
-            key, value = self._machine.encode(record)
+        for at, record in enumerate(decision.records, 1):
+            key, value = yield from in_steps(machine.encode(record))
             pending.records.append(record)
             pending.encoded.append((key, value))
             pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+            if at % RECORDS_PER_STEP == 0:
+                yield
         pending.replies.extend(replies)
         pending.scopes[scope] = stackable and pending.scopes.get(scope, True)
         pending.soft = pending.soft or decision.soft
@@ -295,37 +346,43 @@ class ReplicatedState(Generic[MachineT]):
 
     def _flush_soon(self) -> None:
         """Flush after this pass of the loop, so that commands that arrived together share one append."""
-        if not (self._is_flush_due or self._is_appending):
+        if not (self._is_flush_due or self._is_flushing):
             self._is_flush_due = True
             self._loop.call_soon(self._start_flush)
 
     def _start_flush(self) -> None:
         self._is_flush_due = False
-        if self.status is Status.ACTIVE and not self._is_appending:
-            self._is_appending = True
+        if self.status is Status.ACTIVE and not self._is_flushing:
+            self._is_flushing = True
             self._spawn(self._flush())
 
     async def _flush(self) -> None:
         try:
-            while self.status is Status.ACTIVE and (self._round.records or self._queue):
+            while self.status is Status.ACTIVE and (self._begun or self._round.records or self._queue):
+                if self._begun is not None:
+                    work, self._begun = self._begun, None
+                    await self._turns.run(work)
                 pending, self._round = self._round, _Round()
                 if pending.records and not await self._append(pending):
                     return
-                self._drain()
+                await self._turns.run(self._drain())
         finally:
-            self._is_appending = False
+            self._is_flushing = False
 
-    def _drain(self) -> None:
-        while self._queue and self._may_decide(self._queue[0][0]):
+    def _drain(self) -> Work[None]:
+        while self.status is Status.ACTIVE and self._queue and self._may_decide(self._queue[0][0]):
             command, token = self._queue.popleft()
-            self._decide(command, token)
+            yield from self._deciding(command, token)
+            yield
 
     async def _append(self, pending: _Round[Any]) -> bool:
         """Return True when the round is durable, applied and answered."""
         machine = self._machine
         applied = 0
         for size in self._split(pending.encoded):
-            batch = self._build(pending.encoded[applied : applied + size])
+            batch = await self._turns.run(self._build(pending.encoded[applied : applied + size]))
+            if not self._is_run_by(machine):
+                return False
             try:
                 appended = await self._partitions.append(
                     self.topic,
@@ -337,15 +394,22 @@ class ReplicatedState(Generic[MachineT]):
             except KafkaError as error:
                 return self._append_failed(pending, error, is_partly_applied=applied > 0)
             self._append_error = None
-            if self.status is not Status.ACTIVE or self._machine is not machine:
+            records = pending.records[applied : applied + size]
+            await self._turns.run(self._apply_all(machine, records, appended.first_offset))
+            if not self._is_run_by(machine):
                 return False
-            for position in range(size):
-                record = pending.records[applied + position]
-                machine.apply(record, offset=appended.first_offset + position, producer_id=-1)
             applied += size
-        self._answer(pending.replies)
+        await self._turns.run(self._answer(pending.replies))
         self._arm_timer()
         return True
+
+    def _apply_all(self, machine: MachineT, records: list[Any], first_offset: int) -> Work[None]:
+        for at, record in enumerate(records):
+            if not self._is_run_by(machine):
+                return
+            machine.apply(record, offset=first_offset + at, producer_id=-1)
+            if at % RECORDS_PER_STEP == RECORDS_PER_STEP - 1:
+                yield
 
     def _split(self, encoded: list[tuple[bytes, bytes | None]]) -> Iterator[int]:
         """Yield the number of records of each batch; one that is too large goes alone and is refused."""
@@ -360,10 +424,10 @@ class ReplicatedState(Generic[MachineT]):
             size += record_size
         yield count
 
-    def _build(self, encoded: list[tuple[bytes, bytes | None]]) -> bytearray:
+    def _build(self, encoded: list[tuple[bytes, bytes | None]]) -> Work[bytearray]:
         now_ms = self._now_ms()
         rows = [(key, value, (), now_ms) for key, value in encoded]
-        return batches.build_batch(rows, codec=self.config.codec)
+        return batches.build_in_steps(rows, codec=self.config.codec)
 
     def _append_failed(self, pending: _Round[Any], error: KafkaError, *, is_partly_applied: bool) -> bool:
         """Return True when the machine still equals the log and may go on."""
@@ -384,11 +448,13 @@ class ReplicatedState(Generic[MachineT]):
 
     # --- answering ---
 
-    def _answer(self, replies: tuple[tuple[int, Any], ...] | list[tuple[int, Any]]) -> None:
-        for token, reply in replies:
+    def _answer(self, replies: Sequence[tuple[int, Any]]) -> Work[None]:
+        for at, (token, reply) in enumerate(replies, 1):
             future = self._waiting.pop(token, None)
             if future is not None and not future.done():
                 future.set_result(reply)
+            if at % REPLIES_PER_STEP == 0:
+                yield
 
     def _fail(self, token: int, error: KafkaError) -> None:
         future = self._waiting.pop(token, None)
@@ -401,6 +467,7 @@ class ReplicatedState(Generic[MachineT]):
             self._timer.cancel()
             self._timer = None
         self._queue.clear()
+        self._begun = None
         self._round = _Round()
         for token in list(self._waiting):
             self._fail(token, KafkaError(code))
@@ -430,8 +497,8 @@ class ReplicatedState(Generic[MachineT]):
                 self.topic,
                 self.index,
             )
-            self._machine.resume(now)
-        if self._is_appending or self._queue or not self._may_decide(_TICK):
+            self._was_paused = True
+        if self._is_busy or not self._may_decide(_TICK):
             self._queue.append((_TICK, -1))
             self._flush_soon()
         else:
@@ -460,7 +527,8 @@ class ReplicatedState(Generic[MachineT]):
                 await self._load_failed(error)
                 continue
             if self.status is Status.LOADING:
-                machine.loaded(self._now())
+                await self._turns.run(in_steps(machine.loaded(self._now())))
+            if self.status is Status.LOADING:
                 self._machine = machine
                 self._set_status(Status.ACTIVE)
                 self._arm_timer()

@@ -9,7 +9,7 @@ Invariant: an error of one item stays with that item; every answer comes from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -27,16 +27,19 @@ from broker.coordinators.groups.classic import (
     sync_error,
 )
 from broker.coordinators.groups.machine import GroupMachine
+from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
     from broker.coordinators.groups.coordinator import GroupCoordinator
     from broker.handlers.dispatch import Context, Handler
+    from broker.turns import Turns
     from protocol.requests.delete_groups import DeleteGroupsRequest
     from protocol.requests.describe_groups import DescribeGroupsRequest
     from protocol.requests.find_coordinator import FindCoordinatorRequest
@@ -55,6 +58,12 @@ _TRANSACTION_COORDINATOR: Final = 1
 _NOT_ASKED: Final = -(2**31)
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
+REPEATED_ROWS_MAX: Final = 100_000
+"""Of offsets in one answer, before a group that is named again is refused."""
+ROWS_PER_STEP: Final = 16
+"""Of work in turns."""
+_LONG_ID: Final = 1_000
+"""A group's partition is found by a walk over its id: one so long is a step of its own."""
 _TOPIC_IDS_FROM: Final = 10
 """Version of OffsetCommit and of OffsetFetch; it has ids in place of names."""
 
@@ -72,9 +81,10 @@ class TopicAsked(NamedTuple):
 
 
 class GroupHandlers:
-    def __init__(self, *, groups: GroupCoordinator, cluster: Cluster) -> None:
+    def __init__(self, *, groups: GroupCoordinator, cluster: Cluster, turns: Turns) -> None:
         self._groups = groups
         self._cluster = cluster
+        self._turns = turns
 
     def routes(self) -> Mapping[int, Handler]:
         return {
@@ -104,16 +114,25 @@ class GroupHandlers:
             }
         # One lookup for each partition, all together: each may wait until the topic is created and its
         # partition loaded.
-        partitions = {key: self._groups.partition_for(key) for key in request.coordinator_keys}
-        asked = {index: key for key, index in partitions.items()}
+        by_partition = await self._turns.run(self._by_partition(request.coordinator_keys))
         answers = await asyncio.gather(
-            *(self._coordinator_of(ctx, key_type, key, none_text="") for key in asked.values())
+            *(self._coordinator_of(ctx, key_type, keys[0], none_text="") for keys in by_partition.values())
         )
-        found = dict(zip(asked, answers, strict=True))
-        return {
-            "throttle_time": 0,
-            "coordinators": [{"key": key, **found[partitions[key]]} for key in request.coordinator_keys],
-        }
+        found = await self._turns.run(_found(by_partition.values(), answers))
+        rows = await self._turns.run(_rows_of(found, request.coordinator_keys))
+        return {"throttle_time": 0, "coordinators": rows}
+
+    def _by_partition(self, group_ids: Sequence[str]) -> Work[dict[int, list[str]]]:
+        """Return the groups of each partition, each once."""
+        sorted_out: dict[int, list[str]] = {}
+        seen: set[str] = set()
+        for at, group_id in enumerate(group_ids, 1):
+            if group_id not in seen:
+                seen.add(group_id)
+                sorted_out.setdefault(self._groups.partition_for(group_id), []).append(group_id)
+            if len(group_id) > _LONG_ID or at % ROWS_PER_STEP == 0:
+                yield
+        return sorted_out
 
     async def _coordinator_of(self, ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
         try:
@@ -150,6 +169,8 @@ class GroupHandlers:
         try:
             _check_group_id(request.group_id)
             groups.check_session_timeout(session_timeout_ms)
+            if len(request.protocols) > PROTOCOLS_MAX:
+                raise KafkaError(ErrorCode.invalid_request, f"more than {PROTOCOLS_MAX} protocols")
             reply: JoinReply = await groups.ask(
                 request.group_id,
                 Join(
@@ -183,6 +204,7 @@ class GroupHandlers:
             if ctx.api_version >= 5 and (protocol_type is None or protocol_name is None):
                 raise KafkaError(ErrorCode.inconsistent_group_protocol)
             _check_group_id(request.group_id)
+            assignments = await self._turns.run(_assignments(request))
             reply: SyncReply = await self._groups.ask(
                 request.group_id,
                 Sync(
@@ -192,7 +214,7 @@ class GroupHandlers:
                     instance_id=request.group_instance_id,
                     protocol_type=protocol_type,
                     protocol_name=protocol_name,
-                    assignments={one.member_id: bytes(one.assignment) for one in request.assignments},
+                    assignments=assignments,
                 ),
             )
         except KafkaError as error:
@@ -221,7 +243,7 @@ class GroupHandlers:
         if ctx.api_version < 3:
             leavers: tuple[Leaver, ...] = (Leaver(request.member_id),)
         else:
-            leavers = tuple(Leaver(one.member_id, one.group_instance_id) for one in request.members)
+            leavers = await self._turns.run(_leavers(request))
         top = ErrorCode.none
         errors: tuple[ErrorCode, ...] = ()
         try:
@@ -236,44 +258,16 @@ class GroupHandlers:
                 top = error.code
         if ctx.api_version < 3:
             return {"throttle_time": 0, "error_code": errors[0] if errors else top}
-        members = [
-            {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
-            for leaver, code in zip(leavers, errors, strict=False)
-        ]
+        members = await self._turns.run(_left(leavers, errors))
         return {"throttle_time": 0, "error_code": top, "members": members}
 
     # --- offsets ---
 
     async def offset_commit(self, ctx: Context, request: OffsetCommitRequest) -> Fields:
-        image = self._cluster.image
-        offsets: list[OffsetToCommit] = []
-        rows: list[Row] = []
-        topics = []
-        for asked in request.topics:
-            topic, missing = _find_topic(image, asked, ctx.api_version)
-            answered: list[Row] = []
-            for one in asked.partitions:
-                row: Row = {"partition_index": one.partition_index, "error_code": missing}
-                answered.append(row)
-                if topic is None or not 0 <= one.partition_index < len(topic.partitions):
-                    continue
-                rows.append(row)
-                offsets.append(
-                    OffsetToCommit(
-                        topic.name,
-                        one.partition_index,
-                        one.committed_offset,
-                        one.committed_leader_epoch,
-                        one.committed_metadata,
-                        topic.id,
-                    )
-                )
-            if answered or topic is None:
-                topics.append({"name": asked.name, "topic_id": asked.topic_id, "partitions": answered})
+        topics, rows, offsets = await self._turns.run(_to_commit(self._cluster.image, ctx, request))
         if offsets:
             errors = await self._commit(ctx, request, tuple(offsets))
-            for row, code in zip(rows, errors, strict=True):
-                row["error_code"] = code
+            await self._turns.run(_set_errors(rows, errors))
         return {"throttle_time": 0, "topics": topics}
 
     async def _commit(
@@ -293,106 +287,104 @@ class GroupHandlers:
         except KafkaError as error:
             return (error.code,) * len(offsets)
 
-    def offset_fetch(self, ctx: Context, request: OffsetFetchRequest) -> Fields:
+    def offset_fetch(self, ctx: Context, request: OffsetFetchRequest) -> Work[Fields]:
         is_stable_only = request.require_stable
         if ctx.api_version < 8:
             topics = (
                 None
                 if request.topics is None
-                else [TopicAsked(one.name, None, one.partition_indexes) for one in request.topics]
+                else (TopicAsked(one.name, None, one.partition_indexes) for one in request.topics)
             )
-            found = self._fetch_group(ctx, request.group_id, topics, is_stable_only)
+            found = yield from self._fetch_group(ctx, request.group_id, topics, is_stable_only)
             return {"throttle_time": 0, **found}
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
-        groups = []
+        groups: list[Fields] = []
+        answered: set[str] = set()
+        rows = 0
         for group in request.groups:
+            yield
+            if group.group_id in answered and rows >= REPEATED_ROWS_MAX:
+                # Kafka repeats all of it as often as it is asked for.
+                groups.append(
+                    {"group_id": group.group_id, "topics": [], "error_code": ErrorCode.invalid_request}
+                )
+                continue
+            answered.add(group.group_id)
             topics = (
                 None
                 if group.topics is None
-                else [
+                else (
                     TopicAsked(None if by_id else one.name, one.topic_id, one.partition_indexes)
                     for one in group.topics
-                ]
+                )
             )
-            groups.append(self._fetch_group(ctx, group.group_id, topics, is_stable_only))
+            found = yield from self._fetch_group(ctx, group.group_id, topics, is_stable_only)
+            rows += sum(len(topic["partitions"]) for topic in found["topics"])
+            groups.append(found)
         return {"throttle_time": 0, "groups": groups}
 
     def _fetch_group(
-        self, ctx: Context, group_id: str, topics: Sequence[TopicAsked] | None, is_stable_only: bool
-    ) -> Fields:
+        self, ctx: Context, group_id: str, topics: Iterable[TopicAsked] | None, is_stable_only: bool
+    ) -> Work[Fields]:
         image = self._cluster.image
         try:
             machine = self._groups.machine(group_id)
         except KafkaError as error:
             if ctx.api_version >= 2:
                 return {"group_id": group_id, "topics": [], "error_code": error.code}
-            failed = [
-                {
-                    "name": asked.name,
-                    "partitions": [_no_offset(p, error.code) for p in asked.partition_indexes],
-                }
-                for asked in topics or ()
-            ]
+            failed: list[Fields] = []
+            for asked in topics or ():
+                partitions = yield from _all_failed(asked, error.code)
+                failed.append({"name": asked.name, "partitions": partitions})
             return {"topics": failed}
         if topics is None:
             wants_ids = ctx.api_version >= _TOPIC_IDS_FROM
-            rows = _all_offsets(machine, image, group_id, is_stable_only, wants_ids=wants_ids)
+            rows = yield from _all_offsets(machine, image, group_id, is_stable_only, wants_ids=wants_ids)
         else:
-            rows = [_topic_offsets(machine, image, group_id, asked, is_stable_only) for asked in topics]
+            rows = []
+            for asked in topics:
+                rows.append((yield from _topic_offsets(machine, image, group_id, asked, is_stable_only)))
         return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
 
     async def offset_delete(self, ctx: Context, request: OffsetDeleteRequest) -> Fields:
-        image = self._cluster.image
-        wanted: list[tuple[str, int]] = []
-        rows: list[Row] = []
-        topics = []
-        for asked in request.topics:
-            topic = image.topics.get(asked.name)
-            answered: list[Row] = []
-            for one in asked.partitions:
-                row: Row = {
-                    "partition_index": one.partition_index,
-                    "error_code": ErrorCode.unknown_topic_or_partition,
-                }
-                answered.append(row)
-                if topic is not None and 0 <= one.partition_index < len(topic.partitions):
-                    rows.append(row)
-                    wanted.append((asked.name, one.partition_index))
-            if answered or topic is None:
-                topics.append({"name": asked.name, "partitions": answered})
+        topics, rows, wanted = await self._turns.run(_to_delete(self._cluster.image, request))
         try:
             _check_group_id(request.group_id)
             command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))
             errors = await self._groups.ask(request.group_id, command)
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "topics": ()}
-        for row, code in zip(rows, errors, strict=True):
-            row["error_code"] = code
+        await self._turns.run(_set_errors(rows, errors))
         return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
 
     # --- administration ---
 
-    def list_groups(self, ctx: Context, request: ListGroupsRequest) -> Fields:
-        states, types = request.states_filter, request.types_filter
+    def list_groups(self, ctx: Context, request: ListGroupsRequest) -> Work[Fields]:
+        states = yield from _normal(request.states_filter)
+        types = yield from _normal(request.types_filter)
+        found: list[Fields] = []
         try:
-            found = [row for machine in self._groups.machines() for row in machine.listed(states, types)]
+            for machine in self._groups.machines():
+                found += yield from machine.listed(states, types)
+                yield
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "groups": ()}
         return {"throttle_time": 0, "error_code": ErrorCode.none, "groups": found}
 
-    def describe_groups(self, ctx: Context, request: DescribeGroupsRequest) -> Fields:
+    def describe_groups(self, ctx: Context, request: DescribeGroupsRequest) -> Work[Fields]:
         wants_operations = request.include_authorized_operations
-        return {
-            "throttle_time": 0,
-            # Once each: a request that names a large group a thousand times must not get it as often.
-            "groups": [
-                self._describe(ctx, group_id, wants_operations) for group_id in dict.fromkeys(request.groups)
-            ],
-        }
+        # Once each: a request that names a large group a thousand times must not get it as often.
+        described: dict[str, Fields] = {}
+        for at, group_id in enumerate(request.groups, 1):
+            if group_id not in described:
+                described[group_id] = yield from self._describe(ctx, group_id, wants_operations)
+            if len(group_id) > _LONG_ID or at % ROWS_PER_STEP == 0:
+                yield
+        return {"throttle_time": 0, "groups": list(described.values())}
 
-    def _describe(self, ctx: Context, group_id: str, wants_operations: bool) -> Fields:
+    def _describe(self, ctx: Context, group_id: str, wants_operations: bool) -> Work[Fields]:
         try:
-            found = self._groups.machine(group_id).describe(group_id)
+            found = yield from self._groups.machine(group_id).describe(group_id)
         except KafkaError as error:
             return _undescribed(group_id, error.code, "")
         operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
@@ -410,10 +402,7 @@ class GroupHandlers:
         }
 
     async def delete_groups(self, ctx: Context, request: DeleteGroupsRequest) -> Fields:
-        groups = self._groups
-        by_partition: dict[int, list[str]] = {}
-        for group_id in dict.fromkeys(request.groups_names):
-            by_partition.setdefault(groups.partition_for(group_id), []).append(group_id)
+        by_partition = await self._turns.run(self._by_partition(request.groups_names))
         answers = await asyncio.gather(
             *(self._delete_some(ctx, group_ids) for group_ids in by_partition.values())
         )
@@ -425,53 +414,211 @@ class GroupHandlers:
             errors = await self._groups.ask(group_ids[0], DeleteGroups(group_ids=tuple(group_ids)))
         except KafkaError as error:
             errors = (error.code,) * len(group_ids)
-        pairs = zip(group_ids, errors, strict=True)
-        return [{"group_id": group_id, "error_code": code} for group_id, code in pairs]
+        return await self._turns.run(_deleted(group_ids, errors))
+
+
+def _found(asked: Iterable[list[str]], answers: Iterable[Fields]) -> Work[dict[str, Fields]]:
+    found: dict[str, Fields] = {}
+    for keys, answer in zip(asked, answers, strict=True):
+        for key in keys:
+            found[key] = answer
+            if len(found) % ROWS_PER_STEP == 0:
+                yield
+    return found
+
+
+def _rows_of(found: Mapping[str, Fields], keys: Sequence[str]) -> Work[list[Fields]]:
+    rows: list[Fields] = []
+    for key in keys:
+        rows.append({"key": key, **found[key]})
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield
+    return rows
+
+
+def _assignments(request: SyncGroupRequest) -> Work[dict[str, bytes]]:
+    assignments = {}
+    for at, one in enumerate(request.assignments, 1):
+        assignments[one.member_id] = bytes(one.assignment)
+        if at % ROWS_PER_STEP == 0:
+            yield
+    return assignments
+
+
+def _leavers(request: LeaveGroupRequest) -> Work[tuple[Leaver, ...]]:
+    leavers = []
+    for one in request.members:
+        leavers.append(Leaver(one.member_id, one.group_instance_id))
+        if len(leavers) % ROWS_PER_STEP == 0:
+            yield
+    return tuple(leavers)
+
+
+def _left(leavers: Sequence[Leaver], errors: Sequence[ErrorCode]) -> Work[list[Fields]]:
+    rows: list[Fields] = []
+    for leaver, code in zip(leavers, errors, strict=False):
+        rows.append(
+            {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
+        )
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield
+    return rows
+
+
+def _deleted(group_ids: Sequence[str], errors: Sequence[ErrorCode]) -> Work[list[Fields]]:
+    rows: list[Fields] = []
+    for group_id, code in zip(group_ids, errors, strict=True):
+        rows.append({"group_id": group_id, "error_code": code})
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield
+    return rows
+
+
+def _set_errors(rows: Sequence[Row], errors: Sequence[ErrorCode]) -> Work[None]:
+    for at, (row, code) in enumerate(zip(rows, errors, strict=True), 1):
+        row["error_code"] = code
+        if at % ROWS_PER_STEP == 0:
+            yield
+
+
+def _normal(names: Sequence[str]) -> Work[set[str]]:
+    """Return the names of a filter, of which neither case nor spaces around them count."""
+    normal = set()
+    for at, name in enumerate(names, 1):
+        normal.add(name.strip().lower())
+        if at % ROWS_PER_STEP == 0:
+            yield
+    return normal
+
+
+def _to_commit(
+    image: Image, ctx: Context, request: OffsetCommitRequest
+) -> Work[tuple[list[Fields], list[Row], list[OffsetToCommit]]]:
+    """Return the answer but for the errors of what is to be committed, and the rows of these."""
+    offsets: list[OffsetToCommit] = []
+    rows: list[Row] = []
+    topics: list[Fields] = []
+    for asked in request.topics:
+        topic, missing = _find_topic(image, asked, ctx.api_version)
+        answered: list[Row] = []
+        yield
+        for one in asked.partitions:
+            row: Row = {"partition_index": one.partition_index, "error_code": missing}
+            answered.append(row)
+            if len(answered) % ROWS_PER_STEP == 0:
+                yield
+            if topic is None or not 0 <= one.partition_index < len(topic.partitions):
+                continue
+            rows.append(row)
+            offsets.append(
+                OffsetToCommit(
+                    topic.name,
+                    one.partition_index,
+                    one.committed_offset,
+                    one.committed_leader_epoch,
+                    one.committed_metadata,
+                    topic.id,
+                )
+            )
+        if answered or topic is None:
+            topics.append({"name": asked.name, "topic_id": asked.topic_id, "partitions": answered})
+    return topics, rows, offsets
+
+
+def _to_delete(
+    image: Image, request: OffsetDeleteRequest
+) -> Work[tuple[list[Fields], list[Row], list[tuple[str, int]]]]:
+    """Return the answer but for the errors of what is to be deleted, and the rows of these."""
+    wanted: list[tuple[str, int]] = []
+    rows: list[Row] = []
+    topics: list[Fields] = []
+    for asked in request.topics:
+        topic = image.topics.get(asked.name)
+        answered: list[Row] = []
+        yield
+        for one in asked.partitions:
+            row: Row = {
+                "partition_index": one.partition_index,
+                "error_code": ErrorCode.unknown_topic_or_partition,
+            }
+            answered.append(row)
+            if len(answered) % ROWS_PER_STEP == 0:
+                yield
+            if topic is not None and 0 <= one.partition_index < len(topic.partitions):
+                rows.append(row)
+                wanted.append((asked.name, one.partition_index))
+        if answered or topic is None:
+            topics.append({"name": asked.name, "partitions": answered})
+    return topics, rows, wanted
 
 
 def _topic_offsets(
     machine: GroupMachine, image: Image, group_id: str, asked: TopicAsked, is_stable_only: bool
-) -> Fields:
+) -> Work[Fields]:
     names = {"name": asked.name, "topic_id": asked.topic_id}
     name, topic_id = asked.name, asked.topic_id
     if name is None:
         name = image.topic_names.get(topic_id) if topic_id is not None else None
         if name is None:
-            unknown = ErrorCode.unknown_topic_id
-            return {**names, "partitions": [_no_offset(p, unknown) for p in asked.partition_indexes]}
+            return {**names, "partitions": (yield from _all_failed(asked, ErrorCode.unknown_topic_id))}
     if topic_id is None:
         topic = image.topics.get(name)
         topic_id = topic.id if topic is not None else None
-    found = machine.durable.offsets.get(group_id, {}).get(name, {})
-    partitions = []
+    partitions: list[Fields] = []
     for index in asked.partition_indexes:
-        if is_stable_only and machine.durable.is_pending(group_id, name, index):
-            partitions.append(_no_offset(index, ErrorCode.unstable_offset_commit))
-            continue
-        offset = found.get(index)
-        if offset is None or _is_of_another(offset.topic_id, topic_id):
-            partitions.append(_no_offset(index))
-        else:
-            partitions.append(_offset(index, offset))
+        partitions.append(_offset_asked(machine, group_id, name, topic_id, index, is_stable_only))
+        if len(partitions) % ROWS_PER_STEP == 0:
+            yield
+    yield
     return {**names, "partitions": partitions}
+
+
+def _offset_asked(
+    machine: GroupMachine,
+    group_id: str,
+    topic: str,
+    topic_id: UUID | None,
+    index: int,
+    is_stable_only: bool,
+) -> Fields:
+    if is_stable_only and machine.durable.is_pending(group_id, topic, index):
+        return _no_offset(index, ErrorCode.unstable_offset_commit)
+    offset = machine.durable.get(group_id, topic, index)
+    if offset is None or _is_of_another(offset.topic_id, topic_id):
+        return _no_offset(index)
+    return _offset(index, offset)
+
+
+def _all_failed(asked: TopicAsked, code: ErrorCode) -> Work[list[Fields]]:
+    partitions: list[Fields] = []
+    for index in asked.partition_indexes:
+        partitions.append(_no_offset(index, code))
+        if len(partitions) % ROWS_PER_STEP == 0:
+            yield
+    yield
+    return partitions
 
 
 def _all_offsets(
     machine: GroupMachine, image: Image, group_id: str, is_stable_only: bool, *, wants_ids: bool
-) -> list[Fields]:
+) -> Work[list[Fields]]:
     rows: list[Fields] = []
-    for name, partitions in machine.durable.offsets.get(group_id, {}).items():
+    for name in list(machine.durable.offsets.get(group_id, {})):
         topic = image.topics.get(name)
         if wants_ids and topic is None:
             # Without an id there is no way to say which topic this is.
             continue
-        found = [
-            _no_offset(index, ErrorCode.unstable_offset_commit)
-            if is_stable_only and machine.durable.is_pending(group_id, name, index)
-            else _offset(index, offset)
-            for index, offset in partitions.items()
-            if topic is None or not _is_of_another(offset.topic_id, topic.id)
-        ]
+        found: list[Fields] = []
+        yield
+        for at, index in enumerate(list(machine.durable.offsets.get(group_id, {}).get(name, {})), 1):
+            if at % ROWS_PER_STEP == 0:
+                yield
+            offset = machine.durable.get(group_id, name, index)
+            if offset is None or (topic is not None and _is_of_another(offset.topic_id, topic.id)):
+                continue
+            is_pending = is_stable_only and machine.durable.is_pending(group_id, name, index)
+            unstable = ErrorCode.unstable_offset_commit
+            found.append(_no_offset(index, unstable) if is_pending else _offset(index, offset))
         if found:
             topic_id = topic.id if topic is not None else None
             rows.append({"name": name, "topic_id": topic_id, "partitions": found})

@@ -9,14 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 from protocol.codec import EntityCodec, Fields
 from protocol.errors import MalformedRequest
 from protocol.primitives import Buffer
 from protocol.stored.schema import VERSION, BadRecord, version_of
+from protocol.work import Work
 
 _CONSUMER_PROTOCOL_VERSION_MAX = 3
+_TOPICS_PER_STEP = 128
+_INT32 = Struct(">i").unpack_from
+_INT32_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +40,31 @@ class Assignment:
     user_data: bytes | None = None
 
 
-def subscribed_topics(metadata: Buffer) -> tuple[str, ...] | None:
+def subscribed_topics(metadata: Buffer) -> Work[tuple[str, ...] | None]:
     """The topics of a consumer's subscription; None if it cannot be read, as with protocols that are not
     consumers'.
 
     Read as version 0, which every later one begins with, so that user data of any kind does not matter.
     """
+    topics = []
+    view = memoryview(metadata)
     try:
-        if version_of(metadata) < 0:
+        if VERSION.unpack_from(view)[0] < 0:
             return None
-        return tuple(_consumer_codec("subscription", 0).decode(memoryview(metadata)[2:]).topics)
-    except (BadRecord, MalformedRequest):
+        (count,) = _INT32(view, VERSION.size)
+        at = VERSION.size + _INT32_SIZE
+        for _ in range(count):
+            (size,) = VERSION.unpack_from(view, at)
+            at += VERSION.size + size
+            if size < 0 or at > len(view):
+                return None
+            topics.append(str(view[at - size : at], "utf-8"))
+            if len(topics) % _TOPICS_PER_STEP == 0:
+                yield
+        (size,) = _INT32(view, at)
+    except (StructError, UnicodeDecodeError):
         return None
+    return None if count < 0 or at + _INT32_SIZE + size > len(view) else tuple(topics)
 
 
 def decode_subscription(metadata: Buffer) -> Subscription:

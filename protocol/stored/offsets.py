@@ -9,11 +9,20 @@ Invariant: what Kafka wrote is read whatever its version, and what is written is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from struct import Struct
 from typing import TypeAlias
 from uuid import UUID
 
 from protocol.primitives import Buffer
-from protocol.stored.schema import Column, StoredSchema, decode_versioned, encode_versioned, version_of
+from protocol.stored.schema import (
+    VERSION,
+    Column,
+    StoredSchema,
+    decode_versioned,
+    encode_versioned,
+    version_of,
+)
+from protocol.work import Work, finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +91,15 @@ def encode_coordinator_record(record: CoordinatorRecord) -> tuple[bytes, bytes |
             _OFFSET_KEY, 1, {"group": record.group_id, "topic": record.topic, "partition": record.partition}
         )
         return key, None if record.committed is None else _encode_committed(record.committed)
+    return finish(encode_in_steps(record))
+
+
+def encode_in_steps(record: CoordinatorRecord) -> Work[tuple[bytes, bytes | None]]:
+    """`encode_coordinator_record`, for the loop: a group may have thousands of members."""
+    if isinstance(record, OffsetRecord):
+        return encode_coordinator_record(record)
     key = encode_versioned(_GROUP_KEY, 2, {"group": record.group_id})
-    return key, None if record.metadata is None else _encode_group(record.metadata)
+    return key, None if record.metadata is None else (yield from _encode_group(record.metadata))
 
 
 def decode_coordinator_record(key: Buffer, value: Buffer | None) -> CoordinatorRecord | None:
@@ -130,31 +146,36 @@ def _decode_committed(value: Buffer) -> CommittedOffset:
     )
 
 
-def _encode_group(group: GroupMetadata) -> bytes:
-    return encode_versioned(
+def _encode_group(group: GroupMetadata) -> Work[bytes]:
+    head = encode_versioned(
         _GROUP_VALUE,
-        3,
+        _GROUP_VERSION,
         {
             "protocol_type": group.protocol_type,
             "generation": group.generation,
             "protocol": group.protocol,
             "leader": group.leader,
             "current_state_timestamp": group.state_timestamp_ms,
-            "members": [
-                {
-                    "member_id": member.member_id,
-                    "group_instance_id": member.instance_id,
-                    "client_id": member.client_id,
-                    "client_host": member.client_host,
-                    "rebalance_timeout": member.rebalance_timeout_ms,
-                    "session_timeout": member.session_timeout_ms,
-                    "subscription": member.subscription,
-                    "assignment": member.assignment,
-                }
-                for member in group.members
-            ],
+            "members": (),
         },
     )
+    # the members come last, after how many there are
+    out = bytearray(head[: -_COUNT.size] + _COUNT.pack(len(group.members)))
+    for at, member in enumerate(group.members, 1):
+        values = {
+            "member_id": member.member_id,
+            "group_instance_id": member.instance_id,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "rebalance_timeout": member.rebalance_timeout_ms,
+            "session_timeout": member.session_timeout_ms,
+            "subscription": member.subscription,
+            "assignment": member.assignment,
+        }
+        out += encode_versioned(_MEMBER, _GROUP_VERSION, values)[VERSION.size :]
+        if at % _MEMBERS_PER_STEP == 0:
+            yield
+    return bytes(out)
 
 
 def _decode_group(value: Buffer) -> GroupMetadata:
@@ -182,6 +203,10 @@ def _decode_group(value: Buffer) -> GroupMetadata:
 
 
 # --- schemas ---
+
+_GROUP_VERSION = 3
+_COUNT = Struct(">i")
+_MEMBERS_PER_STEP = 16
 
 _OFFSET_KEY = StoredSchema(
     name="OffsetCommitKey",

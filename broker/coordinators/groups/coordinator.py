@@ -19,6 +19,7 @@ from uuid import UUID
 
 from broker.config.broker import BrokerConfig
 from broker.control.image import Delta, Image
+from broker.coordinators.groups.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
 from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
 from broker.coordinators.groups.shard import GroupCommand, GroupConfig
@@ -31,6 +32,7 @@ from broker.coordinators.replicated_state import (
 )
 from broker.endpoint import Endpoint
 from broker.ports import World
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from storage.policy import LogConfig
 
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 CREATION_WAIT_S: Final = 5.0
 LOADING_WAIT_S: Final = 1.0
+GROUPS_AT_ONCE: Final = 100
+"""In one command about many groups; those of clients wait until it is over."""
 
 R = TypeVar("R")
 
@@ -73,12 +77,21 @@ class CoordinatorStatistics:
 
 class GroupCoordinator:
     def __init__(
-        self, *, config: BrokerConfig, world: World, cluster: ClusterView, replicas: LeadershipSource
+        self,
+        *,
+        config: BrokerConfig,
+        world: World,
+        cluster: ClusterView,
+        replicas: LeadershipSource,
+        turns: Turns,
     ) -> None:
         self._config = config
         self._world = world
         self._cluster = cluster
         self._replicas = replicas
+        self._turns = turns
+        self.memory = MemoryAccount()
+        self._shares: dict[int, MemoryShare] = {}
         self._group_config = group_config(config)
         self._state_config = StateConfig(
             append_timeout_ms=config.offsets_commit_timeout_ms,
@@ -112,6 +125,8 @@ class GroupCoordinator:
         for state in self._states.values():
             state.close()
         self._states.clear()
+        for index in list(self._shares):
+            self._release(index)
 
     def statistics(self) -> CoordinatorStatistics:
         states = self._states.values()
@@ -131,10 +146,9 @@ class GroupCoordinator:
         """Return the group's machine, for reading; raise as `ask` does when it cannot be asked."""
         return self._state(group_id).machine
 
-    def machines(self) -> Iterator[GroupMachine]:
-        """Yield the machine of every partition this broker coordinates; raise while one of them loads."""
-        for index in sorted(self._states):
-            yield self._states[index].machine
+    def machines(self) -> list[GroupMachine]:
+        """Return the machine of every partition this broker coordinates; raise while one of them loads."""
+        return [self._states[index].machine for index in sorted(self._states)]
 
     def check_session_timeout(self, session_timeout_ms: int) -> None:
         config = self._group_config
@@ -213,6 +227,7 @@ class GroupCoordinator:
         state = self._states.pop(index, None)
         if state is not None:
             state.close()
+            self._release(index)
         if leader_epoch is None:
             self._leader_epochs.pop(index, None)
             return
@@ -225,14 +240,26 @@ class GroupCoordinator:
             topic=OFFSETS_TOPIC,
             index=index,
             leader_epoch=leader_epoch,
-            make_machine=lambda: GroupMachine(self._group_config),
+            make_machine=lambda: self._make_machine(index),
             partitions=self._replicas,
             now_ms=self._world.now_ms,
             spawn=self._spawn,
+            turns=self._turns,
             config=self._state_config,
         )
         self._states[index] = state
         state.start()
+
+    def _make_machine(self, index: int) -> GroupMachine:
+        """Make a machine in place of an earlier one, of which no member counts any more."""
+        self._release(index)
+        share = self._shares[index] = self.memory.share()
+        return GroupMachine(self._group_config, share)
+
+    def _release(self, index: int) -> None:
+        share = self._shares.pop(index, None)
+        if share is not None:
+            share.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:
@@ -260,12 +287,14 @@ class GroupCoordinator:
                 state.machine.config = self._group_config
 
     async def _expire_for_ever(self) -> None:
-        """Expire offsets, one partition after the other, since each looks through all its offsets at once."""
+        """Expire offsets, one partition after the other, some groups at a time."""
         while True:
             await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1000)
             for state in list(self._states.values()):
-                if state.status is Status.ACTIVE:
-                    await self._ask_one(state, ExpireOffsets())
+                if state.status is not Status.ACTIVE:
+                    continue
+                for group_ids in _portions(state.machine.groups):
+                    await self._ask_one(state, ExpireOffsets(group_ids=group_ids))
                     await asyncio.sleep(0)
 
     async def _forget_topics(self, topics: Mapping[str, UUID]) -> None:
@@ -273,7 +302,11 @@ class GroupCoordinator:
 
         async def forget(state: GroupState) -> None:
             await state.wait_settled()
-            await self._ask_one(state, ForgetTopics(topics=topics))
+            if state.status is Status.CLOSED:
+                return
+            durable = state.machine.durable
+            for group_ids in _portions({**durable.offsets, **dict.fromkeys(durable.pending_groups())}):
+                await self._ask_one(state, ForgetTopics(topics=topics, group_ids=group_ids))
 
         await asyncio.gather(*map(forget, list(self._states.values())))
 
@@ -283,6 +316,12 @@ class GroupCoordinator:
         except KafkaError as error:
             name = type(command).__name__
             logger.warning("%s-%d: %s failed: %s", OFFSETS_TOPIC, state.index, name, error)
+
+
+def _portions(group_ids: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    left = tuple(group_ids)
+    for at in range(0, len(left), GROUPS_AT_ONCE):
+        yield left[at : at + GROUPS_AT_ONCE]
 
 
 def partition_of(group_id: str, count: int) -> int:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupMetadata, OffsetRecord
+from protocol.work import Work
 
 Offsets: TypeAlias = dict[str, dict[str, dict[int, CommittedOffset]]]
 """Group id → topic → partition → offset."""
+_KEYS_PER_STEP: Final = 256
 
 
 @dataclass(slots=True)
@@ -89,12 +91,21 @@ class Durable:
             for partition, offset in partitions.items():
                 yield topic, partition, offset
 
-    def keys(self, group_id: str) -> set[tuple[str, int]]:
+    def keys(self, group_id: str) -> Work[dict[tuple[str, int], None]]:
         """Every partition a tombstone would change something for."""
-        committed = {(topic, partition) for topic, partition, _ in self.partitions(group_id)}
-        return committed | {
-            key[1:] for pending in self.pending.values() for key in pending if key[0] == group_id
-        }
+        found: dict[tuple[str, int], None] = {}
+        for topic, partition, _ in self.partitions(group_id):
+            found[topic, partition] = None
+            if len(found) % _KEYS_PER_STEP == 0:
+                yield
+        for pending in self.pending.values():
+            found |= {key[1:]: None for key in pending if key[0] == group_id}
+        return found
+
+    def is_named(self, group_id: str) -> bool:
+        """Whether a record tells of the group."""
+        is_stored = group_id in self.groups or group_id in self.offsets
+        return is_stored or self.has_open_transaction(group_id)
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> OffsetRecord:

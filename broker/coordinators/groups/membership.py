@@ -9,7 +9,7 @@ instance id belongs to one member.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
@@ -17,11 +17,20 @@ from typing import Final, TypeAlias
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer import subscribed_topics
 from protocol.stored.offsets import GroupMember, GroupMetadata
+from protocol.work import Work
 
 CONSUMER_PROTOCOL: Final = "consumer"
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """Name and metadata, in the order the member prefers."""
+SUBSCRIBED_MAX: Final = 20_000
+"""Of topics that are kept for a group; one that subscribes to more is taken to subscribe to every topic."""
+PROTOCOLS_MAX: Final = 100
+"""Of one member; clients list one for each assignor they are set to use."""
+MEMBERS_PER_STEP: Final = 16
+"""Of work in turns."""
+MEMBER_BYTES: Final = 1 << 10
+"""About what a member takes besides its metadata, its assignment and its names."""
 
 
 class State(Enum):
@@ -78,6 +87,13 @@ class Member:
     join_token: int | None = None
     sync_token: int | None = None
     is_new: bool = False
+    counted_bytes: int = 0
+    """What the account of all groups' memory holds for it."""
+
+    @property
+    def held_bytes(self) -> int:
+        """About what is kept of it in memory."""
+        return MEMBER_BYTES + bytes_of(self.protocols) + len(self.assignment)
 
     @property
     def is_waiting(self) -> bool:
@@ -88,9 +104,6 @@ class Member:
 
     def metadata(self, protocol: str | None) -> bytes:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
-
-    def vote(self, candidates: Collection[str]) -> str:
-        return next(name for name, _ in self.protocols if name in candidates)
 
     def durable(self, protocol: str | None) -> GroupMember:
         return GroupMember(
@@ -111,6 +124,9 @@ class Group:
     """
 
     __slots__ = (
+        "_supporters",
+        "awaiting_join",
+        "begun_by",
         "generation",
         "group_id",
         "initial_remaining_ms",
@@ -128,8 +144,10 @@ class Group:
         "subscribed_topics",
     )
 
-    def __init__(self, group_id: str, wall_ms: int) -> None:
+    def __init__(self, group_id: str, wall_ms: int, begun_by: str | None = None) -> None:
         self.group_id = group_id
+        self.begun_by = begun_by
+        """The host of the client whose join it began with."""
         self.state = State.EMPTY
         self.previous_state: State | None = None
         self.state_since_ms = wall_ms
@@ -139,20 +157,27 @@ class Group:
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
-        self.pending_join: set[str] = set()
+        self.pending_join: dict[str, str] = {}
+        """The host of each client that was given a member id and has not joined with it."""
         self.pending_sync: set[str] = set()
         self.subscribed_topics: frozenset[str] | None = None
         self.new_member_added = False
         self.initial_remaining_ms: int | None = None
+        self.awaiting_join = 0
+        """How many members wait for the answer to their join."""
+        self._supporters: dict[str, int] = {}
+        """How many members list each protocol."""
 
     @classmethod
-    def from_durable(cls, group_id: str, metadata: GroupMetadata) -> Group:
+    def from_durable(cls, group_id: str, metadata: GroupMetadata) -> Work[Group]:
         group = cls(group_id, metadata.state_timestamp_ms)
         group.generation = metadata.generation
         group.protocol_type = metadata.protocol_type or None
         group.protocol = metadata.protocol
         group.leader = metadata.leader
-        for member in metadata.members:
+        for at, member in enumerate(metadata.members, 1):
+            if at % MEMBERS_PER_STEP == 0:
+                yield
             group.add(
                 Member(
                     member_id=member.member_id,
@@ -167,7 +192,7 @@ class Group:
                 )
             )
         group.state = State.STABLE if group.members else State.EMPTY
-        group.subscribed_topics = group.topics_of_members()
+        group.subscribed_topics = yield from group.topics_of_members()
         return group
 
     def __repr__(self) -> str:
@@ -176,14 +201,19 @@ class Group:
             f"{len(self.members)} members>"
         )
 
-    def durable(self) -> GroupMetadata:
+    def durable(self) -> Work[GroupMetadata]:
+        members = []
+        for member in self.members.values():
+            members.append(member.durable(self.protocol))
+            if len(members) % MEMBERS_PER_STEP == 0:
+                yield
         return GroupMetadata(
             protocol_type=self.protocol_type or "",
             generation=self.generation,
             protocol=self.protocol,
             leader=self.leader,
             state_timestamp_ms=self.state_since_ms,
-            members=tuple(member.durable(self.protocol) for member in self.members.values()),
+            members=tuple(members),
         )
 
     def move(self, event: Event, wall_ms: int) -> None:
@@ -203,21 +233,25 @@ class Group:
         if self.leader is None:
             self.leader = member.member_id
         self.members[member.member_id] = member
-        self.pending_join.discard(member.member_id)
+        self.awaiting_join += member.join_token is not None
+        self._count(member.protocols, 1)
 
     def remove(self, member_id: str) -> None:
         member = self.members.pop(member_id, None)
-        if member is not None and member.instance_id is not None:
-            del self.static_members[member.instance_id]
+        if member is not None:
+            if member.instance_id is not None:
+                del self.static_members[member.instance_id]
+            self.awaiting_join -= member.join_token is not None
+            self._count(member.protocols, -1)
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
-        self.pending_join.discard(member_id)
         self.pending_sync.discard(member_id)
 
     def replace_static(self, instance_id: str, new_member_id: str) -> Member:
         """Give the instance, which is back under a new id, its own place and assignment."""
         old = self.members.pop(self.static_members[instance_id])
-        old.join_token = old.sync_token = None
+        self.set_join_token(old, None)
+        old.sync_token = None
         if self.leader == old.member_id:
             self.leader = new_member_id
         self.pending_sync.discard(old.member_id)
@@ -225,6 +259,23 @@ class Group:
         self.members[new_member_id] = old
         self.static_members[instance_id] = new_member_id
         return old
+
+    def set_join_token(self, member: Member, token: int | None) -> None:
+        self.awaiting_join += (token is not None) - (member.join_token is not None)
+        member.join_token = token
+
+    def set_protocols(self, member: Member, protocols: Protocols) -> None:
+        self._count(member.protocols, -1)
+        member.protocols = protocols
+        self._count(protocols, 1)
+
+    def _count(self, protocols: Protocols, change: int) -> None:
+        for name in {name for name, _ in protocols}:
+            count = self._supporters.get(name, 0) + change
+            if count:
+                self._supporters[name] = count
+            else:
+                del self._supporters[name]
 
     def check_member(self, member_id: str, instance_id: str | None) -> Member:
         if instance_id is not None:
@@ -281,12 +332,8 @@ class Group:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
-    def awaiting_join(self) -> int:
-        return sum(member.join_token is not None for member in self.members.values())
-
-    @property
     def has_all_joined(self) -> bool:
-        return not self.pending_join and all(m.join_token is not None for m in self.members.values())
+        return not self.pending_join and self.awaiting_join == len(self.members)
 
     @property
     def uses_consumer_protocol(self) -> bool:
@@ -299,26 +346,21 @@ class Group:
             return False
         if not self.members:
             return bool(protocols)
-        common = self.common_protocols()
-        return any(name in common for name, _ in protocols)
+        return any(self._is_common(name) for name, _ in protocols)
 
-    def common_protocols(self) -> set[str]:
-        members = iter(self.members.values())
-        first = next(members, None)
-        common = {name for name, _ in first.protocols} if first is not None else set()
-        for member in members:
-            common &= {name for name, _ in member.protocols}
-        return common
+    def _is_common(self, protocol: str) -> bool:
+        return self._supporters.get(protocol) == len(self.members)
 
-    def select_protocol(self) -> str:
+    def select_protocol(self) -> Work[str]:
         """Return the protocol most members prefer among those all of them know; of equals the one voted for
         first.
         """
-        common = self.common_protocols()
         votes: dict[str, int] = {}
-        for member in self.members.values():
-            choice = member.vote(common)
+        for at, member in enumerate(self.members.values(), 1):
+            choice = next(name for name, _ in member.protocols if self._is_common(name))
             votes[choice] = votes.get(choice, 0) + 1
+            if at % MEMBERS_PER_STEP == 0:
+                yield
         return max(votes, key=votes.__getitem__)
 
     def elect_joined_leader(self) -> bool:
@@ -332,17 +374,17 @@ class Group:
         self.leader = joined
         return True
 
-    def begin_generation(self, wall_ms: int) -> None:
+    def begin_generation(self, wall_ms: int) -> Work[None]:
         self.generation += 1
-        self.protocol = self.select_protocol() if self.members else None
-        self.subscribed_topics = self.topics_of_members()
+        self.protocol = (yield from self.select_protocol()) if self.members else None
+        self.subscribed_topics = yield from self.topics_of_members()
         self.pending_sync.clear()
         self.move(Event.JOINED if self.members else Event.EMPTIED, wall_ms)
 
     # --- subscriptions ---
 
-    def topics_of_members(self) -> frozenset[str] | None:
-        """Return what the members subscribe to; None when only they know."""
+    def topics_of_members(self) -> Work[frozenset[str] | None]:
+        """Return what the members subscribe to; None when only they know, or it is too much to keep."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:
@@ -351,10 +393,11 @@ class Group:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            subscribed = subscribed_topics(member.metadata(self.protocol))
-            if subscribed is None:
+            subscribed = yield from subscribed_topics(member.metadata(self.protocol))
+            if subscribed is None or len(topics) + len(subscribed) > SUBSCRIBED_MAX:
                 return None
             topics.update(subscribed)
+            yield
         return frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
@@ -366,3 +409,7 @@ class Group:
 def _rebalance_timeout_ms(member: GroupMember) -> int:
     """Return its rebalance timeout; the oldest records have one timeout for both."""
     return member.session_timeout_ms if member.rebalance_timeout_ms < 0 else member.rebalance_timeout_ms
+
+
+def bytes_of(protocols: Protocols) -> int:
+    return sum(len(name) + len(metadata) for name, metadata in protocols)

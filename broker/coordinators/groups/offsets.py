@@ -25,8 +25,10 @@ from broker.coordinators.groups.shard import (
 )
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord
+from protocol.work import Work
 
 INT64_MAX: Final = 2**63 - 1
+OFFSETS_PER_STEP: Final = 32
 
 
 class OffsetToCommit(NamedTuple):
@@ -49,7 +51,7 @@ class Commit:
     knows_missing_group: bool = True
     """Older clients get ILLEGAL_GENERATION for a group that does not exist."""
 
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
         check_storable(self.group_id)
         group = shard.groups.get(self.group_id)
         if group is not None:
@@ -60,7 +62,9 @@ class Commit:
         now = draft.now
         expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
         errors = []
-        for offset in self.offsets:
+        for at, offset in enumerate(self.offsets, 1):
+            if at % OFFSETS_PER_STEP == 0:
+                yield
             metadata = offset.metadata or ""
             is_long = _java_length(metadata) > shard.config.offset_metadata_max_bytes
             if is_long or not is_storable(metadata):
@@ -83,15 +87,17 @@ class DeleteOffsets:
     group_id: str
     partitions: tuple[tuple[str, int], ...]
 
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
         group = shard.groups.get(self.group_id)
         if group is None:
             raise KafkaError(ErrorCode.group_id_not_found)
         if group.state is not State.EMPTY and not group.uses_consumer_protocol:
             raise KafkaError(ErrorCode.non_empty_group)
-        known = shard.durable.keys(self.group_id)
+        known = yield from shard.durable.keys(self.group_id)
         errors = []
-        for topic, partition in self.partitions:
+        for at, (topic, partition) in enumerate(self.partitions, 1):
+            if at % OFFSETS_PER_STEP == 0:
+                yield
             if group.is_subscribed_to(topic):
                 errors.append(ErrorCode.group_subscribed_to_topic)
                 continue
@@ -105,9 +111,10 @@ class DeleteOffsets:
 class DeleteGroups:
     group_ids: tuple[str, ...]
 
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[tuple[ErrorCode, ...]]:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
         errors = []
         for group_id in self.group_ids:
+            yield
             group = shard.groups.get(group_id)
             if group is None:
                 errors.append(ErrorCode.group_id_not_found)
@@ -115,10 +122,16 @@ class DeleteGroups:
                 errors.append(ErrorCode.non_empty_group)
             else:
                 errors.append(ErrorCode.none)
-                for topic, partition in sorted(shard.durable.keys(group_id)):
-                    draft.records.append(offset_tombstone(group_id, topic, partition))
+                yield from _forget(group_id, (yield from shard.durable.keys(group_id)), draft)
                 draft.records.append(GroupRecord(group_id=group_id, metadata=None))
         return draft.decision(tuple(errors), soft=False)
+
+
+def _forget(group_id: str, partitions: Iterable[tuple[str, int]], draft: GroupDraft) -> Work[None]:
+    for at, (topic, partition) in enumerate(partitions, 1):
+        draft.records.append(offset_tombstone(group_id, topic, partition))
+        if at % OFFSETS_PER_STEP == 0:
+            yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +139,15 @@ class ForgetTopics:
     """Delete the offsets of deleted topics, but not those of a new topic of the same name."""
 
     topics: Mapping[str, UUID]
+    group_ids: tuple[str, ...]
 
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[int]:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[int]]:
         durable = shard.durable
-        for group_id in sorted({*durable.pending_groups(), *durable.offsets}):
-            for topic, partition in sorted(durable.keys(group_id)):
+        for group_id in self.group_ids:
+            yield
+            for at, (topic, partition) in enumerate((yield from durable.keys(group_id)), 1):
+                if at % OFFSETS_PER_STEP == 0:
+                    yield
                 if topic not in self.topics:
                     continue
                 committed = durable.get(group_id, topic, partition)
@@ -142,22 +159,32 @@ class ForgetTopics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireOffsets:
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> GroupDecision[int]:
+    group_ids: tuple[str, ...]
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[int]]:
         durable = shard.durable
-        for group in shard.groups.values():
-            expired = list(_expired(shard, group, draft.now.wall_ms))
-            for topic, partition in expired:
-                draft.records.append(offset_tombstone(group.group_id, topic, partition))
+        for group_id in self.group_ids:
+            yield
+            group = shard.groups.get(group_id)
+            if group is None:
+                continue
+            expired, kept = yield from _expired(shard, group, draft.now.wall_ms)
+            yield from _forget(group_id, expired, draft)
             shard.expired_offsets += len(expired)
-            kept = sum(1 for _ in durable.partitions(group.group_id)) - len(expired)
             is_idle = group.state is State.EMPTY and not group.pending_join
             if kept == 0 and is_idle and not durable.has_open_transaction(group.group_id):
                 draft.records.append(GroupRecord(group_id=group.group_id, metadata=None))
         return draft.decision(len(draft.records), soft=False)
 
 
-def _expired(shard: GroupShard, group: Group, wall_ms: int) -> Iterable[tuple[str, int]]:
+def _expired(shard: GroupShard, group: Group, wall_ms: int) -> Work[tuple[list[tuple[str, int]], int]]:
+    """Return the partitions whose offsets' time is over, and how many others there are."""
+    expired: list[tuple[str, int]] = []
+    count = 0
     for topic, partition, offset in shard.durable.partitions(group.group_id):
+        count += 1
+        if count % OFFSETS_PER_STEP == 0:
+            yield
         since_ms = group.retention_starts_ms(topic, offset.commit_timestamp_ms)
         if since_ms is None or shard.durable.is_pending(group.group_id, topic, partition):
             continue
@@ -166,7 +193,8 @@ def _expired(shard: GroupShard, group: Group, wall_ms: int) -> Iterable[tuple[st
         else:
             is_over = wall_ms - since_ms >= shard.config.offsets_retention_ms
         if is_over:
-            yield topic, partition
+            expired.append((topic, partition))
+    return expired, count - len(expired)
 
 
 def _offset_record(group_id: str, offset: OffsetToCommit, wall_ms: int, expire_ms: int) -> OffsetRecord:

@@ -9,17 +9,33 @@ deadline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
+from broker.coordinators.groups.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.durable import Durable
-from broker.coordinators.groups.membership import Group, Member, State
+from broker.coordinators.groups.membership import (
+    MEMBER_BYTES,
+    Group,
+    Member,
+    Protocols,
+    State,
+    bytes_of,
+)
 from broker.coordinators.machine import DecisionDraft, Instant, Timers
-from broker.decisions import Command, Decision
+from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CoordinatorRecord
+from protocol.work import Work
 
 STRING_BYTES_MAX: Final = 2**15 - 1
+GROUP_BYTES: Final = 1 << 10
+"""About what a group takes besides its members."""
+EXPECTED_BYTES: Final = 512
+"""About what a member takes that was given its id only."""
+_MEMBER_RECORD_BYTES: Final = 64
+"""No member takes less of the record of its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +50,22 @@ class GroupConfig:
     record_max_bytes: int = 1_000_000
     offsets_retention_ms: int = 604_800_000
 
+    @property
+    def members_max(self) -> int:
+        """How many members a group may have, and could have for its record to be stored."""
+        return min(self.max_size, self.record_max_bytes // _MEMBER_RECORD_BYTES)
+
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class GroupShard:
     """The state that the commands read; all but `durable` is lost in a restart and made anew from it."""
 
-    def __init__(self, config: GroupConfig) -> None:
+    def __init__(self, config: GroupConfig, memory: MemoryShare | None = None) -> None:
         self.config = config
+        self.memory = MemoryAccount().share() if memory is None else memory
         self.durable = Durable()
         self.groups: dict[str, Group] = {}
         self.timers = Timers()
@@ -58,12 +81,21 @@ class GroupShard:
             group = self.groups[group_id] = Group(group_id, wall_ms)
         return group
 
+    def begin_group(self, group_id: str, wall_ms: int, host: str) -> Group:
+        """Make a group for a client that joins."""
+        group = self.groups[group_id] = Group(group_id, wall_ms, begun_by=host)
+        self.memory.take(host, GROUP_BYTES)
+        return group
+
     def drop_group(self, group_id: str) -> None:
         group = self.groups.pop(group_id, None)
         if group is None:
             return
         assert not group.members, f"{group!r} was deleted with members"
-        for member_id in group.pending_join:
+        if group.begun_by is not None:
+            self.memory.take(group.begun_by, -GROUP_BYTES)
+        for member_id in list(group.pending_join):
+            self.expect_no_more(group, member_id)
             self.timers.cancel(session_key(group, member_id))
         self.timers.cancel(join_key(group))
         self.timers.cancel(sync_key(group))
@@ -72,22 +104,73 @@ class GroupShard:
         """Drop a group that was only about to be joined: it was never durable, so no record deletes it."""
         group_id = group.group_id
         is_idle = group.state is State.EMPTY and not group.pending_join and group.generation == 0
-        if is_idle and group_id not in self.durable.groups and not self.durable.keys(group_id):
-            del self.groups[group_id]
+        if is_idle and not self.durable.is_named(group_id):
+            self.drop_group(group_id)
 
     # --- members ---
 
     def restart_session(self, group: Group, member: Member, now: Instant) -> None:
         self.timers.set(session_key(group, member.member_id), now.mono_ms + member.session_timeout_ms)
 
+    def add(self, group: Group, member: Member) -> None:
+        self.expect_no_more(group, member.member_id)
+        group.add(member)
+        self.recount(member)
+
     def discard(self, group: Group, member_id: str) -> None:
-        group.remove(member_id)
+        """Remove a member, or one that was expected."""
+        self.expect_no_more(group, member_id)
+        member = group.members.get(member_id)
+        if member is not None:
+            self.memory.take(member.client_host, -member.counted_bytes)
+            group.remove(member_id)
         self.timers.cancel(session_key(group, member_id))
+
+    def expect(self, group: Group, member_id: str, host: str) -> None:
+        """Remember a member id that was given to a client, until it joins with it."""
+        group.pending_join[member_id] = host
+        self.memory.take(host, EXPECTED_BYTES)
+
+    def expect_no_more(self, group: Group, member_id: str) -> None:
+        host = group.pending_join.pop(member_id, None)
+        if host is not None:
+            self.memory.take(host, -EXPECTED_BYTES)
+
+    # --- memory ---
+
+    def may_hold(self, group: Group | None, member_id: str, host: str, protocols: Protocols) -> bool:
+        """Whether there is room for what a join brings."""
+        member = group.members.get(member_id) if group is not None else None
+        if member is not None:
+            more = bytes_of(protocols) - bytes_of(member.protocols)
+        else:
+            more = bytes_of(protocols) + MEMBER_BYTES + (GROUP_BYTES if group is None else 0)
+        return more <= 0 or self.memory.may_take(host, more)
+
+    def check_assignment(self, leader: Member, assignments: Mapping[str, bytes]) -> None:
+        """Refuse what there is no room for. One that no record can hold is refused as such, and not kept."""
+        size = sum(map(len, assignments.values()))
+        if size <= self.config.record_max_bytes and not self.memory.may_take(leader.client_host, size):
+            raise KafkaError(ErrorCode.coordinator_not_available, "the groups hold too much metadata")
+
+    def recount(self, member: Member) -> None:
+        """Count what the member holds now."""
+        held = member.held_bytes
+        if held != member.counted_bytes:
+            self.memory.take(member.client_host, held - member.counted_bytes)
+            member.counted_bytes = held
 
 
 GroupDraft: TypeAlias = DecisionDraft[CoordinatorRecord]
 GroupDecision: TypeAlias = Decision[CoordinatorRecord, R]
-GroupCommand: TypeAlias = Command[GroupShard, GroupDraft, CoordinatorRecord, R]
+
+
+class GroupCommand(Protocol[R_co]):
+    """A command whose decision may take so long that it is made in steps."""
+
+    def decide(
+        self, shard: GroupShard, draft: GroupDraft, /
+    ) -> GroupDecision[R_co] | Work[GroupDecision[R_co]]: ...
 
 
 # --- deadlines ---

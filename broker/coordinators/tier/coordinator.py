@@ -19,6 +19,7 @@ from broker.control.image import Image
 from broker.coordinators.replicated_state import CoordinatorLog, ReplicatedState, StateConfig, Status
 from broker.coordinators.tier.commands import parse_commands
 from broker.coordinators.tier.machine import TOPIC, TierCommand, TierMachine
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import Buffer
 from remote.cold.segments import TieredPartition
@@ -67,6 +68,7 @@ class TierCoordinator:
         image: Callable[[], Image],
         log_config: Callable[[str], LogConfig],
         now_ms: Callable[[], int],
+        turns: Turns,
         listener: Listener,
     ) -> None:
         self._inter_broker_listener = inter_broker_listener
@@ -74,6 +76,7 @@ class TierCoordinator:
         self._image = image
         self._log_config = log_config
         self._now_ms = now_ms
+        self._turns = turns
         self._listener = listener
         self._config = StateConfig()
         self._states: dict[int, TierState] = {}
@@ -192,6 +195,7 @@ class TierCoordinator:
             partitions=self._replicas,
             now_ms=self._now_ms,
             spawn=self._spawn,
+            turns=self._turns,
             config=self._config,
         )
         self._states[index] = state

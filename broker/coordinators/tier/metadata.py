@@ -26,6 +26,7 @@ from broker.coordinators.tier.sweep import SegmentDeleter, Sweep
 from broker.coordinators.tier.view import View
 from broker.net.channel import PeerLost
 from broker.ports import World
+from broker.turns import Turns
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
@@ -88,6 +89,7 @@ class TierMetadata:
         world: World,
         cluster: ClusterView,
         replicas: LeadershipSource,
+        turns: Turns,
         storage: SegmentDeleter | None = None,
     ) -> None:
         """`storage` deletes what topics that are gone have left; None leaves it."""
@@ -113,6 +115,7 @@ class TierMetadata:
             image=lambda: cluster.image,
             log_config=cluster.log_config,
             now_ms=world.now_ms,
+            turns=turns,
             listener=self,
         )
         self._readers = Readers(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from broker.turns import Turns
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
 
@@ -63,6 +64,11 @@ class FakeLog:
 
     def counts(self) -> list[int]:
         return [batches.parse_header(batch).count for batch in self.batches]
+
+
+def turns() -> Turns:
+    """Work in turns that goes on as often as it likes."""
+    return Turns(loop=asyncio.get_running_loop(), elapsed_s=lambda: 0.0, steps=lambda: 1 << 30)
 
 
 async def settle() -> None:

@@ -16,11 +16,13 @@ from broker.coordinators.groups.membership import State
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from broker.turns import Turns
 from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
 from tests.broker.coordinators.fake_log import FakeLog, settle
+from tests.broker.coordinators.fake_log import turns as at_will
 from tests.broker.coordinators.groups.group_driver import subscription
 
 TOPIC = "__consumer_offsets"
@@ -43,7 +45,7 @@ async def make(disk: FakeLog) -> AsyncIterator[MakeState]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def make_state(**config: Any) -> ReplicatedState[GroupMachine]:
+    def make_state(*, turns: Turns | None = None, **config: Any) -> ReplicatedState[GroupMachine]:
         state: ReplicatedState[GroupMachine] = ReplicatedState(
             topic=TOPIC,
             index=0,
@@ -52,6 +54,7 @@ async def make(disk: FakeLog) -> AsyncIterator[MakeState]:
             partitions=disk,
             now_ms=lambda: 1_700_000_000_000,
             spawn=spawn,
+            turns=turns or at_will(),
             config=StateConfig(**config),
         )
         state.start()
@@ -528,3 +531,65 @@ async def test_records_nobody_knows_are_passed_over(disk: FakeLog, make: MakeSta
     await state.wait_settled()
     assert state.machine.durable.offsets["g"]["t"].keys() == {0}
     assert offset_of(state) == 5
+
+
+# --- long commands ---
+
+
+@pytest.fixture
+async def slow_state(disk: FakeLog, make: MakeState) -> ReplicatedState[GroupMachine]:
+    """One whose work goes on by one step in each turn of the loop."""
+    made = make(turns=Turns(loop=asyncio.get_running_loop(), elapsed_s=lambda: 0.0, steps=lambda: 1))
+    await made.wait_settled()
+    return made
+
+
+def large_commit(count: int = 2_000) -> Commit:
+    return Commit(group_id="g", offsets=tuple(OffsetToCommit("t", at, at) for at in range(count)))
+
+
+async def test_others_run_while_a_large_command_is_decided_written_and_applied(
+    slow_state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    asked = asyncio.ensure_future(slow_state.ask(large_commit()))
+    turns_of_the_loop = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns_of_the_loop += 1
+    assert set(asked.result()) == {ErrorCode.none}
+    assert turns_of_the_loop > 2_000 // 32 + 2 * 2_000 // 16
+    assert offset_of(slow_state, 1_999) == 1_999
+    assert disk.counts() == [2_000]
+
+
+async def test_what_comes_during_a_large_command_is_decided_after_it(
+    slow_state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    large = asyncio.ensure_future(slow_state.ask(large_commit()))
+    await settle()
+    assert not disk.batches, "it is under way"
+    await slow_state.ask(commit(7, partition=5))
+    assert large.done()
+    assert offset_of(slow_state, 5) == 7
+
+
+async def test_closing_amid_a_large_command_ends_it(
+    slow_state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    asked = asyncio.ensure_future(slow_state.ask(large_commit()))
+    await settle()
+    slow_state.close()
+    assert await code_of(asked) is ErrorCode.not_coordinator
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert disk.batches == []
+
+
+async def test_who_asks_for_much_and_goes_does_not_stop_it(
+    slow_state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    asked = asyncio.ensure_future(slow_state.ask(large_commit()))
+    await settle()
+    asked.cancel()
+    await slow_state.ask(commit(7, group_id="other"))
+    assert offset_of(slow_state, 1_999) == 1_999

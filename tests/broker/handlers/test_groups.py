@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from types import SimpleNamespace
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -25,8 +25,9 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.stored.offsets import CommittedOffset, OffsetRecord
 from protocol.wire import parse_head
+from protocol.work import finish
 from storage.policy import LogConfig
-from tests.broker.coordinators.fake_log import AppendedAt, FakeLog, settle
+from tests.broker.coordinators.fake_log import AppendedAt, FakeLog, settle, turns
 from tests.broker.coordinators.groups.group_driver import subscription
 
 TOPIC_ID = UUID(int=7)
@@ -115,9 +116,9 @@ class Client:
         self.cluster = FakeCluster(self.replicas)
         world: Any = SimpleNamespace(now_ms=lambda: 1_700_000_000_000, random=Random(1))
         self.groups = GroupCoordinator(
-            config=config, world=world, cluster=self.cluster, replicas=self.replicas
+            config=config, world=world, cluster=self.cluster, replicas=self.replicas, turns=turns()
         )
-        self.routes = GroupHandlers(groups=self.groups, cluster=self.cluster).routes()
+        self.routes = GroupHandlers(groups=self.groups, cluster=self.cluster, turns=turns()).routes()
 
     async def call(self, api: Api, version: int, /, **fields: Any) -> Any:
         """The newest version when it is negative."""
@@ -133,7 +134,10 @@ class Client:
         )
         request = decode_request(api, version, frame[head.body_at :])
         answer = self.routes[api](context, request)
-        answered = answer if isinstance(answer, Mapping) else await answer
+        if isinstance(answer, GeneratorType):
+            answered = finish(answer)
+        else:
+            answered = answer if isinstance(answer, Mapping) else await answer
         correlation_id, response = decode_response(
             api, version, encode_response(api, version, 5, answered)[4:]
         )

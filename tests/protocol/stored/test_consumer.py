@@ -18,6 +18,7 @@ from protocol.stored.consumer import (
     subscribed_topics,
 )
 from protocol.stored.schema import BadRecord
+from protocol.work import finish
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -47,7 +48,7 @@ def test_subscriptions_there_and_back(subscription: Subscription, version: int) 
         generation_id=subscription.generation_id if version >= 2 else -1,
         rack_id=subscription.rack_id if version >= 3 else None,
     )
-    assert subscribed_topics(data) == subscription.topics
+    assert finish(subscribed_topics(data)) == subscription.topics
     assert decode_subscription(b"\0\x09" + data[2:] + b"news") == back if version == 3 else True
 
 
@@ -70,5 +71,5 @@ def test_any_bytes_give_a_subscription_or_bad(data: bytes) -> None:
             decode(data)
         except BadRecord:
             pass
-    topics = subscribed_topics(data)
+    topics = finish(subscribed_topics(data))
     assert topics is None or isinstance(topics, tuple)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from broker.coordinators.groups.account import MemoryAccount
 from broker.coordinators.groups.classic import Heartbeat, Join, Leave, Leaver, Sync
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State
@@ -21,9 +22,10 @@ from broker.coordinators.groups.offsets import (
     OffsetToCommit,
 )
 from broker.coordinators.groups.shard import GroupConfig
-from broker.coordinators.machine import Instant
+from broker.coordinators.machine import Instant, in_steps
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import finish
 
 GROUP = "g"
 SESSION_MS = 10_000
@@ -46,6 +48,7 @@ def subscription(*topics: str) -> bytes:
 class Driver:
     config: GroupConfig = field(default_factory=lambda: GroupConfig(initial_rebalance_delay_ms=0))
     now_ms: int = 1_000
+    memory: MemoryAccount = field(default_factory=MemoryAccount)
     machine: GroupMachine = field(init=False)
     log: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     answers: dict[int, Any] = field(default_factory=dict)
@@ -53,8 +56,8 @@ class Driver:
     ids: int = 0
 
     def __post_init__(self) -> None:
-        self.machine = GroupMachine(self.config)
-        self.machine.loaded(self.now)
+        self.machine = GroupMachine(self.config, self.memory.share())
+        finish(self.machine.loaded(self.now))
 
     @property
     def now(self) -> Instant:
@@ -73,7 +76,7 @@ class Driver:
         self.tokens += 1
         before = self.members()
         try:
-            decision = self.machine.decide(command, self.tokens, self.now)
+            decision = finish(in_steps(self.machine.decide(command, self.tokens, self.now)))
         except KafkaError as error:
             self._answer(self.tokens, error.code)
         else:
@@ -91,15 +94,17 @@ class Driver:
         while (at_ms := self.machine.next_deadline_ms()) is not None and at_ms <= end_ms:
             self.now_ms = max(self.now_ms, at_ms)
             before = self.members()
-            self._take(self.machine.tick(self.now), before)
+            self._take(finish(self.machine.tick(self.now)), before)
         self.now_ms = end_ms
 
     def crash(self) -> None:
         """Forget everything but the log."""
         before = self.machine.durable
+        self.machine.memory.release()
         self.machine = self.replayed()
+        self.machine.memory = self.memory.share()
         assert self.machine.durable == before
-        self.machine.loaded(self.now)
+        finish(self.machine.loaded(self.now))
 
     def replayed(self) -> GroupMachine:
         machine = GroupMachine(self.config)
@@ -121,7 +126,7 @@ class Driver:
             assert self.members() == before, "it reckons with records that may be lost, and does not say so"
         for record in decision.records:
             offset = len(self.log)
-            self.log.append(self.machine.encode(record))
+            self.log.append(finish(self.machine.encode(record)))
             self.machine.apply(record, offset=offset, producer_id=-1)
         for token, reply in decision.replies:
             self._answer(token, reply)
@@ -192,10 +197,11 @@ class Driver:
         return self.ask(DeleteGroups(group_ids=group_ids))
 
     def forget_topics(self, *topics: str, topic_id: UUID = TOPIC_ID) -> Any:
-        return self.ask(ForgetTopics(topics=dict.fromkeys(topics, topic_id)))
+        group_ids = (*self.machine.durable.offsets, *self.machine.durable.pending_groups())
+        return self.ask(ForgetTopics(topics=dict.fromkeys(topics, topic_id), group_ids=group_ids))
 
     def expire(self) -> Any:
-        return self.ask(ExpireOffsets())
+        return self.ask(ExpireOffsets(group_ids=tuple(self.machine.groups)))
 
     # --- whole scenes ---
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from broker.coordinators.groups.account import MemoryAccount
 from broker.coordinators.groups.classic import Heartbeat, Sync
-from broker.coordinators.groups.membership import State
+from broker.coordinators.groups.membership import PROTOCOLS_MAX, State
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig as Config
 from protocol.errors import ErrorCode
+from protocol.work import finish
 from tests.broker.coordinators.groups.group_driver import (
     GROUP,
     NO_ANSWER,
@@ -34,7 +36,7 @@ def test_a_new_dynamic_member_is_sent_back_for_its_id(d: Driver) -> None:
     assert reply["error_code"] is ErrorCode.member_id_required
     assert reply["member_id"] == "m-1"
     assert d.state() is State.EMPTY
-    assert d.group.pending_join == {"m-1"}
+    assert d.group.pending_join == {"m-1": "/127.0.0.1"}
 
 
 def test_an_old_client_joins_without_an_id(d: Driver) -> None:
@@ -336,7 +338,7 @@ def test_a_commit_keeps_the_session(d: Driver) -> None:
 def test_a_process_that_stood_still_gives_its_members_time(d: Driver) -> None:
     d.stable(2)
     d.now_ms += 3 * SESSION_MS
-    d.machine.resume(d.now)
+    finish(d.machine.resume(d.now))
     d.advance(SESSION_MS - 1)
     assert d.state() is State.STABLE
     d.advance(1)
@@ -346,7 +348,7 @@ def test_a_process_that_stood_still_gives_its_members_time(d: Driver) -> None:
 def test_a_process_that_stood_still_takes_no_time_from_anybody(d: Driver) -> None:
     (leader,) = d.stable()
     _, waiting = d.join_known()
-    d.machine.resume(d.now)
+    finish(d.machine.resume(d.now))
     for _ in range(4):
         d.advance(SESSION_MS - 1)
         d.heartbeat(leader)
@@ -538,7 +540,7 @@ def test_what_a_group_that_is_not_there_answers(d: Driver) -> None:
     beat = Heartbeat(group_id=GROUP, member_id="m", generation=1)
     assert d.ask(beat) is ErrorCode.unknown_member_id
     assert d.ask(Sync(group_id=GROUP, member_id="m", generation=1)) is ErrorCode.unknown_member_id
-    assert d.machine.describe(GROUP) is None
+    assert finish(d.machine.describe(GROUP)) is None
     assert d.delete_groups(GROUP) == (ErrorCode.group_id_not_found,)
     assert d.delete_offsets(("t", 0)) is ErrorCode.group_id_not_found
     offsets = (OffsetToCommit("t", 0, 5),)
@@ -592,7 +594,7 @@ def test_nothing_is_written_before_the_leader_assigned(d: Driver) -> None:
 
 def test_described_and_listed_as_it_is(d: Driver) -> None:
     (member_id,) = d.stable()
-    described = d.machine.describe(GROUP)
+    described = finish(d.machine.describe(GROUP))
     assert described is not None
     assert (described["group_state"], described["protocol_data"]) == ("Stable", "range")
     (member,) = described["members"]
@@ -601,13 +603,13 @@ def test_described_and_listed_as_it_is(d: Driver) -> None:
     assert member["member_metadata"] == subscription("t")
     for states, types, expected in (
         ((), (), 1),
-        (("stable",), ("Classic",), 1),
-        (("Empty",), (), 0),
-        ((), ("consumer",), 0),
+        ({"stable"}, {"classic"}, 1),
+        ({"empty"}, (), 0),
+        ((), {"consumer"}, 0),
     ):
-        assert len(d.machine.listed(states, types)) == expected
+        assert len(finish(d.machine.listed(states, types))) == expected
     d.join(member_id)
-    described = d.machine.describe(GROUP)
+    described = finish(d.machine.describe(GROUP))
     assert described is not None
     assert described["protocol_data"] == ""
 
@@ -645,20 +647,104 @@ def test_a_group_too_large_for_the_log_troubles_nobody_else() -> None:
     d.advance(0)
     waiting = d.sync(follower)
     lead = d.sync(leader, {leader: b"x" * 20_000})
-    assert (
-        d.answers[lead]["error_code"] is d.answers[waiting]["error_code"] is ErrorCode.rebalance_in_progress
-    )
+    for token in (lead, waiting):
+        # Not 27, on which both would join again, for ever.
+        assert d.answers[token]["error_code"] is ErrorCode.unknown_server_error
     assert d.state() is State.PREPARING_REBALANCE
     assert d.log == []
     d.settle([d.join(leader), d.join(follower)])
 
 
-def test_a_static_member_that_grows_too_large_causes_a_rebalance() -> None:
+def test_a_static_member_that_grows_too_large_is_refused_and_stays_as_it_was() -> None:
     d = Driver(Config(initial_rebalance_delay_ms=0, record_max_bytes=10_000))
-    d.stable_static("a", "b")
-    token = d.join(instance_id="b", protocols=(("range", b"x" * 20_000),))
-    assert token not in d.answers
-    assert d.state() is State.PREPARING_REBALANCE
+    _, old_id = d.stable_static("a", "b")
+    held = d.memory.held_bytes
+    reply = d.answers[d.join(instance_id="b", protocols=(("range", b"x" * 20_000),))]
+    assert (reply["error_code"], reply["member_id"]) == (ErrorCode.unknown_server_error, "")
+    assert (d.state(), d.memory.held_bytes) == (State.STABLE, held)
+    assert d.heartbeat(old_id, instance_id="b") is ErrorCode.none
+    d.crash()
+    assert d.heartbeat(old_id, instance_id="b") is ErrorCode.none
+
+
+def test_a_group_with_more_members_than_a_record_can_hold_takes_no_more() -> None:
+    d = Driver(Config(initial_rebalance_delay_ms=0, record_max_bytes=200))
+    for _ in range(3):
+        d.join_known()
+    assert d.answers[d.join()]["error_code"] is ErrorCode.group_max_size_reached
+
+
+# --- memory ---
+
+
+def test_one_host_may_hold_its_share_and_others_still_find_room() -> None:
+    d = Driver(memory=MemoryAccount(bytes_max=20_000, host_bytes_max=10_000))
+    first, _ = d.join_known(protocols=(("range", bytes(6_000)),))
+    greedy = d.answers[d.join(protocols=(("range", bytes(3_000)),))]
+    assert greedy["error_code"] is ErrorCode.coordinator_not_available
+    assert d.memory.refused == 1
+    d.join_known(client_host="/10.0.0.2", protocols=(("range", bytes(6_000)),))
+    d.leave((first, None))
+    d.join_known(protocols=(("range", bytes(3_000)),))
+
+
+def test_the_bound_over_all_hosts_holds() -> None:
+    d = Driver(memory=MemoryAccount(bytes_max=20_000, host_bytes_max=10_000))
+    for host in ("/1", "/2"):
+        d.join_known(client_host=host, protocols=(("range", bytes(7_000)),))
+    reply = d.answers[d.join(client_host="/3", protocols=(("range", bytes(3_000)),))]
+    assert reply["error_code"] is ErrorCode.coordinator_not_available
+    assert d.memory.held_bytes <= 20_000
+
+
+class CountedReads(tuple[tuple[str, bytes], ...]):
+    """Protocols that count how often they are looked through."""
+
+    reads = 0
+
+    def __iter__(self) -> Any:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_what_neither_fits_nor_can_be_stored_is_refused_for_good() -> None:
+    """A client tries again after COORDINATOR_NOT_AVAILABLE."""
+    d = Driver(Config(record_max_bytes=5_000), memory=MemoryAccount(bytes_max=20_000, host_bytes_max=10_000))
+    reply = d.answers[d.join(protocols=(("range", bytes(11_000)),))]
+    assert reply["error_code"] is ErrorCode.unknown_server_error
+    assert not d.machine.groups
+    assert d.memory.held_bytes == 0
+
+
+def test_an_assignment_for_which_there_is_no_room_is_refused() -> None:
+    d = Driver(memory=MemoryAccount(bytes_max=20_000, host_bytes_max=10_000))
+    leader, _ = d.join_known()
+    d.advance(0)
+    assert d.answers[d.sync(leader, {leader: bytes(9_000)})] is ErrorCode.coordinator_not_available
+    assert d.answers[d.sync(leader, {leader: b"a"})]["assignment"] == b"a"
+
+
+def test_members_that_are_gone_hold_nothing(d: Driver) -> None:
+    d.join()
+    d.stable(2)
+    assert d.memory.held_bytes > 0
+    d.advance(10 * SESSION_MS)
+    d.expire()
+    assert not d.machine.groups
+    assert d.memory.held_bytes == 0
+
+
+def test_a_join_costs_what_it_brings_and_not_what_others_list(d: Driver) -> None:
+    """Each of many members lists as many protocols as it may: no look at all of them at each join."""
+    listed = tuple((f"p{number}", b"") for number in range(PROTOCOLS_MAX))
+    for _ in range(5):
+        d.join_known(protocols=listed)
+    counted = CountedReads(listed)
+    for member in d.group.members.values():
+        member.protocols = counted
+    assert d.group.supports("consumer", (("p7", b""),))
+    assert not d.group.supports("consumer", (("other", b""),))
+    assert counted.reads == 0
 
 
 @pytest.mark.parametrize("name", ["group_id", "client_id", "instance_id", "protocol_type"])

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 
 from broker.coordinators.groups.classic import Heartbeat, Sync
 from broker.coordinators.groups.membership import State
-from broker.coordinators.groups.offsets import Commit, ExpireOffsets, OffsetToCommit
-from broker.coordinators.groups.shard import GroupConfig
+from broker.coordinators.groups.offsets import Commit, OffsetToCommit
+from broker.coordinators.groups.shard import EXPECTED_BYTES, GROUP_BYTES, GroupConfig
 from protocol.errors import ErrorCode
 from tests.broker.coordinators.groups.group_driver import GROUP, Driver, subscription
 
@@ -183,7 +183,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.d.ask(ExpireOffsets())
+        self.d.expire()
         if GROUP not in self.d.machine.groups:
             self.owners.clear()
 
@@ -218,6 +218,15 @@ class Lives(RuleBasedStateMachine):
         assert {key[1] for key in self.d.machine.timers._deadlines} <= self.d.machine.groups.keys()
 
     @invariant()
+    def memory_is_counted(self) -> None:
+        held = 0
+        for group in self.d.machine.groups.values():
+            held += GROUP_BYTES if group.begun_by is not None else 0
+            held += EXPECTED_BYTES * len(group.pending_join)
+            held += sum(member.held_bytes for member in group.members.values())
+        assert self.d.memory.held_bytes == held
+
+    @invariant()
     def the_group_adds_up(self) -> None:
         group = self.d.machine.groups.get(GROUP)
         if group is None:
@@ -229,7 +238,8 @@ class Lives(RuleBasedStateMachine):
         assert (group.leader in group.members) or not group.members
         statics = {m.instance_id: m.member_id for m in group.members.values() if m.instance_id}
         assert statics == group.static_members
-        assert not group.pending_join & group.members.keys()
+        assert group.awaiting_join == sum(m.join_token is not None for m in group.members.values())
+        assert not group.pending_join.keys() & group.members.keys()
         assert group.pending_sync <= group.members.keys()
         if group.state is not State.COMPLETING_REBALANCE:
             assert all(member.sync_token is None for member in group.members.values())

@@ -13,6 +13,7 @@ from broker.coordinators.groups.offsets import OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from protocol.errors import ErrorCode
 from protocol.stored.offsets import CommittedOffset, OffsetRecord
+from protocol.work import finish
 from tests.broker.coordinators.groups.group_driver import GROUP, SESSION_MS, TOPIC_ID, Driver, subscription
 
 RETENTION_MS = 1_000_000
@@ -314,7 +315,7 @@ def test_a_group_whose_offsets_are_all_pending_is_there(d: Driver) -> None:
     record = OffsetRecord(group_id=GROUP, topic="t", partition=0, committed=committed)
     machine = GroupMachine(d.config)
     machine.apply(record, offset=0, producer_id=9)
-    machine.loaded(d.now)
+    finish(machine.loaded(d.now))
     assert machine.groups[GROUP].state is State.EMPTY
     machine.apply_marker(producer_id=9, committed=True)
     assert machine.durable.get(GROUP, "t", 0) == committed.at(0)
