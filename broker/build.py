@@ -259,7 +259,13 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         requests=counters.requests,
         errors=counters.errors,
         handlers={
-            **OffsetHandlers(replicas=replicas, purgatory=purgatory, tier=tier_reads).routes(),
+            **OffsetHandlers(
+                replicas=replicas,
+                purgatory=purgatory,
+                turns=turns,
+                offload=world.offload,
+                tier=tier_reads,
+            ).routes(),
             **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
             **LogDirHandlers(
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from mmap import mmap
 from typing import Any, TypeAlias
 
 import cramjam
@@ -69,6 +70,22 @@ def decompress(codec: int, data: Buffer, limit: int | None = None) -> bytes:
     return _decompress_growing(into, data, limit)
 
 
+def decompress_apart(codec: int, data: Buffer, limit: int) -> Buffer:
+    """`decompress` for many bytes in a thread of their own: what they become is written once, into memory
+    that the system hands out as it is written, so that other threads go on meanwhile.
+    """
+    into = _DECOMPRESS_INTO.get(codec)
+    if into is None:
+        return decompress(codec, data, limit)
+    room = mmap(-1, limit)
+    try:
+        return memoryview(room)[: into(data, room)]
+    except cramjam.DecompressionError as error:
+        if _OUTPUT_FULL not in str(error):
+            raise CorruptBatch(0, f"compressed records: {error}") from error
+        raise DecompressedTooLarge(0, f"{len(data)} bytes decompress to more than {limit}") from None
+
+
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
     match codec:
         case Codec.NONE:
@@ -85,14 +102,14 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
             raise ValueError(f"codec {codec}")
 
 
-_DECOMPRESS_INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
+_DECOMPRESS_INTO: dict[int, Callable[[Buffer, bytearray | mmap], int]] = {
     Codec.GZIP: cramjam.gzip.decompress_into,
     Codec.LZ4: cramjam.lz4.decompress_into,
     Codec.ZSTD: cramjam.zstd.decompress_into,
 }
 
 
-def _decompress_growing(into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int) -> bytes:
+def _decompress_growing(into: Callable[[Buffer, bytearray | mmap], int], data: Buffer, limit: int) -> bytes:
     # cramjam has no streaming reader with a bound, but it never writes past a given buffer: growing that by
     # 4 costs a third more than knowing the size, and a bomb costs what the cap allows.
     room = min(limit, max(_FIRST_GUESS_BYTES, 4 * len(data)))

@@ -414,15 +414,39 @@ def iter_section(data: bytes, header: BatchHeader, at: int = 0) -> Iterator[Reco
         raise CorruptBatch(at, f"{total - position} bytes after the last record")
 
 
-def records_data(batch: Buffer, at: int, header: BatchHeader) -> bytes:
-    """Return the records section, decompressed."""
+def iter_times(data: Buffer, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """The offset and the timestamp of each record in an unpacked section. What follows them in a record is
+    not looked at."""
+    append_time = header.max_timestamp if header.is_log_append_time else None
+    position = 0
+    try:
+        for _ in range(header.count):
+            size, position = _varint(data, position)
+            end = position + size
+            if size < 0 or end > len(data):
+                raise _BadRecord(f"record of {size} bytes, {len(data) - position} are left")
+            delta, position = _varint(data, position + 1, _VARLONG_SHIFT_MAX)
+            offset_delta, position = _varint(data, position)
+            if position > end:
+                raise _BadRecord("a record that ends within its offset")
+            position = end
+            timestamp = header.base_timestamp + delta if append_time is None else append_time
+            yield header.base_offset + offset_delta, timestamp
+    except (IndexError, _BadRecord) as error:
+        raise CorruptBatch(0, f"record structure: {error}") from error
+    if position != len(data):
+        raise CorruptBatch(0, f"{len(data) - position} bytes after the last record")
+
+
+def records_data(batch: Buffer, at: int, header: BatchHeader, limit: int | None = None) -> bytes:
+    """Return the records section, decompressed; DecompressedTooLarge above `limit`."""
     if header.size < HEADER_SIZE or header.size > len(batch) - at:
         raise CorruptBatch(at, f"batch of {header.size} bytes in {len(batch) - at}")
     section = memoryview(batch)[at + HEADER_SIZE : at + header.size]
     if not header.codec:
         return bytes(section)
     try:
-        return decompress(header.codec, section)
+        return decompress(header.codec, section, limit)
     except CorruptBatch as error:
         error.at = at
         raise
@@ -451,7 +475,7 @@ _RECORDS_PER_STEP = 64
 _TIMESTAMP_MAX = 1 << 62  # so that base and delta add up to an int64; Java lets them wrap
 
 
-def _varint(data: bytes, at: int, shift_max: int = _VARINT_SHIFT_MAX) -> tuple[int, int]:
+def _varint(data: Buffer, at: int, shift_max: int = _VARINT_SHIFT_MAX) -> tuple[int, int]:
     byte = data[at]
     at += 1
     if byte < 0x80:

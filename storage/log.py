@@ -23,6 +23,7 @@ from storage.epochs import EpochCache
 from storage.policy import LogConfig
 from storage.prepare import Buffer, Origin, Prepared, Preparing, bad_timestamp, check_size, prepare
 from storage.producers import ActiveProducer, CompletedTxn, ProducerTable, replay_marker
+from storage.times import Finding, Found, run_here
 
 Writable = bytearray | memoryview
 
@@ -492,7 +493,7 @@ class AbstractLog(ABC):
         return self.producer_table.expire(now_ms - self.producer_expiration_ms)
 
     def producers(self) -> list[ActiveProducer]:
-        return self.producer_table.active()
+        return list(self.producer_table.active())
 
     # --- epochs ---
 
@@ -544,13 +545,21 @@ class AbstractLog(ABC):
         returned, and saves looking for `offset`. One that does not fit any more, or None, costs the look."""
 
     @abstractmethod
-    def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first local record at or after `timestamp`, below
-        `bound`."""
+    def finding_timestamp(self, timestamp: int, bound: int) -> Finding:
+        """Find, in steps, the first local record at or after `timestamp`, below `bound`. The log may change
+        between them."""
 
     @abstractmethod
-    def offset_of_max_timestamp(self) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the local record with the highest timestamp."""
+    def finding_max_timestamp(self) -> Finding:
+        """Find, in steps, the local record with the highest timestamp."""
+
+    def offset_for_timestamp(self, timestamp: int, bound: int) -> Found | None:
+        """`finding_timestamp` at once."""
+        return run_here(self.finding_timestamp(timestamp, bound))
+
+    def offset_of_max_timestamp(self) -> Found | None:
+        """`finding_max_timestamp` at once."""
+        return run_here(self.finding_max_timestamp())
 
     @abstractmethod
     def aborted_in(self, start: int, end: int) -> list[tuple[int, int]]:

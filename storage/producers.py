@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -293,9 +294,10 @@ class ProducerTable:
         self.ongoing.clear()
         self.unreplicated.clear()
 
-    def active(self) -> list[ActiveProducer]:
-        return [
-            ActiveProducer(
+    def active(self) -> Iterator[ActiveProducer]:
+        """Those that are known now, each as it is when it is taken."""
+        for entry in list(self.entries.values()):
+            yield ActiveProducer(
                 producer_id=entry.producer_id,
                 producer_epoch=entry.epoch,
                 last_sequence=entry.last_sequence,
@@ -303,8 +305,6 @@ class ProducerTable:
                 coordinator_epoch=entry.coordinator_epoch,
                 current_txn_start_offset=entry.txn_first_offset,
             )
-            for entry in self.entries.values()
-        ]
 
     # --- snapshots ---
 

@@ -22,7 +22,6 @@ from protocol.records import (
     OVERHEAD,
     BatchHeader,
     check_stored,
-    iter_records,
     parse_header,
 )
 from storage.files import DiskFiles, File, Files, write_replacing
@@ -500,47 +499,27 @@ class Segment:
                 break
         return stop, next_offset
 
-    def find_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record from `start_offset` on at or after
+    def batch_at_time(self, timestamp: int, start_offset: int) -> bytes | None:
+        """The first batch with records from `start_offset` on that says it has one at or after
         `timestamp`."""
         if not self.size or self.largest_timestamp < timestamp:
             return None
         behind = max(self.times.lookup(timestamp), start_offset - self.base_offset)
         for found in self.scan(self.offsets.lookup(behind), self.size):
             header = found.header
-            if header.max_timestamp < timestamp or header.last_offset < start_offset or not header.count:
-                continue
-            answer = self._find_record(found, timestamp, start_offset)
-            if answer is not None:
-                return answer
+            if header.max_timestamp >= timestamp and header.last_offset >= start_offset and header.count:
+                return self.read_batch(found)
         return None
 
-    def _find_record(self, found: Found, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
-        """A producer's header is not compared with its records on the way in. Where they do not hold what it
-        promises, or cannot be read, it is taken at its word: to look on would read the whole segment."""
-        header = found.header
-        keeps_its_word = False
-        try:
-            for record in iter_records(self.read_batch(found)):
-                if record.timestamp >= timestamp:
-                    if record.offset >= start_offset:
-                        return record.timestamp, record.offset, header.leader_epoch
-                    keeps_its_word = True
-        except CorruptBatch:
-            keeps_its_word = False
-        if keeps_its_word:
-            return None
-        return header.max_timestamp, max(header.base_offset, start_offset), header.leader_epoch
-
-    def find_max_timestamp(self) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record with the segment's highest timestamp."""
+    def newest_batch(self) -> bytes | None:
+        """The first batch that says it has a record of the segment's highest timestamp."""
         highest = self.largest_timestamp
         if highest < 0:
             return None
         position, _ = self.locate(self.max_timestamp_offset)
         for found in self.scan(position, self.size):
             if found.header.max_timestamp == highest and found.header.count:
-                return self._find_record(found, highest, found.header.base_offset)
+                return self.read_batch(found)
         return None
 
     def end_offset(self) -> int:

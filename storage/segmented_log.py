@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from os.path import basename, dirname
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from protocol.records import parse_header
 from storage.files import Files, is_scarcity
 from storage.loader import Loaded, replaying_producers
 from storage.log import (
@@ -33,6 +34,7 @@ from storage.log import (
 from storage.policy import LogConfig
 from storage.producers import ProducerTable
 from storage.segment import Segment
+from storage.times import Finding, record_at_time
 
 
 class SegmentedLog(AbstractLog):
@@ -146,24 +148,37 @@ class SegmentedLog(AbstractLog):
             f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]",
         )
 
-    def offset_for_timestamp(self, timestamp: int, bound: int) -> tuple[int, int, int] | None:
+    def finding_timestamp(self, timestamp: int, bound: int) -> Finding:
+        start = self.local_log_start_offset
+        while (batch := self._batch_at_time(timestamp, start, bound)) is not None:
+            found = yield from record_at_time(batch, timestamp, start)
+            if found is not None:
+                return found if found[1] < bound else None
+            start = parse_header(batch).next_offset
+        return None
+
+    def _batch_at_time(self, timestamp: int, start: int, bound: int) -> bytes | None:
         self.flush_staged()
         with self._reading():
             for segment in self._local_segments():
                 if segment.base_offset >= bound:
                     break
-                found = segment.find_timestamp(timestamp, self.local_log_start_offset)
-                if found is not None:
-                    return found if found[1] < bound else None
+                batch = segment.batch_at_time(timestamp, start)
+                if batch is not None:
+                    return batch
         return None
 
-    def offset_of_max_timestamp(self) -> tuple[int, int, int] | None:
+    def finding_max_timestamp(self) -> Finding:
         self.flush_staged()
         with self._reading():
             segments = [segment for segment in self._local_segments() if segment.size]
             if not segments:
                 return None
-            return max(segments, key=lambda segment: segment.largest_timestamp).find_max_timestamp()
+            batch = max(segments, key=lambda segment: segment.largest_timestamp).newest_batch()
+        if batch is None:
+            return None
+        header = parse_header(batch)
+        return (yield from record_at_time(batch, header.max_timestamp, header.base_offset))
 
     def aborted_in(self, start: int, end: int) -> list[tuple[int, int]]:
         found = []

@@ -7,13 +7,13 @@ Owns: their per-partition errors. Does not own: Produce and Fetch (their own mod
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
 from broker.handlers.follower_fetch import modes_of_followers
+from broker.ports import Offload
 from broker.replicas.offset_lookup import (
     EARLIEST,
     EARLIEST_LOCAL,
@@ -21,16 +21,19 @@ from broker.replicas.offset_lookup import (
     LATEST,
     LATEST_TIERED,
     MAX_TIMESTAMP,
-    offset_at,
+    LookUps,
+    finding,
 )
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import CommitFuture, ReplicaManager
 from broker.replicas.tier_reads import TierReads, lies_in_tier
+from broker.turns import Turns
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.peers import STORED_END, STORED_END_FROM
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from protocol.requests.delete_records import DeleteRecordsRequest
@@ -55,17 +58,31 @@ _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 """Asks one replica about itself, leader or not."""
 _HIGH_WATERMARK: Final = -1
+ROWS_PER_STEP: Final = 16
+"""Of work in turns."""
 LOOK_UPS_AT_ONCE: Final = 16
 """In the tier, for one request: thousands that begin in one turn of the loop would hold it for seconds."""
 
 
+Row: TypeAlias = dict[str, Any]
+"""One partition of a response, whose result is filled in."""
+
+
 class OffsetHandlers:
     def __init__(
-        self, *, replicas: ReplicaManager, purgatory: Purgatory, tier: TierReads | None = None
+        self,
+        *,
+        replicas: ReplicaManager,
+        purgatory: Purgatory,
+        turns: Turns,
+        offload: Offload,
+        tier: TierReads | None = None,
     ) -> None:
         """Without a `tier` no time is looked up in it."""
         self._replicas = replicas
         self._purgatory = purgatory
+        self._turns = turns
+        self._look_ups = LookUps(turns, offload)
         self._tier = tier
 
     def routes(self) -> Mapping[int, Handler]:
@@ -77,44 +94,24 @@ class OffsetHandlers:
 
     # --- looking up ---
 
-    def list_offsets(self, ctx: Context, request: ListOffsetsRequest) -> Fields | Awaitable[Fields]:
+    async def list_offsets(self, ctx: Context, request: ListOffsetsRequest) -> Fields:
         """Return the answer, late if times are to be looked up in the tier."""
-        asked = Counter(
-            (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
-        )
         if request.isolation_level not in _ISOLATION_LEVELS:
             raise KafkaError(ErrorCode.unknown_server_error, f"no isolation level {request.isolation_level}")
-        isolation = request.isolation_level if request.replica_id == _CONSUMER else None
-        from_leader = request.replica_id != _DEBUGGER
-        topics: dict[str, dict[int, dict[str, Any]]] = {}
-        late: list[tuple[dict[str, Any], LookUp]] = []
-        for topic in request.topics:
-            for each in topic.partitions:
-                answer: dict[str, Any] = {
-                    "partition_index": each.partition_index,
-                    "error_code": ErrorCode.invalid_request,
-                    "timestamp": -1,
-                    "offset": -1,
-                    "leader_epoch": -1,
-                }
-                topics.setdefault(topic.name, {})[each.partition_index] = answer
-                if asked[topic.name, each.partition_index] > 1:
-                    continue
-                look_up = LookUp(topic.name, each, isolation, from_leader, ctx.api_version)
-                if self._look_up(look_up, answer):
-                    late.append((answer, look_up))
-        rows = [
-            {"name": name, "partitions": list(partitions.values())} for name, partitions in topics.items()
-        ]
-        response: Fields = {"throttle_time": 0, "topics": rows}
+        topics, look_ups = await self._turns.run(_rows(ctx, request))
+        late: list[tuple[Row, LookUp]] = []
+        for answer, look_up in look_ups:
+            if await self._look_up(look_up, answer):
+                late.append((answer, look_up))
+        response: Fields = {"throttle_time": 0, "topics": topics}
         if not late or self._tier is None:
             return response
         wait_s = request.timeout.total_seconds()
-        return self._look_up_in_tier(
+        return await self._look_up_in_tier(
             self._tier, late, wait_s if wait_s > 0 else self._tier.list_wait_s(), response
         )
 
-    def _look_up(self, look_up: LookUp, answer: dict[str, Any]) -> bool:
+    async def _look_up(self, look_up: LookUp, answer: Row) -> bool:
         """Fill in the answer; return True if it has to come from the tier."""
         asked = look_up.asked
         try:
@@ -128,12 +125,16 @@ class OffsetHandlers:
                 if self._tier is None:
                     raise KafkaError(ErrorCode.offset_not_available)
                 return True
-            look_up.found(answer, offset_at(partition, asked.timestamp, look_up.isolation))
+            steps = finding(partition, asked.timestamp, look_up.isolation)
+            found = await self._look_ups.run(steps)
+            assert found is not None
+            self._find(look_up)  # whoever leads by now may have another log
+            look_up.found(answer, found)
         except KafkaError as failure:
             look_up.failed(answer, failure.code)
         return False
 
-    def _tell_stored(self, partition: Partition, answer: dict[str, Any]) -> None:
+    def _tell_stored(self, partition: Partition, answer: Row) -> None:
         """Tell up to where the WAL tier has it, -1 where it does not use that."""
         answer["error_code"] = ErrorCode.none
         if partition.tail is None:
@@ -157,19 +158,19 @@ class OffsetHandlers:
     async def _look_up_in_tier(
         self,
         tier: TierReads,
-        late: list[tuple[dict[str, Any], LookUp]],
+        late: list[tuple[Row, LookUp]],
         wait_s: float,
         response: Fields,
     ) -> Fields:
         deadline = asyncio.get_running_loop().time() + wait_s
         left = iter(late)
 
-        async def look(answer: dict[str, Any], look_up: LookUp) -> None:
+        async def look(answer: Row, look_up: LookUp) -> None:
             try:
                 async with asyncio.timeout_at(deadline):
                     await asyncio.sleep(0)
                     found = await tier.offset_for_timestamp(
-                        self._find(look_up), look_up.asked.timestamp, look_up.isolation
+                        self._find(look_up), look_up.asked.timestamp, look_up.isolation, self._look_ups
                     )
                 self._find(look_up)  # whoever leads by now may have another log
             except TimeoutError:
@@ -189,12 +190,13 @@ class OffsetHandlers:
                 group.create_task(work())
         return response
 
-    def offset_for_leader_epoch(self, ctx: Context, request: OffsetForLeaderEpochRequest) -> Fields:
+    def offset_for_leader_epoch(self, ctx: Context, request: OffsetForLeaderEpochRequest) -> Work[Fields]:
         topics = []
         for topic in request.topics:
-            partitions = []
+            partitions: list[Row] = []
+            yield
             for asked in topic.partitions:
-                answer: dict[str, Any] = {"partition": asked.partition, "leader_epoch": -1, "end_offset": -1}
+                answer: Row = {"partition": asked.partition, "leader_epoch": -1, "end_offset": -1}
                 found = self._replicas.find(topic.topic, asked.partition, asked.current_leader_epoch)
                 if isinstance(found, ErrorCode):
                     answer["error_code"] = found
@@ -203,30 +205,43 @@ class OffsetHandlers:
                     epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
                     answer["leader_epoch"], answer["end_offset"] = epoch, end
                 partitions.append(answer)
+                if len(partitions) % ROWS_PER_STEP == 0:
+                    yield
             topics.append({"topic": topic.topic, "partitions": partitions})
         return {"throttle_time": 0, "topics": topics}
 
     # --- DeleteRecords ---
 
-    def delete_records(self, ctx: Context, request: DeleteRecordsRequest) -> Fields | Awaitable[Fields]:
+    async def delete_records(self, ctx: Context, request: DeleteRecordsRequest) -> Fields:
         """Return the answer once every live replica has deleted as much on its disk, or the time is up."""
+        waits: list[tuple[Row, Deletion]] = []
+        try:
+            topics = await self._turns.run(self._delete_all(request, waits))
+            return await self._deleted_everywhere(waits, {"throttle_time": 0, "topics": topics})
+        finally:
+            for _, deletion in waits:
+                deletion.abandoned()
+
+    def _delete_all(
+        self, request: DeleteRecordsRequest, waits: list[tuple[Row, Deletion]]
+    ) -> Work[list[Fields]]:
+        """Begin what is asked, and add to `waits` what does not end at once."""
         asked: dict[str, dict[int, int]] = {}
         for topic in request.topics:
-            for each in topic.partitions:
+            yield
+            for at, each in enumerate(topic.partitions, 1):
                 # of a partition named twice the last offset counts, as in Kafka
                 asked.setdefault(topic.name, {})[each.partition_index] = each.offset
+                if at % ROWS_PER_STEP == 0:
+                    yield
         wait_s = request.timeout.total_seconds()
-        waits: list[tuple[dict[str, Any], Deletion]] = []
-        topics = []
+        topics: list[Fields] = []
         for name, offsets in asked.items():
-            partitions = []
+            partitions: list[Row] = []
             for index, offset in offsets.items():
-                answer: dict[str, Any] = {
-                    "partition_index": index,
-                    "low_watermark": -1,
-                    "error_code": ErrorCode.none,
-                }
+                answer: Row = {"partition_index": index, "low_watermark": -1, "error_code": ErrorCode.none}
                 partitions.append(answer)
+                yield
                 try:
                     deletion = self._delete_before(name, index, offset, wait_s)
                 except KafkaError as error:
@@ -236,22 +251,15 @@ class OffsetHandlers:
                 if not deletion.is_deleted_everywhere:
                     waits.append((answer, deletion))
             topics.append({"name": name, "partitions": partitions})
-        response: Fields = {"throttle_time": 0, "topics": topics}
-        return self._deleted_everywhere(waits, response) if waits else response
+        return topics
 
-    async def _deleted_everywhere(
-        self, waits: list[tuple[dict[str, Any], Deletion]], response: Fields
-    ) -> Fields:
-        try:
-            for answer, deletion in waits:
-                try:
-                    await deletion.future
-                except KafkaError as error:
-                    answer["error_code"] = error.code
-                answer["low_watermark"] = deletion.partition.low_watermark
-        finally:
-            for _, deletion in waits:
-                deletion.abandoned()
+    async def _deleted_everywhere(self, waits: list[tuple[Row, Deletion]], response: Fields) -> Fields:
+        for answer, deletion in waits:
+            try:
+                await deletion.future
+            except KafkaError as error:
+                answer["error_code"] = error.code
+            answer["low_watermark"] = deletion.partition.low_watermark
         return response
 
     def _delete_before(self, topic: str, index: int, offset: int, wait_s: float) -> Deletion:
@@ -274,6 +282,36 @@ class OffsetHandlers:
         return deletion
 
 
+def _rows(ctx: Context, request: ListOffsetsRequest) -> Work[tuple[list[Fields], list[tuple[Row, LookUp]]]]:
+    """Return the answer to be filled in, and what is to be looked up for it: what is named once."""
+    isolation = request.isolation_level if request.replica_id == _CONSUMER else None
+    from_leader = request.replica_id != _DEBUGGER
+    topics: dict[str, dict[int, Row]] = {}
+    named: dict[tuple[str, int], tuple[Row, LookUp] | None] = {}
+    for topic in request.topics:
+        yield
+        for at, each in enumerate(topic.partitions, 1):
+            if at % ROWS_PER_STEP == 0:
+                yield
+            key = (topic.name, each.partition_index)
+            if key in named:
+                named[key] = None
+                continue
+            answer = topics.setdefault(topic.name, {})[each.partition_index] = {
+                "partition_index": each.partition_index,
+                "error_code": ErrorCode.invalid_request,
+                "timestamp": -1,
+                "offset": -1,
+                "leader_epoch": -1,
+            }
+            named[key] = answer, LookUp(topic.name, each, isolation, from_leader, ctx.api_version)
+    rows: list[Fields] = []
+    for name, partitions in topics.items():
+        rows.append({"name": name, "partitions": list(partitions.values())})
+        yield
+    return rows, [each for each in named.values() if each is not None]
+
+
 class LookUp(NamedTuple):
     """What ListOffsets asks of one partition."""
 
@@ -283,11 +321,11 @@ class LookUp(NamedTuple):
     from_leader: bool
     version: int
 
-    def found(self, answer: dict[str, Any], found: tuple[int, int, int]) -> None:
+    def found(self, answer: Row, found: tuple[int, int, int]) -> None:
         answer["error_code"] = ErrorCode.none
         answer["timestamp"], answer["offset"], answer["leader_epoch"] = found
 
-    def failed(self, answer: dict[str, Any], code: ErrorCode) -> None:
+    def failed(self, answer: Row, code: ErrorCode) -> None:
         if code is ErrorCode.offset_not_available and self.version < _OFFSET_NOT_AVAILABLE_FROM:
             code = ErrorCode.leader_not_available
         answer["error_code"] = code

@@ -7,19 +7,27 @@ log). Invariant: an error of one partition is answered in its place and stops no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.control.cluster import Cluster
 from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
+from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from protocol.requests.describe_producers import DescribeProducersRequest
     from protocol.requests.init_producer_id import InitProducerIdRequest
+
+
+ROWS_PER_STEP: Final = 16
+"""Of work in turns."""
+REPEATED_ROWS_MAX: Final = 100_000
+"""Of producers in one answer, before a partition that is named again is refused."""
 
 
 class ProducerHandlers:
@@ -44,10 +52,13 @@ class ProducerHandlers:
         new_id = await self._cluster.producer_ids.next()
         return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
 
-    def describe_producers(self, ctx: Context, request: DescribeProducersRequest) -> Fields:
+    def describe_producers(self, ctx: Context, request: DescribeProducersRequest) -> Work[Fields]:
         topics = []
+        answered: set[tuple[str, int]] = set()
+        rows = 0
         for topic in request.topics:
-            partitions = []
+            partitions: list[dict[str, Any]] = []
+            yield
             for index in topic.partition_indexes:
                 answer: dict[str, Any] = {
                     "partition_index": index,
@@ -55,22 +66,38 @@ class ProducerHandlers:
                     "error_message": None,
                     "active_producers": [],
                 }
+                partitions.append(answer)
+                if len(partitions) % ROWS_PER_STEP == 0:
+                    yield
                 found = self._replicas.replica(topic.name, index)
                 if isinstance(found, ErrorCode):
                     is_a_name = invalid_topic_name(topic.name) is None
                     answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
+                elif (topic.name, index) in answered and rows >= REPEATED_ROWS_MAX:
+                    # Kafka repeats all of it as often as it is asked for.
+                    answer["error_code"] = ErrorCode.invalid_request
+                    answer["error_message"] = "the partition is named more than once"
                 else:
-                    answer["active_producers"] = [
-                        {
-                            "producer_id": producer.producer_id,
-                            "producer_epoch": producer.producer_epoch,
-                            "last_sequence": producer.last_sequence,
-                            "last_timestamp": producer.last_timestamp,
-                            "coordinator_epoch": producer.coordinator_epoch,
-                            "current_txn_start_offset": producer.current_txn_start_offset,
-                        }
-                        for producer in found.log.producers()
-                    ]
-                partitions.append(answer)
+                    answered.add((topic.name, index))
+                    producers = answer["active_producers"] = yield from _described(found)
+                    rows += len(producers)
             topics.append({"name": topic.name, "partitions": partitions})
         return {"throttle_time": 0, "topics": topics}
+
+
+def _described(partition: Partition) -> Work[list[Fields]]:
+    rows: list[Fields] = []
+    for producer in partition.log.producer_table.active():
+        rows.append(
+            {
+                "producer_id": producer.producer_id,
+                "producer_epoch": producer.producer_epoch,
+                "last_sequence": producer.last_sequence,
+                "last_timestamp": producer.last_timestamp,
+                "coordinator_epoch": producer.coordinator_epoch,
+                "current_txn_start_offset": producer.current_txn_start_offset,
+            }
+        )
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield
+    return rows

@@ -1,17 +1,23 @@
 """Looking up an offset of a partition by time, or by what a special timestamp stands for.
 
-Owns: what ListOffsets may tell, for each isolation level. Does not own: the look-ups in the log (log), which
-version knows which special timestamp (handlers). Invariant: a client is told no offset past what it may read,
-and no end by a leader that does not know yet how much is committed.
+Owns: what ListOffsets may tell, for each isolation level; running what takes long of it. Does not own: the
+look-ups in the log (log), which version knows which special timestamp (handlers). Invariant: a client is told
+no offset past what it may read, and no end by a leader that does not know yet how much is committed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
+from broker.ports import Offload
 from broker.replicas.partition import Partition
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 from storage.log import AbstractLog
+from storage.prepare import Task
+from storage.times import Finding, Found
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -19,13 +25,48 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
+UNPACKED_AT_ONCE: Final = 2
+"""Batches, which may become 64 MiB each."""
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = (-1, -1, -1)
 """(timestamp, offset, leader epoch) of nothing."""
 
 
-def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tuple[int, int, int]:
-    """Return (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
+class LookUps:
+    """Runs look-ups by time, which may have to unpack a batch: a few at once, away from the loop."""
+
+    def __init__(self, turns: Turns, offload: Offload) -> None:
+        self._turns = turns
+        self._offload = offload
+        self._room = asyncio.Semaphore(UNPACKED_AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<LookUps {self._room!r}>"
+
+    async def run(self, finding: Finding) -> Found | None:
+        while True:
+            step = await self._turns.run(_until_task(finding))
+            if not isinstance(step, Task):
+                return step
+            async with self._room:
+                await self._offload(step.run)
+
+
+def _until_task(finding: Finding) -> Work[Task | Found | None]:
+    """Go on to the next task, or to what is found."""
+    while True:
+        try:
+            task = next(finding)
+        except StopIteration as end:
+            found: Found | None = end.value
+            return found
+        if task is not None:
+            return task
+        yield
+
+
+def finding(partition: Partition, timestamp: int, isolation: int | None) -> Finding:
+    """Find (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
     held = partition.log
     if timestamp == EARLIEST:
         return _at_offset(partition, held.log_start_offset)
@@ -44,9 +85,9 @@ def offset_at(partition: Partition, timestamp: int, isolation: int | None) -> tu
             raise KafkaError(ErrorCode.offset_not_available)
         return -1, bound, partition.leader_epoch
     if timestamp == MAX_TIMESTAMP:
-        found = held.offset_of_max_timestamp()
+        found = yield from held.finding_max_timestamp()
     else:
-        found = held.offset_for_timestamp(timestamp, bound)
+        found = yield from held.finding_timestamp(timestamp, bound)
     return answer_of(partition, found, isolation)
 
 

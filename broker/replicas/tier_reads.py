@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from broker.replicas.offset_lookup import answer_of, bound_of
+from broker.replicas.offset_lookup import LookUps, answer_of, bound_of
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import WAKE_PORTION, Waiter
 from broker.replicas.read import RemoteWant, error_known_to
@@ -171,9 +171,9 @@ class TierReads:
     # --- ListOffsets ---
 
     async def offset_for_timestamp(
-        self, partition: Partition, timestamp: int, isolation: int | None
+        self, partition: Partition, timestamp: int, isolation: int | None, look_ups: LookUps
     ) -> tuple[int, int, int]:
-        """Return (timestamp, offset, leader epoch) as `offset_at` does, over the tier and the local log."""
+        """Return (timestamp, offset, leader epoch) as `finding` does, over the tier and the local log."""
         held = partition.log
         start = held.log_start_offset
         while True:
@@ -187,7 +187,8 @@ class TierReads:
         if held is not partition.log:
             raise KafkaError(ErrorCode.not_leader_or_follower)
         if found is None:
-            found = held.offset_for_timestamp(timestamp, bound_of(partition, isolation))
+            bound = bound_of(partition, isolation)
+            found = await look_ups.run(held.finding_timestamp(timestamp, bound))
         return answer_of(partition, found, isolation)
 
 

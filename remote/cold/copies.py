@@ -163,7 +163,7 @@ class OpenCopies:
         self.chunks = chunks
         self.indexes = indexes
         self._files = files
-        self._offload = offload
+        self.offload = offload
         self._bytes_max = bytes_max
         self._copies_max = copies_max
         self._copies: OrderedDict[UUID, OpenCopy] = OrderedDict()
@@ -234,7 +234,7 @@ class OpenCopies:
 
     def source(self, copy: OpenCopy) -> Source:
         if copy.file is not None:
-            return LocalSource(copy, copy.file, self.chunks.chunk_bytes, self._offload)
+            return LocalSource(copy, copy.file, self.chunks.chunk_bytes, self.offload)
         return ChunkedSource(copy, self._storage, self.chunks)
 
     def keep_rebuilt(self, segment: RemoteSegment, rebuilt: Rebuilt, _lost: Exception) -> None:
@@ -263,7 +263,7 @@ class OpenCopies:
         if path is None:
             return None
         try:
-            file = await self._offload(lambda: self._files.open(path))
+            file = await self.offload(lambda: self._files.open(path))
             size = file.size()
         except FileNotFoundError:
             raise NoSuchObject(path) from None

@@ -14,10 +14,12 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from protocol.records import parse_header
 from remote.bad_object import BadObject
 from remote.cold.chunks import Missing
 from remote.cold.copies import FIRST_RUN_CHUNKS, OpenCopies, Source, reading
@@ -28,6 +30,7 @@ from remote.store.object_store import NoSuchObject, StoreError
 from storage.epochs import EpochCache
 from storage.index import AbortedTxn, BadIndex
 from storage.log import LogSlice
+from storage.times import Finding, Found, record_at_time
 
 logger = logging.getLogger(__name__)
 
@@ -353,9 +356,29 @@ class RemoteReader:
             times = await self.copies.times(copy)
             source = self.copies.source(copy)
             view = reading(copy, source.file, times=times)
-            return await _loading(source, lambda: view.find_timestamp(timestamp, start))
+            at = start
+            while True:
+                batch = await _loading(source, partial(view.batch_at_time, timestamp, at))
+                if batch is None:
+                    return None
+                found = await self._run(record_at_time(batch, timestamp, at))
+                if found is not None:
+                    return found
+                at = parse_header(batch).next_offset
 
         return await self._with_copy(partition, epochs, start, use)
+
+    async def _run(self, finding: Finding) -> Found | None:
+        while True:
+            try:
+                task = next(finding)
+            except StopIteration as end:
+                found: Found | None = end.value
+                return found
+            if task is None:
+                await asyncio.sleep(0)
+            else:
+                await self.copies.offload(task.run)
 
     # --- the way to a copy ---
 

@@ -13,6 +13,7 @@ from broker.config.broker import from_properties
 from protocol import records
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
+from storage.times import record_at_time, run_here
 from tests.sim.disk import Disk
 from tests.sim.history import payload
 from tests.sim.inspection import inspect
@@ -176,8 +177,10 @@ class Bench:
                 assert segment.largest_timestamp == max(times, default=-1), segment
                 for found in batches:
                     assert segment.locate(found.header.last_offset)[0] == found.position, segment
-                    at = segment.find_timestamp(found.header.max_timestamp, 0)
-                    assert at is not None and at[0] >= found.header.max_timestamp
+                    newest = found.header.max_timestamp
+                    batch = segment.batch_at_time(newest, 0)
+                    at = None if batch is None else run_here(record_at_time(batch, newest, 0))
+                    assert at is not None and at[0] >= newest
 
     def check(self) -> None:
         found, recovery = inspect(self.disk, self.config, [TP], latest_ms=self.clock_ms)
