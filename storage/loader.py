@@ -545,11 +545,8 @@ def _remove_snapshots(files: Files, path: str) -> None:
         files.unlink(snapshot_path(path, offset))
 
 
-def write_snapshot(
-    files: Files, path: str, offset: int, table: ProducerTable, mark: SegmentMark | None = None
-) -> None:
-    note = b"" if mark is None else mark.encode()
-    write_replacing(files, snapshot_path(path, offset), table.encode(note))
+def write_snapshot(files: Files, path: str, offset: int, table: ProducerTable) -> None:
+    write_replacing(files, snapshot_path(path, offset), table.encode())
 
 
 def remove_segment_files(files: Files, segment: Segment) -> None:

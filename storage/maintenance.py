@@ -25,12 +25,17 @@ from storage.checkpoints import (
 )
 from storage.files import Files, is_scarcity
 from storage.flush import SegmentFlush
+from storage.producers import encode_producers
 from storage.unified_log import UnifiedLog
 
 logger = logging.getLogger(__name__)
 
 DELETE_SUFFIX = "-delete"
 """Ends the name of a log's directory that is to be removed."""
+ALL_PRODUCERS_MAX = 500_000
+"""Producer ids that all logs together remember, about 200 MB."""
+BOUND_PRODUCERS_MS = 5_000
+FORGOTTEN_PER_SLICE = 64
 LOGS_PER_SLICE = 512
 """A look at one that rests takes a fraction of a microsecond."""
 
@@ -101,6 +106,7 @@ class Maintenance:
         """Do, in slices, whatever is due by now."""
         restless: list[tuple[TopicPartition, UnifiedLog]] = []
         yield from self._find_restless(now_ms, restless)
+        yield from self._write_snapshots(restless)
         yield from self._flush_due(now_ms, restless)
         yield from self._remove_deleted(now_ms, restless)
         if self._is_due("retention", self._intervals.retention_ms, now_ms, self._intervals.initial_delay_ms):
@@ -136,6 +142,34 @@ class Maintenance:
             return False
         self._due[what] = now_ms + interval_ms
         return True
+
+    def _write_snapshots(self, restless: Sequence[tuple[TopicPartition, UnifiedLog]]) -> Iterator[None]:
+        for key, log in restless:
+            while (frozen := log.frozen) is not None and log.offline is None:
+                data = yield from encode_producers(frozen.entries, frozen.note)
+                if self._logs.get(key) is not log:
+                    break
+                try:
+                    log.write_frozen(frozen, data)
+                except KafkaError:
+                    break
+                yield
+
+    def _bound_producers(self) -> Iterator[None]:
+        """Have the logs with the most producers forget some, while all logs together know too many."""
+        tables = []
+        for at, log in enumerate(list(self._logs.values()), 1):
+            if log.producer_table.entries:
+                tables.append(log.producer_table)
+            if at % LOGS_PER_SLICE == 0:
+                yield
+        excess = sum(len(table.entries) for table in tables) - ALL_PRODUCERS_MAX
+        while excess > 0:
+            largest = max(tables, key=lambda table: len(table.entries))
+            for _ in range(min(excess, FORGOTTEN_PER_SLICE)):
+                largest.forget_silent()
+            excess -= FORGOTTEN_PER_SLICE
+            yield
 
     def _flush_due(
         self, now_ms: int, restless: Sequence[tuple[TopicPartition, UnifiedLog]]
@@ -228,6 +262,8 @@ class Maintenance:
         if self._is_due("log starts", self._intervals.log_starts_ms, now_ms) or starts_moved:
             self.checkpoint(LOG_STARTS)
             yield
+        if self._is_due("bound of producers", BOUND_PRODUCERS_MS, now_ms):
+            yield from self._bound_producers()
         if self._is_due("high watermarks", self._intervals.high_watermarks_ms, now_ms):
             self.checkpoint(HIGH_WATERMARKS)
 

@@ -14,16 +14,22 @@ clean restart too. In the same place the log may leave a note of its own beside 
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from protocol.checksum import crc32c
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import BatchHeader, iter_records, parse_control
+from protocol.work import Work, finish
 
 REMEMBERED_BATCHES = 5
+PRODUCERS_MAX: Final = 100_000
+"""Of one log. Each takes about 400 bytes."""
+PRODUCER_BYTES: Final = 400
+SILENT_LOOKS: Final = 16
+_ENTRIES_PER_STEP: Final = 64
 NO_EPOCH = -1
 SEQUENCE_MASK = 0x7FFFFFFF
 ABORT_MARKER = 0
@@ -75,22 +81,38 @@ class ProducerEntry:
     __slots__ = (
         "coordinator_epoch",
         "epoch",
+        "frozen",
         "kept",
         "last_timestamp",
         "next_sequence",
         "producer_id",
         "txn_first_offset",
+        "visited",
     )
 
-    def __init__(self, producer_id: int, epoch: int) -> None:
+    def __init__(self, producer_id: int, epoch: int, frozen: int = 0) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
-        self.kept: deque[tuple[int, int, int, int, int]] = deque(maxlen=REMEMBERED_BATCHES)
+        self.kept: list[tuple[int, int, int, int, int]] = []
         """`batches` as plain tuples: to name one costs as much as all else that a batch changes here."""
+        self.frozen = frozen
+        """How often the table was frozen before this was made: what is older belongs to who froze it."""
+        self.visited = -1
+        """Its last offset when it was last looked at for being silent."""
         self.next_sequence = 0
         self.last_timestamp = -1
         self.coordinator_epoch = -1
         self.txn_first_offset = -1
+
+    def copy(self, frozen: int) -> ProducerEntry:
+        made = ProducerEntry(self.producer_id, self.epoch, frozen)
+        made.kept = self.kept.copy()
+        made.next_sequence = self.next_sequence
+        made.last_timestamp = self.last_timestamp
+        made.coordinator_epoch = self.coordinator_epoch
+        made.txn_first_offset = self.txn_first_offset
+        made.visited = self.visited
+        return made
 
     def __repr__(self) -> str:
         return f"ProducerEntry(id={self.producer_id}, epoch={self.epoch}, next={self.next_sequence})"
@@ -102,11 +124,11 @@ class ProducerEntry:
 
     @property
     def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.kept else -1
+        return self.kept[-1][1] if self.kept else -1
 
     @property
     def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.kept else -1
+        return self.kept[-1][3] if self.kept else -1
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -117,13 +139,15 @@ class ProducerEntry:
     def sent(self, sequence: int, first_offset: int, last_offset: int, timestamp: int) -> None:
         """Remember a data batch."""
         last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
+        if len(self.kept) == REMEMBERED_BATCHES:
+            del self.kept[0]
         self.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
         self.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
         self.last_timestamp = timestamp
 
 
 class ProducerTable:
-    __slots__ = ("entries", "ongoing", "unreplicated")
+    __slots__ = ("entries", "frozen", "ongoing", "unreplicated")
 
     def __init__(self) -> None:
         self.entries: dict[int, ProducerEntry] = {}
@@ -132,6 +156,7 @@ class ProducerTable:
         self.unreplicated: dict[
             int, int
         ] = {}  # first offset -> marker offset of decided transactions at or past HW
+        self.frozen = 0
 
     def __repr__(self) -> str:
         return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
@@ -189,8 +214,13 @@ class ProducerTable:
             or entry.txn_first_offset >= 0
         ):
             return False
+        if entry.frozen != self.frozen:
+            entry = self._own(entry)
         last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
-        entry.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
+        kept = entry.kept
+        if len(kept) == REMEMBERED_BATCHES:
+            del kept[0]
+        kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
         entry.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
         entry.last_timestamp = timestamp
         return True
@@ -200,15 +230,50 @@ class ProducerTable:
     def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
         """Remember a data batch with a producer id."""
         producer_id = header.producer_id
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, header.producer_epoch)
-        elif entry.epoch != header.producer_epoch:
+        entry = self._entry(producer_id, header.producer_epoch)
+        if entry.epoch != header.producer_epoch:
             entry.set_epoch(header.producer_epoch)
         entry.sent(header.base_sequence, first_offset, last_offset, header.max_timestamp)
         if header.is_transactional and entry.txn_first_offset < 0:
             entry.txn_first_offset = first_offset
             self.ongoing[first_offset] = producer_id
+
+    def _entry(self, producer_id: int, epoch: int) -> ProducerEntry:
+        """The entry of a producer, to be changed. A new one may take the place of one that was silent."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            if len(self.entries) >= PRODUCERS_MAX:
+                self.forget_silent()
+            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch, self.frozen)
+        elif entry.frozen != self.frozen:
+            entry = self._own(entry)
+        return entry
+
+    def _own(self, entry: ProducerEntry) -> ProducerEntry:
+        """Put a copy in the place of an entry that belongs to who froze it."""
+        made = self.entries[entry.producer_id] = entry.copy(self.frozen)
+        return made
+
+    def freeze(self) -> list[ProducerEntry]:
+        """All entries as they are now, which will not change any more."""
+        self.frozen += 1
+        return list(self.entries.values())
+
+    def forget_silent(self) -> None:
+        """Forget one producer, as if its time were over: outside a transaction, and not heard of since it
+        was last looked at here, if such a one is near. Kafka has no bound but the time."""
+        oldest: ProducerEntry | None = None
+        for producer_id in list(islice(self.entries, SILENT_LOOKS)):
+            entry = self.entries.pop(producer_id)
+            is_idle = entry.txn_first_offset < 0
+            if is_idle and entry.visited == entry.last_offset:
+                return
+            if is_idle and (oldest is None or entry.last_offset < oldest.last_offset):
+                oldest = entry
+            entry.visited = entry.last_offset
+            self.entries[producer_id] = entry
+        if oldest is not None:
+            del self.entries[oldest.producer_id]
 
     def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
         entry = self.entries.get(header.producer_id)
@@ -230,9 +295,7 @@ class ProducerTable:
     ) -> CompletedTxn | None:
         """Apply an end-of-transaction marker; the transaction it decides, if one was open."""
         producer_id = header.producer_id
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, header.producer_epoch)
+        entry = self._entry(producer_id, header.producer_epoch)
         entry.set_epoch(header.producer_epoch)
         entry.last_timestamp = header.max_timestamp
         entry.coordinator_epoch = coordinator_epoch
@@ -309,35 +372,42 @@ class ProducerTable:
     # --- snapshots ---
 
     def encode(self, note: bytes = b"") -> bytes:
-        body = bytearray(_COUNT.pack(len(self.entries)))
-        older = bytearray()
-        for entry in self.entries.values():
-            batches = entry.batches
-            last = batches[-1] if batches else None
-            body += _ENTRY.pack(
-                entry.producer_id,
-                entry.epoch,
-                last.last_sequence if last else -1,
-                last.last_offset if last else -1,
-                last.last_offset - last.first_offset if last else 0,
-                entry.last_timestamp,
-                entry.coordinator_epoch,
-                entry.txn_first_offset,
-            )
-            if len(batches) > 1:
-                older += _OLDER_HEAD.pack(entry.producer_id, len(batches) - 1)
-                for batch in batches[:-1]:
-                    older += _OLDER.pack(
-                        batch.last_sequence,
-                        batch.last_offset,
-                        batch.last_offset - batch.first_offset,
-                        batch.timestamp,
-                    )
-        if note:
-            body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
-        if older:
-            body += _OLDER_MAGIC + older
-        return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + body
+        return finish(encode_producers(list(self.entries.values()), note))
+
+
+def encode_producers(entries: Sequence[ProducerEntry], note: bytes = b"") -> Work[bytes]:
+    """A snapshot file, in steps."""
+    body = bytearray(_COUNT.pack(len(entries)))
+    older = bytearray()
+    for at, entry in enumerate(entries, 1):
+        if at % _ENTRIES_PER_STEP == 0:
+            yield
+        batches = entry.batches
+        last = batches[-1] if batches else None
+        body += _ENTRY.pack(
+            entry.producer_id,
+            entry.epoch,
+            last.last_sequence if last else -1,
+            last.last_offset if last else -1,
+            last.last_offset - last.first_offset if last else 0,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            entry.txn_first_offset,
+        )
+        if len(batches) > 1:
+            older += _OLDER_HEAD.pack(entry.producer_id, len(batches) - 1)
+            for batch in batches[:-1]:
+                older += _OLDER.pack(
+                    batch.last_sequence,
+                    batch.last_offset,
+                    batch.last_offset - batch.first_offset,
+                    batch.timestamp,
+                )
+    if note:
+        body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
+    if older:
+        body += _OLDER_MAGIC + older
+    return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + body
 
 
 def replay_marker(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 from os.path import basename, join
+from typing import NamedTuple
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
@@ -30,7 +31,6 @@ from storage.loader import (
     producers_at,
     snapshot_offsets,
     snapshot_path,
-    write_snapshot,
 )
 from storage.log import (
     PRODUCER_EXPIRATION_MS,
@@ -40,7 +40,7 @@ from storage.log import (
     ignore_start,
 )
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn, ProducerTable, decode_producers
+from storage.producers import CompletedTxn, ProducerEntry, ProducerTable, decode_producers
 from storage.segment import (
     DELETED,
     LOG,
@@ -64,7 +64,21 @@ MARKS_KEPT = 2
 UNKNOWN = -LONG_MAX - 2
 """Below every timestamp, so that the next append looks."""
 
+PRODUCERS_AT_ONCE = 256
+"""In a snapshot that is written where it is due; a larger one is made in steps."""
+FROZEN_MAX = 2
+"""Snapshots that wait to be written; of more the oldest goes, and whoever needs it reads the log."""
+
 _stamp = STAMP.pack_into
+
+
+class FrozenProducers(NamedTuple):
+    """A snapshot to be written: the producers of `table` at an offset, which change no more."""
+
+    offset: int
+    table: ProducerTable
+    entries: list[ProducerEntry]
+    note: bytes
 
 
 def _ignore_cut(is_start: bool) -> None:
@@ -79,6 +93,7 @@ class UnifiedLog(SegmentedLog):
         "_epochs_dirty",
         "_epochs_written",
         "_flush_messages",
+        "_frozen",
         "_index_interval",
         "_jitter",
         "_marked_upto",
@@ -118,6 +133,7 @@ class UnifiedLog(SegmentedLog):
         self._on_cut = on_cut
         self._on_start = on_start
         self._doomed: list[tuple[int, str]] = []
+        self._frozen: list[FrozenProducers] = []
         """When each is due, and its path; ascending."""
         self._unsynced = Unsynced(loaded.rewritten)
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
@@ -540,6 +556,7 @@ class UnifiedLog(SegmentedLog):
         asked, start, point = self._start_asked, self.log_start_offset, self.recovery_point
         return bool(
             self._doomed
+            or self._frozen
             or self._start_waits
             or (asked if asked > start else start) != self.saved_start
             or point < self._segments[-1].base_offset
@@ -861,9 +878,35 @@ class UnifiedLog(SegmentedLog):
         self._unsynced.add([path])
 
     def _save_snapshot(self, offset: int, mark: SegmentMark | None = None) -> None:
-        write_snapshot(self.files, self.directory, offset, self.producer_table, mark)
+        """Write a snapshot of the producers at the end of the log, or soon if there are many."""
+        note = b"" if mark is None else mark.encode()
+        table = self.producer_table
+        if len(table.entries) <= PRODUCERS_AT_ONCE:
+            self._write_snapshot(offset, table.encode(note))
+        else:
+            self._frozen = [
+                *self._frozen[1 - FROZEN_MAX :],
+                FrozenProducers(offset, table, table.freeze(), note),
+            ]
+
+    def _write_snapshot(self, offset: int, data: bytes) -> None:
+        write_replacing(self.files, snapshot_path(self.directory, offset), data)
         self._snapshot_at = offset
         self._unsynced.add([snapshot_path(self.directory, offset)])
+
+    @property
+    def frozen(self) -> FrozenProducers | None:
+        """The oldest snapshot that is still to be written."""
+        return self._frozen[0] if self._frozen else None
+
+    def write_frozen(self, frozen: FrozenProducers, data: bytes) -> None:
+        """Write a snapshot, unless the log was cut since. A recovery before that begins with an older one."""
+        if frozen not in self._frozen or self.offline is not None:
+            return
+        self._frozen.remove(frozen)
+        if frozen.table is self.producer_table:
+            with self._disk():
+                self._write_snapshot(frozen.offset, data)
 
     @property
     def wants_mark(self) -> bool:
@@ -893,13 +936,15 @@ class UnifiedLog(SegmentedLog):
         if self.offline is not None:
             return None
         self.flush_staged()
+        self._frozen.clear()
         with self._disk():
             for segment in self._segments[:-1]:
                 segment.seal()
             self._active.settle()
             self._write_epochs()
             if self._snapshot_at != self.log_end_offset and self._needs_snapshot():
-                self._save_snapshot(self.log_end_offset, self._active.mark() if self._active.size else None)
+                note = self._active.mark().encode() if self._active.size else b""
+                self._write_snapshot(self.log_end_offset, self.producer_table.encode(note))
         was_cut = self._active.path(LOG) in self._unsynced.paths
         if self.recovery_point == self.log_end_offset and not self._unsynced.has_names and not was_cut:
             return None

@@ -25,6 +25,7 @@ from protocol.apis import KNOWN
 from protocol.errors import error_code
 from remote.store.metered import LATENCY_BOUNDS_S
 from remote.store.object_store import Operation
+from storage.producers import PRODUCER_BYTES
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -71,7 +72,7 @@ def collect(
     yield from _fetch_sessions(fetch_sessions)
     yield from _sockets(network)
     yield from _groups(groups)
-    yield from _memory(groups)
+    yield from _memory(groups, replicas)
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _loop(loop_monitor)
@@ -254,7 +255,7 @@ def _sockets(network: NetworkServer) -> Iterator[Metric]:
     )
 
 
-def _memory(groups: GroupCoordinator) -> Iterator[Metric]:
+def _memory(groups: GroupCoordinator, replicas: ReplicaManager) -> Iterator[Metric]:
     """What clients make the broker keep; the names are ours, since Kafka has no such accounts."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -265,6 +266,8 @@ def _memory(groups: GroupCoordinator) -> Iterator[Metric]:
         "tidewal_memory_refused", "Requests refused because there was no room.", labels=["account"]
     )
     held.add_metric(["group_metadata"], groups.memory.held_bytes)
+    producers = sum(len(partition.log.producer_table.entries) for partition in replicas.partitions())
+    held.add_metric(["producer_ids"], producers * PRODUCER_BYTES)
     refused.add_metric(["group_metadata"], groups.memory.refused)
     yield held
     yield refused

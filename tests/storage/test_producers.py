@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.records import parse_header
-from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+from protocol.records import BatchHeader, parse_header
+from protocol.work import finish
+from storage import producers
+from storage.producers import CorruptSnapshot, ProducerTable, decode_producers, encode_producers
 from tests.storage.support import batch_of
 
 
@@ -55,3 +57,47 @@ def test_a_damaged_snapshot_is_refused_at_every_byte() -> None:
 def test_the_snapshot_decoder_takes_or_refuses_any_bytes(data: bytes) -> None:
     with pytest.raises(CorruptSnapshot):
         decode_producers(data)
+
+
+def fill(table: ProducerTable, count: int, *, first: int = 0, offset: int = 0) -> None:
+    for at in range(count):
+        header = data_header(producer_id=first + at)
+        table.appended(header, offset + at, offset + at)
+
+
+def data_header(*, producer_id: int, epoch: int = 0, sequence: int = 0) -> BatchHeader:
+    return parse_header(batch_of(1, producer=(producer_id, epoch, sequence)))
+
+
+def test_what_was_frozen_changes_no_more() -> None:
+    table = ProducerTable()
+    fill(table, 3)
+    expected = table.encode()
+    frozen = table.freeze()
+    table.follow(0, 0, 1, 10, 10, 5)
+    table.appended(data_header(producer_id=1, sequence=1), 11, 11)
+    table.appended(data_header(producer_id=9), 12, 12)
+    table.expire(1 << 40)
+    assert finish(encode_producers(frozen)) == expected
+    assert table.encode() != expected
+
+
+def test_a_bounded_table_forgets_who_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that goes on is remembered, however many come and are heard of once."""
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 50)
+    table = ProducerTable()
+    table.appended(data_header(producer_id=1_000_000), 0, 0)
+    for at in range(1, 2_000):
+        fill(table, 1, first=at, offset=2 * at)
+        assert table.follow(1_000_000, 0, at, 2 * at + 1, 2 * at + 1, 5)
+    assert len(table.entries) == 50
+
+
+def test_a_producer_in_a_transaction_is_not_forgotten() -> None:
+    table = ProducerTable()
+    fill(table, 2)
+    for entry in table.entries.values():
+        entry.txn_first_offset = 0
+    for _ in range(5):
+        table.forget_silent()
+    assert len(table.entries) == 2

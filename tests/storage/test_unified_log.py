@@ -18,7 +18,11 @@ from protocol.records import (
     iter_batches,
     parse_header,
 )
+from protocol.work import finish
+from storage import unified_log
+from storage.loader import snapshot_offsets, snapshot_path
 from storage.policy import LogConfig
+from storage.producers import decode_producers, encode_producers
 from storage.unified_log import UnifiedLog
 from tests.storage.support import (
     NOW,
@@ -356,3 +360,36 @@ def test_records_keep_their_own_timestamps_inside_a_batch(tmp_path: Path) -> Non
     assert log.offset_for_timestamp(NOW + 5, 10) == (NOW + 30, 1, 0)
     assert log.offset_of_max_timestamp() == (NOW + 40, 3, 0)
     assert isinstance(records_of(log)[0], Record)
+
+
+def test_a_snapshot_of_many_producers_is_written_after_the_roll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unified_log, "PRODUCERS_AT_ONCE", 0)
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(5, 0, 0)))
+    end = log.log_end_offset
+    log.roll(end, NOW)
+    frozen = log.frozen
+    assert frozen is not None and log.is_restless(NOW)
+    append(log, batch_of(1, producer=(5, 0, 1)))
+    log.write_frozen(frozen, finish(encode_producers(frozen.entries, frozen.note)))
+    assert log.frozen is None
+    table, _ = decode_producers(log.files.read(snapshot_path(log.directory, end)))
+    assert [each.last_sequence for each in table.active()] == [0]
+
+
+def test_no_snapshot_is_written_of_a_log_that_was_cut_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unified_log, "PRODUCERS_AT_ONCE", 0)
+    log = log_on(tmp_path)
+    append(log, batch_of(1, producer=(5, 0, 0)))
+    end = log.log_end_offset
+    log.roll(end, NOW)
+    frozen = log.frozen
+    assert frozen is not None
+    log.truncate_to(0)
+    log.write_frozen(frozen, finish(encode_producers(frozen.entries, frozen.note)))
+    assert log.frozen is None
+    assert end not in snapshot_offsets(log.files, log.directory)
