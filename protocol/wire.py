@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -115,6 +116,11 @@ class FrameReader:
         return self._end - self._start
 
     @property
+    def open_frame(self) -> int:
+        """Bytes that the incomplete frame has when it is whole, as far as it is known; 0 if there is none."""
+        return self._frame_bytes() if self._end > self._start else 0
+
+    @property
     def capacity(self) -> int:
         """Bytes this connection holds."""
         return len(self._view)
@@ -206,14 +212,15 @@ class FrameReader:
 
     def _make_room(self) -> None:
         """The incomplete frame does not fit behind its start: move it to the front, or, when it fills the
-        buffer, to a larger one. Growing only then keeps memory within 4 times what arrived.
+        buffer, to a larger one. Growing only then keeps memory within 4 times what arrived; a buffer above
+        `_BULK_BYTES` is a mapping, of which what was not yet written takes none.
         """
         wanted = self._frame_bytes()
         capacity = len(self._view)
         if self.pending >= capacity:
             # exactly the frame's size: a read then ends where the frame does, and nothing of the next is
-            # moved
-            capacity = min(wanted, capacity * _GROWTH)
+            # moved; at once where only touched pages take memory, since each move would hold the loop up
+            capacity = wanted if capacity >= _BULK_BYTES else min(wanted, capacity * _GROWTH)
         self._move(capacity)
 
     def _grow_busy(self) -> None:
@@ -236,8 +243,12 @@ class FrameReader:
         self._start, self._end = 0, len(pending)
 
     def _allocate(self, capacity: int) -> None:
-        # a new bytearray rather than a resized one: views on the old one may still be alive
-        self._buffer = bytearray(capacity)
+        # new memory rather than a resized one: views on the old one may still be alive
+        self._buffer = (
+            bytearray(capacity)
+            if capacity <= _BULK_BYTES
+            else mmap(-1, capacity, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        )
         self._view = memoryview(self._buffer)
 
 

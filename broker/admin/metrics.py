@@ -72,7 +72,7 @@ def collect(
     yield from _fetch_sessions(fetch_sessions)
     yield from _sockets(network)
     yield from _groups(groups)
-    yield from _memory(groups, replicas)
+    yield from _memory(network, groups, replicas)
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _loop(loop_monitor)
@@ -255,7 +255,7 @@ def _sockets(network: NetworkServer) -> Iterator[Metric]:
     )
 
 
-def _memory(groups: GroupCoordinator, replicas: ReplicaManager) -> Iterator[Metric]:
+def _memory(network: NetworkServer, groups: GroupCoordinator, replicas: ReplicaManager) -> Iterator[Metric]:
     """What clients make the broker keep; the names are ours, since Kafka has no such accounts."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -265,12 +265,24 @@ def _memory(groups: GroupCoordinator, replicas: ReplicaManager) -> Iterator[Metr
     refused = CounterMetricFamily(
         "tidewal_memory_refused", "Requests refused because there was no room.", labels=["account"]
     )
-    held.add_metric(["group_metadata"], groups.memory.held_bytes)
+    closed = CounterMetricFamily(
+        "tidewal_memory_closed",
+        "Connections closed because they held memory and made no progress.",
+        labels=["account"],
+    )
+    for name, account in (("frames", network.frames), ("answers", network.answers)):
+        held.add_metric([name], account.bytes)
+        closed.add_metric([name], account.closed)
     producers = sum(len(partition.log.producer_table.entries) for partition in replicas.partitions())
+    held.add_metric(["group_metadata"], groups.memory.held_bytes)
     held.add_metric(["producer_ids"], producers * PRODUCER_BYTES)
     refused.add_metric(["group_metadata"], groups.memory.refused)
     yield held
     yield refused
+    yield closed
+    yield GaugeMetricFamily(
+        "tidewal_memory_waiting", "Connections not read until there is room.", value=network.frames.waiting
+    )
 
 
 _GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}

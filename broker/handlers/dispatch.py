@@ -295,6 +295,7 @@ class Dispatcher:
         listener = self._inter_broker_listener
         if connection.listener != listener or api_key not in self._handlers:
             raise Disconnect(f"{PEER[api_key].name} is for brokers, on listener {listener}")
+        connection.is_peer = True
 
     def _write_first(self) -> None:
         """Write the Produce requests before this request, which must see what they appended."""

@@ -227,6 +227,7 @@ class FollowerFetch:
         version: int,
         correlation_id: int,
     ) -> Answer:
+        connection.is_peer = True
         session = self._session(turn, request)
         self._learn(turn, request, session)
         fetched = self.read(turn, request, version)

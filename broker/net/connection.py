@@ -1,11 +1,11 @@
 """One client's connection: its requests in order, and their answers in the same order.
 
 Owns: reading frames, holding back what may not run yet, ordered slots, handing answers to the transport. Does
-not own: what a request means (the service), the limits that connections share (server), how a big answer
-leaves (sending). Invariant: the responses of one connection leave in the order of its requests; what one
-connection can make the broker keep is bounded: one read buffer, one frame, one read's worth of held frames,
-`PIPELINED_MAX` unanswered Produce requests, one round's answers behind them, and the transport's high water
-mark plus one chunk.
+not own: what a request means (the service), the limits that connections share (server, frames, answers), how
+a big answer leaves (sending). Invariant: the responses of one connection leave in the order of its requests;
+what one connection can make the broker keep is bounded: one read buffer, one frame, one read's worth of held
+frames, `PIPELINED_MAX` unanswered Produce requests, one round's answers behind them, and the transport's high
+water mark plus one chunk.
 
 A round is all complete frames of one read. Its phases: every frame is handled, which appends in memory and
 gives an answer or an `AfterWrite`; the service writes what was appended (one write per partition); every
@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
+from broker.net.frames import address_of
 from broker.net.sending import Bulk, BulkSender
 from protocol.errors import FrameTooLarge
 from protocol.wire import FrameReader
@@ -53,6 +54,14 @@ class AnswerSlot:
 
     def __init__(self) -> None:
         self.answer: bytes | Bulk | None = None
+
+
+def _memory_of(answer: Any) -> int:
+    """Return the bytes that one of the answers in order keeps in memory."""
+    found = answer.answer if answer.__class__ is AnswerSlot else answer
+    if found.__class__ is bytes:
+        return len(found)
+    return found.memory if found.__class__ is Bulk else 0
 
 
 Finish: TypeAlias = "Callable[[Connection, Any], Answer | list[Answer]]"
@@ -110,8 +119,9 @@ class Host(Protocol):
     def connection_count(self) -> int: ...
 
     def admit(self, connection: Connection) -> str | None: ...
-    def forget(self, connection: Connection, *, queued: int) -> None: ...
-    def account(self, connection: Connection, change: int) -> None: ...
+    def forget(self, connection: Connection) -> None: ...
+    def account(self, connection: Connection, queued: int, *, open_frame: int) -> None: ...
+    def note_unread(self, connection: Connection, size: int) -> None: ...
     def keep_large_buffer(self, connection: Connection, size: int) -> None: ...
     def forget_large_buffer(self, connection: Connection) -> None: ...
     def defer_round(self, connection: Connection, answers: list[Answer], size: int) -> None: ...
@@ -127,6 +137,10 @@ class Connection(asyncio.BufferedProtocol):
         self.listener = listener
         self.peer_host = ""
         self.peer_port = 0
+        self.address = ""
+        """What the client's bytes are counted under, together with those of others on its host."""
+        self.is_peer = False
+        """Whether a broker asks here, which never waits for clients to make room."""
         self.waiter: Waiter | None = None
         """The wait that answers the slot this connection stalls for; it ends when the client goes away."""
         self.on_lost: Callable[[], None] | None = None
@@ -167,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = self._transport.get_extra_info("peername")
         if isinstance(peer, tuple) and len(peer) >= 2:
             self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
+            self.address = address_of(self.peer_host)
         refusal = self._host.admit(self)
         if refusal is not None:
             logger.info("refused a connection from %s: %s", self.peer_host, refusal)
@@ -176,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stalled |= CLOSED
         self._drop_sender()
-        self._host.forget(self, queued=self._queued)
+        self._host.forget(self)
         self._queued = 0
         self._held.clear()
         self._slots.clear()
@@ -216,12 +231,12 @@ class Connection(asyncio.BufferedProtocol):
         if not frames:
             self._account()
             return
-        if self._queued:
-            self._account()
         if self._stalled or self._held:
             self._hold(frames)
         else:
             self._run(frames)
+            if self._queued:
+                self._account()
 
     def eof_received(self) -> bool:
         if self.has_deferred_round:
@@ -230,6 +245,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._stalled |= WRITE
+        self._note_unread()
 
     def resume_writing(self) -> None:
         self._stalled &= ~WRITE
@@ -237,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._bulk is not None:
             self._bulk.resume()
         self._continue()
+        self._note_unread()
 
     # --- requests ---
 
@@ -346,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._queued:
             self._account()
-        if self._paused and self._transport is not None:
+        if self._paused and not self._stalled and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
 
@@ -402,13 +419,18 @@ class Connection(asyncio.BufferedProtocol):
             self.unsent = 0
         if len(slots) >= PIPELINED_MAX or self.unsent > _UNSENT_MAX:
             self._stalled |= PIPELINE
+            if self.unsent > _UNSENT_MAX:
+                self._note_unread()
         elif self._stalled & PIPELINE and len(slots) < PIPELINED_MAX // 2:
             self._stalled &= ~PIPELINE
+            self._note_unread()
             self._continue()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._stalled & CLOSED:
             self._transport.write(data)
+            if self._stalled & WRITE:
+                self._note_unread()
 
     def close(self, reason: str | None = None) -> None:
         """Close after what was answered has left."""
@@ -441,6 +463,8 @@ class Connection(asyncio.BufferedProtocol):
         self._bulk = self._sender
         self._stalled |= BULK
         self._bulk.send([*ready, *bulk.pieces])
+        if self._bulk is not None:
+            self._note_unread()
 
     @property
     def is_writable(self) -> bool:
@@ -453,6 +477,7 @@ class Connection(asyncio.BufferedProtocol):
         self._bulk = None
         self.tick = self._host.tick
         self._stalled &= ~BULK
+        self._note_unread()
         if self._slots:
             self._release([])
         self._continue()
@@ -472,12 +497,29 @@ class Connection(asyncio.BufferedProtocol):
     # --- bounds ---
 
     def _account(self) -> None:
-        """Tell the server how many request bytes wait here: an incomplete frame, held ones, one in work."""
-        queued = self._reader.pending + sum(map(len, self._held)) + self._kept_bytes
-        self._host.account(self, queued - self._queued)
-        self._queued = queued
-        if not queued and self._reader.capacity > _LARGE_BUFFER:
-            self._host.keep_large_buffer(self, self._reader.capacity)
+        """Tell the server how many request bytes wait here, an incomplete frame, held ones and one in work, and
+        how large the frame will be that is read on."""
+        reader = self._reader
+        queued = self._queued = reader.pending + sum(map(len, self._held)) + self._kept_bytes
+        self._host.account(self, queued, open_frame=0 if self._held else reader.open_frame)
+        if not queued and reader.capacity > _LARGE_BUFFER:
+            self._host.keep_large_buffer(self, reader.capacity)
+
+    def _note_unread(self) -> None:
+        self._host.note_unread(self, self.unread_bytes)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that are in memory because the client has not taken them, or because one before
+        them is not there yet."""
+        if self._transport is None:
+            return 0
+        count: int = self._transport.get_write_buffer_size()
+        if self._bulk is not None:
+            count += self._bulk.memory
+        if self._stalled & PIPELINE:
+            count += sum(map(_memory_of, self._slots))
+        return count
 
     @property
     def connection_count(self) -> int:
@@ -485,8 +527,12 @@ class Connection(asyncio.BufferedProtocol):
         return max(self._host.connection_count, 1)
 
     @property
-    def has_open_frame(self) -> bool:
-        return self._reader.pending > 0
+    def is_closing(self) -> bool:
+        return bool(self._stalled & CLOSED)
+
+    @property
+    def is_paced(self) -> bool:
+        return bool(self._stalled & PACED)
 
     @property
     def is_waiting(self) -> bool:

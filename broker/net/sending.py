@@ -38,6 +38,11 @@ class Bulk:
         self.pieces = pieces
         self.size = size
 
+    @property
+    def memory(self) -> int:
+        """Bytes of it that are in memory."""
+        return _memory(self.pieces)
+
 
 class BulkOwner(Protocol):
     """The connection that a big answer leaves by."""
@@ -70,6 +75,11 @@ class BulkSender:
     def __repr__(self) -> str:
         way = "chunks" if self._socket is None else "sendfile"
         return f"<BulkSender {len(self._pieces)} pieces left by {way}>"
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory of what is left to send."""
+        return _memory(self._pieces)
 
     def send(self, pieces: Iterable[Piece]) -> None:
         """Send from the file when the socket is real and nothing is queued before the answer."""
@@ -150,6 +160,10 @@ class BulkSender:
         self._socket = socket.socket(fileno=os.dup(real.fileno()))
         self._socket.setblocking(False)
         return True
+
+
+def _memory(pieces: Iterable[Piece]) -> int:
+    return sum(len(piece) for piece in pieces if not isinstance(piece, LogSlice))
 
 
 def _is_for_sendfile(piece: Piece) -> bool:

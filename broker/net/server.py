@@ -1,9 +1,10 @@
 """All connections of a broker: its listeners, the bounds that connections share, and the end of their rounds.
 
-Owns: admission, pacing, idle connections, the bytes of requests that wait in memory, and which rounds are
-written together. Does not own: one connection's order (connection), real sockets (tcp), what a request means
-(dispatch). Invariant: every limit of `Limits` holds for all connections together at every moment; a round is
-finished before the read buffer it lies in is used again.
+Owns: admission, pacing, idle connections, which rounds are written together, and the closing of connections
+that hold memory without making progress. Does not own: which those are (frames, answers), one connection's
+order (connection), real sockets (tcp), what a request means (dispatch). Invariant: every limit of `Limits`
+holds for all connections together at every moment; a round is finished before the read buffer it lies in is
+used again.
 
 Connections that are read in one turn of the loop with nothing but Produces share one write: their rounds are
 deferred to the end of that turn (`defer_round`, `finish_deferred`). Every other round is finished at once
@@ -20,13 +21,21 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
 
-from broker.net.connection import PACED, Answer, Connection, Service
+from broker.net.answers import AnswerAccount
+from broker.net.connection import Answer, Connection, Service
+from broker.net.frames import FrameAccount
 from broker.ports import Listening, Network
 
 logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_IDLE: Final = 10
 _QUEUED_BYTES: Final = 512 << 20
+_LARGE_PART: Final = 8
+"""One part in so many of the limit for requests goes to empty buffers of large frames besides."""
+WATCH_S: Final = 1.0
+"""Between two looks at those that hold memory; the rules of `frames` and `answers` count in it."""
+_LOOKS: Final = 256
+"""Connections that are looked at each second for peers that left: a system call each."""
 _ROUNDS_APART: Final = 64
 """Rounds that are finished at once before one waits for company again."""
 _DEFERRED_BYTES_MAX: Final = 256 * 1024
@@ -90,13 +99,15 @@ class NetworkServer:
         self._listening: list[Listening] = []
         self._connections: dict[Connection, None] = {}
         self._per_ip: Counter[str] = Counter()
-        self._queued_bytes = 0
-        self._queued_max = limits.queued_bytes if limits.queued_bytes > 0 else _QUEUED_BYTES
+        queued_max = limits.queued_bytes if limits.queued_bytes > 0 else _QUEUED_BYTES
+        self.frames: FrameAccount[Connection] = FrameAccount(queued_max)
+        self.answers: AnswerAccount[Connection] = AnswerAccount()
+        self._large_max = queued_max // _LARGE_PART
         self._large: dict[Connection, int] = {}
         """Bytes of the read buffers that large frames left behind, the longest unused first."""
         self._large_bytes = 0
-        self._throttled: dict[Connection, None] = {}
-        """The connections that read nothing while too many bytes wait, the longest paused first."""
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._to_look_at: list[Connection] = []
         self._next_admission = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -106,7 +117,7 @@ class NetworkServer:
         self._rounds_apart = 0
 
     def __repr__(self) -> str:
-        return f"<NetworkServer {len(self._connections)} connections, {self._queued_bytes} bytes queued>"
+        return f"<NetworkServer {len(self._connections)} connections, {self.queued_bytes} bytes queued>"
 
     @property
     def frame_bytes_max(self) -> int:
@@ -118,7 +129,7 @@ class NetworkServer:
 
     @property
     def queued_bytes(self) -> int:
-        return self._queued_bytes
+        return self.frames.bytes
 
     def connections_by_listener(self) -> Counter[str]:
         return Counter(connection.listener for connection in self._connections)
@@ -148,9 +159,10 @@ class NetworkServer:
         """Stop accepting and close every connection; what was answered still leaves."""
         self._closed = True
         self.stop_listening()
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-            self._sweep_timer = None
+        for timer in (self._sweep_timer, self._watch_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sweep_timer = self._watch_timer = None
         for connection in list(self._connections):
             connection.close()
         for _ in range(3):
@@ -258,60 +270,98 @@ class NetworkServer:
             connection.pace()
             self.loop.call_at(self._next_admission, connection.unpace)
 
-    def forget(self, connection: Connection, *, queued: int) -> None:
+    def forget(self, connection: Connection) -> None:
         if self._connections.pop(connection, 0) is not None:
             return
         host = connection.peer_host
         self._per_ip[host] -= 1
         if self._per_ip[host] <= 0:
             del self._per_ip[host]
-        self._queued_bytes -= queued
         self.forget_large_buffer(connection)
-        self._throttled.pop(connection, None)
+        self.answers.forget(connection)
+        self.frames.forget(connection)
         self._admit_queued()
 
-    def account(self, connection: Connection, change: int) -> None:
-        """Add `change` to the request bytes that wait in memory.
+    # --- memory ---
 
-        Above the limit each connection that adds more stops reading, all but one, so that one always makes
-        progress.
-        """
-        self._queued_bytes += change
-        if change > 0 and self._queued_bytes > self._queued_max:
-            growing = sum(c.has_open_frame and not c._stalled & PACED for c in self._connections)
-            if growing > 1:
-                connection.pace()
-                self._throttled[connection] = None
-        elif change < 0:
+    def account(self, connection: Connection, queued: int, *, open_frame: int) -> None:
+        """Count the request bytes that wait at a connection; stop reading from it if its frame has to wait
+        for room."""
+        if not self.frames.hold(connection, queued, open_frame=open_frame):
+            connection.pace()
+        elif connection.is_paced:
+            self.loop.call_soon(connection.unpace)
+        if self.frames.has_changed:
             self._admit_queued()
+        if self._watch_timer is None and not self.frames.is_idle:
+            self._schedule_watch()
+
+    def note_unread(self, connection: Connection, size: int) -> None:
+        """Count the bytes of answers that a client has not taken."""
+        self.answers.note(connection, size)
+        if self.answers.is_full:
+            self._look_at_answers()
+            for loser in self.answers.losers():
+                loser.abort("it does not take its answers, and those of all clients are too many")
+                self.answers.forget(loser)
+        if self._watch_timer is None and not self.answers.is_idle:
+            self._schedule_watch()
+
+    def _admit_queued(self) -> None:
+        for connection in self.frames.admit():
+            # not from within the reading of another
+            self.loop.call_soon(connection.unpace)
+
+    def _schedule_watch(self) -> None:
+        if not self._closed:
+            self._watch_timer = self.loop.call_later(WATCH_S, self._watch)
+
+    def _watch(self) -> None:
+        """Look each second at those which hold memory, as long as anybody does."""
+        self._watch_timer = None
+        frames, answers = self.frames, self.answers
+        frames.tick()
+        for connection in frames.losers():
+            connection.abort("its request made no progress, and others wait for the memory")
+        answers.tick()
+        self._look_at_answers()
+        for connection in answers.quiet():
+            connection.abort("it does not take its answers, and those of all clients are many")
+        for connection in list(answers.holders()):
+            if connection.is_closing and answers.is_quiet(connection):
+                connection.abort("it does not take its last answers")
+        self._look_for_lost_peers()
+        if not frames.is_idle or not answers.is_idle:
+            self._schedule_watch()
+
+    def _look_at_answers(self) -> None:
+        for connection in list(self.answers.holders()):
+            self.answers.note(connection, connection.unread_bytes)
+
+    def _look_for_lost_peers(self) -> None:
+        """Some of those whose peer may have left unnoticed, because nothing is read from it."""
+        if not self._to_look_at:
+            self._to_look_at = list(self.frames.holders())
+        some = self._to_look_at[-_LOOKS:]
+        del self._to_look_at[-_LOOKS:]
+        for connection in some:
+            if connection.has_lost_peer:
+                connection.abort("the peer left")
 
     def keep_large_buffer(self, connection: Connection, size: int) -> None:
         """Let the connection keep an empty large buffer for its next large frame, as long as all of them
-        together stay below the limit for what waits in memory.
+        together stay below a part of the limit for what waits in memory.
         """
         self.forget_large_buffer(connection)
         self._large[connection] = size
         self._large_bytes += size
-        while self._large_bytes > self._queued_max and len(self._large) > 1:
+        while self._large_bytes > self._large_max and len(self._large) > 1:
             oldest = next(iter(self._large))
             oldest.shrink()
             self.forget_large_buffer(oldest)
 
     def forget_large_buffer(self, connection: Connection) -> None:
         self._large_bytes -= self._large.pop(connection, 0)
-
-    def _admit_queued(self) -> None:
-        while self._throttled and self._queued_bytes <= self._queued_max:
-            self._unthrottle_one()
-        if self._throttled and not any(
-            c.has_open_frame and not c._stalled & PACED for c in self._connections
-        ):
-            self._unthrottle_one()
-
-    def _unthrottle_one(self) -> None:
-        connection = next(iter(self._throttled))
-        del self._throttled[connection]
-        self.loop.call_soon(connection.unpace)
 
     # --- idle ---
 

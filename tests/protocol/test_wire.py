@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from mmap import PAGESIZE
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from protocol.errors import FrameTooLarge, MalformedRequest
 from protocol.messages import encode_request
 from protocol.wire import Answer, Connection, FrameReader, Request, parse_head
 
+STATM = Path("/proc/self/statm")
 HEARTBEAT = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
 
 
@@ -155,11 +158,23 @@ def test_a_promised_size_allocates_nothing() -> None:
     assert peak < 64 << 10
 
 
-@pytest.mark.parametrize("arrived", [5, 10_000, 20_000, 300_000, 3_000_000])
+@pytest.mark.parametrize("arrived", [5, 10_000, 20_000, 300_000, 1_000_000])
 def test_memory_follows_what_arrived(arrived: int) -> None:
     reader = FrameReader()
     feed(reader, (100 << 20).to_bytes(4, "big") + bytes(arrived), read_bytes=1000)
     assert reader.capacity <= max(16 << 10, 4 * (arrived + 4))
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="nothing tells how much memory this process has")
+def test_a_large_frame_takes_the_memory_of_what_arrived() -> None:
+    """Its buffer has its size at once, for it would be moved otherwise, and is not touched before its bytes
+    come."""
+    reader = FrameReader()
+    before = int(STATM.read_text().split()[1])
+    feed(reader, (100 << 20).to_bytes(4, "big") + bytes(3_000_000), read_bytes=100_000)
+    pages = int(STATM.read_text().split()[1]) - before
+    assert reader.capacity == (100 << 20) + 4
+    assert pages * PAGESIZE < 40_000_000
 
 
 def test_a_large_frame_makes_a_buffer_of_its_size_that_is_kept() -> None:

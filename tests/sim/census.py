@@ -147,7 +147,7 @@ def _queues(components: Components, owed: int) -> dict[str, int]:
         "group commands": components.groups.statistics().waiting,
         "touched partitions": len(components.replicas.touched),
         "rounds": len(network._deferred),
-        "throttled": len(network._throttled),
+        "waiting for room": network.frames.waiting,
         "flushing": len(logs._maintenance._flushing),
         "checkpoint writes": sum(
             len(each._writing) + len(each._write_again) for each in logs._checkpoints.values()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
+import pytest
+
+from broker.net import server
+from broker.net.answers import AnswerAccount
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.net.live import connections, until
@@ -17,6 +22,7 @@ from tests.broker.raw_client import (
 )
 
 if TYPE_CHECKING:
+    from broker.server import Broker
     from tests.conftest import MakeBroker
 
 
@@ -57,6 +63,94 @@ async def test_buffers_that_large_frames_left_have_a_limit_for_all_together(
         client.writer.close()
     await until(lambda: network.connection_count == 0)
     assert (network._large_bytes, network.queued_bytes) == (0, 0)
+
+
+async def test_who_holds_memory_in_silence_loses_it_to_who_comes_later(
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(server, "WATCH_S", 0.01)
+    broker = await make_broker(queued_max_request_bytes="8000000")
+    network = broker.components.network
+    await create_topic(broker, "t", max_message_bytes="4000000")
+    silent = [await RawClient.open(broker) for _ in range(6)]
+    request = silent[0].encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x" * 3_000_000)))
+    for client in silent:
+        client.writer.write(request[:-1])
+    await until(lambda: network.frames.waiting)
+    async with await RawClient.open(broker) as honest:
+        small = await honest.produce("t", batch_of(b"x" * 30_000))
+        large = await honest.produce("t", batch_of(b"x" * 3_000_000))
+        assert small.error_code is large.error_code is ErrorCode.none
+    assert 0 < network.frames.closed <= 6
+    lines = caplog.text.count("its request made no progress, and others wait for the memory")
+    assert lines == network.frames.closed
+    assert await silent[0].is_closed()
+    for client in silent:
+        client.writer.close()
+    await until(lambda: network.connection_count == 0)
+    assert network.frames.is_idle
+    assert network.queued_bytes == 0
+    await until(lambda: network._watch_timer is None)
+
+
+async def test_a_frame_behind_a_wait_is_let_go_soon_after_its_client(
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "WATCH_S", 0.01)
+    broker = await make_broker()
+    await create_topic(broker, "t")
+    client = await RawClient.open(broker)
+    wait = client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=2**31 - 1))
+    behind = client.encode(Api.PRODUCE, 9, produce_fields("t", batch_of(b"x" * 900_000)))
+    await client.send(wait + behind)
+    network = broker.components.network
+    await until(lambda: network.queued_bytes > 900_000)
+    client.writer.close()
+    await until(lambda: network.connection_count == 0)
+    assert network.queued_bytes == 0
+
+
+async def _deaf(broker: Broker, times: int) -> RawClient:
+    """A client that asks for long answers and takes none."""
+    client = await RawClient.open(broker)
+    client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await client.send(b"".join(client.encode(Api.API_VERSIONS, 0, {}) for _ in range(times)))
+    return client
+
+
+async def test_answers_that_nobody_takes_have_a_limit_for_all_together(
+    make_broker: MakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    broker = await make_broker(socket_send_buffer_bytes="8192")
+    network = broker.components.network
+    network.answers = AnswerAccount(2_000_000, 900_000)
+    async with await RawClient.open(broker) as honest:
+        deaf = [await _deaf(broker, 1000) for _ in range(12)]
+        await until(lambda: network.answers.closed)
+        assert network.answers.bytes <= 900_000
+        await honest.call(Api.API_VERSIONS, 0)
+        for client in deaf:
+            client.writer.close()
+        await until(lambda: network.connection_count == 1)
+        assert network.answers.is_idle
+    assert "it does not take its answers" in caplog.text
+
+
+async def test_who_takes_nothing_of_its_last_answer_is_not_waited_for(
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "WATCH_S", 0.01)
+    broker = await make_broker(socket_send_buffer_bytes="8192")
+    network = broker.components.network
+    client = await _deaf(broker, 600)
+    await until(lambda: network.answers.bytes)
+    await client.send(b"\xff\xff\xff\xff")
+    await until(lambda: network.connection_count == 0)
+    assert network.answers.is_idle
+    client.writer.close()
 
 
 async def test_connections_have_limits(make_broker: MakeBroker) -> None:
