@@ -10,7 +10,7 @@ import pytest
 
 from broker.net import server
 from broker.net.answers import AnswerAccount
-from protocol.apis import Api
+from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from tests.broker.net.live import connections, until
 from tests.broker.raw_client import (
@@ -109,6 +109,21 @@ async def test_a_frame_behind_a_wait_is_let_go_soon_after_its_client(
     client.writer.close()
     await until(lambda: network.connection_count == 0)
     assert network.queued_bytes == 0
+
+
+async def test_the_connections_of_brokers_are_told_from_those_of_clients(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    async with (
+        await RawClient.open(broker) as client,
+        await RawClient.open(broker) as follower,
+        await RawClient.open(broker) as asks,
+    ):
+        await client.fetch("t", 0)
+        await follower.fetch("t", 0, version=11, replica_id=2)
+        await asks.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, broker_id=2, broker_epoch=0)
+        ports = [each.writer.get_extra_info("sockname")[1] for each in (client, follower, asks)]
+        is_peer = {each.peer_port: each.is_peer for each in connections(broker)}
+        assert [is_peer[port] for port in ports] == [False, True, True]
 
 
 async def _deaf(broker: Broker, times: int) -> RawClient:
