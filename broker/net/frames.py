@@ -217,7 +217,7 @@ class FrameAccount(Generic[ClientT]):
         peers = bound - small - large
         self._small: Pool[ClientT] = Pool(small, small // 2)
         self._large: Pool[ClientT] = Pool(large, large // 2)
-        self._peers: Pool[ClientT] = Pool(peers, peers)
+        self._peers: Pool[ClientT] = Pool(peers, peers // 2)
         self._pools = (self._small, self._large, self._peers)
         self._bytes_of: dict[ClientT, int] = {}
         self._pool_of: dict[ClientT, Pool[ClientT]] = {}

@@ -12,6 +12,7 @@ from broker.net import server
 from broker.net.answers import AnswerAccount
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
+from protocol.messages import encode_request
 from tests.broker.net.live import connections, until
 from tests.broker.raw_client import (
     RawClient,
@@ -120,7 +121,9 @@ async def test_the_connections_of_brokers_are_told_from_those_of_clients(broker:
     ):
         await client.fetch("t", 0)
         await follower.fetch("t", 0, version=11, replica_id=2)
-        await asks.ask(PeerApi.ALLOCATE_PRODUCER_IDS, 0, broker_id=2, broker_epoch=0)
+        question = {"broker_id": 2, "broker_epoch": 0}
+        await asks.send(encode_request(PeerApi.ALLOCATE_PRODUCER_IDS, 0, 1, None, question))
+        await until(lambda: sum(each.is_peer for each in connections(broker)) == 2)
         ports = [each.writer.get_extra_info("sockname")[1] for each in (client, follower, asks)]
         is_peer = {each.peer_port: each.is_peer for each in connections(broker)}
         assert [is_peer[port] for port in ports] == [False, True, True]
