@@ -497,8 +497,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- bounds ---
 
     def _account(self) -> None:
-        """Tell the server how many request bytes wait here, an incomplete frame, held ones and one in work, and
-        how large the frame will be that is read on."""
+        """Tell the server how many request bytes wait here, an incomplete frame, held ones and one in work,
+        and how large the frame will be that is read on."""
         reader = self._reader
         queued = self._queued = reader.pending + sum(map(len, self._held)) + self._kept_bytes
         self._host.account(self, queued, open_frame=0 if self._held else reader.open_frame)
