@@ -139,6 +139,7 @@ IN_FORCE: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
         lambda c: _wal(c).uploader._settings().interval_s,
     ),
     "replica.lag.time.max.ms": ("20000", 20.0, lambda c: c.replicas.lag_s),
+    "request.rows.max": ("5000", 5000, lambda c: c.network.service._rows_max()),
     "socket.request.max.bytes": ("100000000", 100_000_000, lambda c: c.network.limits.request_bytes),
 }
 """Setting: its value, what that is where it is acted on, and where that is."""
@@ -210,7 +211,7 @@ def test_a_plugin_is_looked_for_where_it_is_said_to_be(monkeypatch: pytest.Monke
     )
     nobody = cast("Any", None)
     build._storage_manager(config, nobody)
-    build._metadata_manager(config, nobody, nobody, nobody, nobody)
+    build._metadata_manager(config, nobody, nobody, nobody, nobody, nobody)
     assert where == ["/of/storage", "/of/metadata"]
 
 
