@@ -501,7 +501,10 @@ class Connection(asyncio.BufferedProtocol):
         and how large the frame will be that is read on."""
         reader = self._reader
         queued = self._queued = reader.pending + sum(map(len, self._held)) + self._kept_bytes
-        self._host.account(self, queued, open_frame=0 if self._held else reader.open_frame)
+        open_frame = 0 if self._held else reader.open_frame
+        if open_frame:
+            open_frame += self._kept_bytes
+        self._host.account(self, queued, open_frame=open_frame)
         if not queued and reader.capacity > _LARGE_BUFFER:
             self._host.keep_large_buffer(self, reader.capacity)
 
@@ -525,6 +528,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_count(self) -> int:
         """How many connections share what the broker keeps for all of them; at least this one."""
         return max(self._host.connection_count, 1)
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._kept_bytes > 0
 
     @property
     def is_closing(self) -> bool:

@@ -19,7 +19,8 @@ does, the one in the way loses which has made no progress for `QUIET_S` seconds:
 request came in that time than it takes to be whole within `WHOLE_S` seconds, or than `PROGRESS_BYTES` where
 that is more; a byte now and then is none. Of several the one goes first which holds most, of the address
 that holds most. A sender on a slow link, 100 MB at 2 MB/s, keeps its place in any case; one that is slower
-keeps it unless others wait. Requests which are whole and wait behind an unanswered one count in the same way.
+keeps it unless others wait. Requests which are whole and wait behind an unanswered one count in the same way;
+those that the broker works on count too, and their time does not run.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Client(Protocol):
     def address(self) -> str: ...
     @property
     def is_peer(self) -> bool: ...
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the broker works on its request: then it is not the client that makes no progress."""
 
 
 ClientT = TypeVar("ClientT", bound=Client)
@@ -175,8 +179,8 @@ class Pool(Generic[ClientT]):
 
     def tick(self) -> None:
         """Count a second."""
-        for reservation in self.reserved.values():
-            reservation.quiet_s += 1
+        for client, reservation in self.reserved.items():
+            reservation.quiet_s = 0 if client.is_at_work else reservation.quiet_s + 1
 
     def _is_within_share(self, address: str, size: int) -> bool:
         held = self._by_address.get(address, 0)
@@ -240,8 +244,8 @@ class FrameAccount(Generic[ClientT]):
         return self._pool_of
 
     def hold(self, client: ClientT, size: int, *, open_frame: int) -> bool:
-        """Say that a connection holds `size` bytes, of which an incomplete frame has `open_frame` when it is
-        whole, or 0 if none is read on now. Return whether it may read on."""
+        """Say that a connection holds `size` bytes, and `open_frame` once the frame is whole that is read on,
+        or 0 if none is. Return whether it may read on."""
         before = self._bytes_of.get(client, 0)
         self.bytes += size - before
         if size:

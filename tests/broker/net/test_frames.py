@@ -21,6 +21,7 @@ FRAME = 10 * MIB
 class FakeClient:
     address: str = "a"
     is_peer: bool = False
+    is_at_work: bool = False
 
 
 Account = FrameAccount[FakeClient]
@@ -176,6 +177,18 @@ def test_a_whole_request_that_waits_behind_an_answer_counts_as_well() -> None:
     pass_s(frames, QUIET_S + 1)
     assert not begin(frames, FakeClient())
     assert frames.losers() == [holds]
+
+
+def test_time_does_not_run_while_the_broker_works_on_a_request() -> None:
+    frames = account()
+    works = FakeClient(is_at_work=True)
+    assert frames.hold(works, FRAME, open_frame=0)
+    pass_s(frames, 1000)
+    assert not begin(frames, FakeClient())
+    assert frames.losers() == []
+    works.is_at_work = False
+    pass_s(frames, QUIET_S + 1)
+    assert frames.losers() == [works]
 
 
 @pytest.mark.parametrize(

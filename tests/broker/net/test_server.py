@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 async def test_queued_request_bytes_have_a_limit_for_all_together(make_broker: MakeBroker) -> None:
     """Above it only one connection goes on receiving; when that one is done or gone, the next does."""
-    broker = await make_broker(queued_max_request_bytes="200000")
+    broker = await make_broker(queued_max_request_bytes="1000000", socket_request_max_bytes="1000000")
     await create_topic(broker, "t", max_message_bytes="2000000")
     clients = [await RawClient.open(broker) for _ in range(6)]
     network = broker.components.network
@@ -51,7 +51,7 @@ async def test_queued_request_bytes_have_a_limit_for_all_together(make_broker: M
 async def test_buffers_that_large_frames_left_have_a_limit_for_all_together(
     make_broker: MakeBroker,
 ) -> None:
-    broker = await make_broker(queued_max_request_bytes="10000000")
+    broker = await make_broker(queued_max_request_bytes="10000000", socket_request_max_bytes="5000000")
     await create_topic(broker, "t", max_message_bytes="5000000")
     clients = [await RawClient.open(broker) for _ in range(6)]
     for client in clients:
@@ -71,7 +71,7 @@ async def test_who_holds_memory_in_silence_loses_it_to_who_comes_later(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(server, "WATCH_S", 0.01)
-    broker = await make_broker(queued_max_request_bytes="8000000")
+    broker = await make_broker(queued_max_request_bytes="8000000", socket_request_max_bytes="4000000")
     network = broker.components.network
     await create_topic(broker, "t", max_message_bytes="4000000")
     silent = [await RawClient.open(broker) for _ in range(6)]
