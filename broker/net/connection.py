@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
-from broker.net.frames import address_of
+from broker.net.frames import FREE_BYTES, address_of
 from broker.net.sending import Bulk, BulkSender
 from protocol.errors import FrameTooLarge
 from protocol.wire import FrameReader
@@ -500,10 +500,14 @@ class Connection(asyncio.BufferedProtocol):
         """Tell the server how many request bytes wait here, an incomplete frame, held ones and one in work,
         and how large the frame will be that is read on."""
         reader = self._reader
-        queued = self._queued = reader.pending + sum(map(len, self._held)) + self._kept_bytes
-        open_frame = 0 if self._held else reader.open_frame
-        if open_frame:
-            open_frame += self._kept_bytes
+        pending = reader.pending
+        queued = pending + self._kept_bytes
+        open_frame = 0
+        if self._held:
+            queued += sum(map(len, self._held))
+        elif pending and queued >= FREE_BYTES:
+            open_frame = reader.open_frame + self._kept_bytes
+        self._queued = queued
         self._host.account(self, queued, open_frame=open_frame)
         if not queued and reader.capacity > _LARGE_BUFFER:
             self._host.keep_large_buffer(self, reader.capacity)
