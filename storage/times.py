@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from protocol.compression import DecompressedTooLarge, decompress_apart
 from protocol.errors import CorruptBatch
 from protocol.records import HEADER_SIZE, BatchHeader, Buffer, iter_times, parse_header, records_data
 from storage.prepare import INLINE_BYTES, Task
 
+T = TypeVar("T")
+
 Found: TypeAlias = tuple[int, int, int]
 """Timestamp, offset, leader epoch."""
-Finding: TypeAlias = Generator[Task | None, None, Found | None]
+Steps: TypeAlias = Generator[Task | None, None, T]
 """A yielded task is to be run, in a thread if that is at hand, before the next step."""
+Finding: TypeAlias = Steps[Found | None]
 
 UNPACKED_INLINE_BYTES: Final = 64 << 10
 """What a batch may become where it is looked through; a larger one is unpacked by a task."""

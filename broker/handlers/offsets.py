@@ -34,6 +34,7 @@ from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.peers import STORED_END, STORED_END_FROM
 from protocol.work import Work
+from storage.times import Steps
 
 if TYPE_CHECKING:
     from protocol.requests.delete_records import DeleteRecordsRequest
@@ -100,9 +101,7 @@ class OffsetHandlers:
             raise KafkaError(ErrorCode.unknown_server_error, f"no isolation level {request.isolation_level}")
         topics, look_ups = await self._turns.run(_rows(ctx, request))
         late: list[tuple[Row, LookUp]] = []
-        for answer, look_up in look_ups:
-            if await self._look_up(look_up, answer):
-                late.append((answer, look_up))
+        await self._look_ups.run(self._look_up_all(look_ups, late))
         response: Fields = {"throttle_time": 0, "topics": topics}
         if not late or self._tier is None:
             return response
@@ -111,7 +110,15 @@ class OffsetHandlers:
             self._tier, late, wait_s if wait_s > 0 else self._tier.list_wait_s(), response
         )
 
-    async def _look_up(self, look_up: LookUp, answer: Row) -> bool:
+    def _look_up_all(self, look_ups: list[tuple[Row, LookUp]], late: list[tuple[Row, LookUp]]) -> Steps[None]:
+        """Fill in the answers, but for those that have to come from the tier: add these to `late`."""
+        for at, (answer, look_up) in enumerate(look_ups, 1):
+            if (yield from self._look_up(look_up, answer)):
+                late.append((answer, look_up))
+            if at % ROWS_PER_STEP == 0:
+                yield None
+
+    def _look_up(self, look_up: LookUp, answer: Row) -> Steps[bool]:
         """Fill in the answer; return True if it has to come from the tier."""
         asked = look_up.asked
         try:
@@ -125,9 +132,7 @@ class OffsetHandlers:
                 if self._tier is None:
                     raise KafkaError(ErrorCode.offset_not_available)
                 return True
-            steps = finding(partition, asked.timestamp, look_up.isolation)
-            found = await self._look_ups.run(steps)
-            assert found is not None
+            found = yield from finding(partition, asked.timestamp, look_up.isolation)
             self._find(look_up)  # whoever leads by now may have another log
             look_up.found(answer, found)
         except KafkaError as failure:

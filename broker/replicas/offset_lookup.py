@@ -8,7 +8,8 @@ no offset past what it may read, and no end by a leader that does not know yet h
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from broker.ports import Offload
 from broker.replicas.partition import Partition
@@ -17,7 +18,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.work import Work
 from storage.log import AbstractLog
 from storage.prepare import Task
-from storage.times import Finding, Found
+from storage.times import Found, Steps
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -25,6 +26,8 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
+T = TypeVar("T")
+
 UNPACKED_AT_ONCE: Final = 2
 """Batches, which may become 64 MiB each."""
 _READ_COMMITTED: Final = 1
@@ -43,29 +46,33 @@ class LookUps:
     def __repr__(self) -> str:
         return f"<LookUps {self._room!r}>"
 
-    async def run(self, finding: Finding) -> Found | None:
+    async def run(self, steps: Steps[T]) -> T:
         while True:
-            step = await self._turns.run(_until_task(finding))
-            if not isinstance(step, Task):
-                return step
+            step = await self._turns.run(_until_task(steps))
+            if isinstance(step, _End):
+                return step.result
             async with self._room:
                 await self._offload(step.run)
 
 
-def _until_task(finding: Finding) -> Work[Task | Found | None]:
-    """Go on to the next task, or to what is found."""
+@dataclass(frozen=True, slots=True)
+class _End(Generic[T]):
+    result: T
+
+
+def _until_task(steps: Steps[T]) -> Work[Task | _End[T]]:
+    """Go on to the next task, or to the end."""
     while True:
         try:
-            task = next(finding)
+            task = next(steps)
         except StopIteration as end:
-            found: Found | None = end.value
-            return found
+            return _End(end.value)
         if task is not None:
             return task
         yield
 
 
-def finding(partition: Partition, timestamp: int, isolation: int | None) -> Finding:
+def finding(partition: Partition, timestamp: int, isolation: int | None) -> Steps[Found]:
     """Find (timestamp, offset, leader epoch) for one of the special timestamps or a real one."""
     held = partition.log
     if timestamp == EARLIEST:
