@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from protocol.compression import compress
+from protocol.compression import DecompressedTooLarge, compress
 from protocol.errors import CorruptBatch, KafkaError
 from protocol.records import (
     ATTRIBUTES,
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 RECORDS_PER_SLICE = 256
 BYTES_INLINE = 32 << 10
+UNPACKED_INLINE = 64 << 10
+"""What so small a batch may become before it is unpacked beside the loop."""
 WRITE_BYTES = 512 << 10
 KEY_BYTES_EXACT = 64
 KEY_OVERHEAD_BYTES = 100
@@ -616,9 +618,14 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _unpacked(owner: CompactedLogs, batch: bytes, header: BatchHeader) -> Generator[int, None, bytes]:
-    """The records section."""
-    if not header.codec or header.size <= BYTES_INLINE:
+    """The records section. How much a few bytes become shows only when they are unpacked."""
+    if not header.codec:
         return records_data(batch, 0, header)
+    if header.size <= BYTES_INLINE:
+        try:
+            return records_data(batch, 0, header, limit=UNPACKED_INLINE)
+        except DecompressedTooLarge:
+            pass
     return (yield from _beside(owner, lambda: records_data(batch, 0, header)))
 
 

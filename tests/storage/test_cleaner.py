@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from protocol.compression import Codec
 from protocol.records import end_txn_marker, iter_batches, parse_header, records_data
 from storage.checkpoints import CheckpointWrite
-from storage.cleaner import CleanerSettings, KeyMap, plan_cleaning, walk
+from storage.cleaner import CleanerSettings, CompactedLogs, KeyMap, _unpacked, plan_cleaning, walk
 from storage.flush import SegmentFlush
 from storage.log_manager import LogManager
 from storage.policy import LogConfig, SegmentExtent, plan_groups
@@ -385,3 +387,23 @@ def test_a_crash_after_any_file_operation_loses_nothing(tmp_path: Path) -> None:
         assert directory_bytes(manager_on(root).logs["topic", 0].directory) == left
         for _, header in iter_batches(read_all(log)):
             assert header.magic == 2
+
+
+@pytest.mark.parametrize("value_bytes, is_beside", [(1_000, False), (1 << 20, True)])
+def test_a_small_batch_that_becomes_large_is_unpacked_beside_the_loop(
+    value_bytes: int, is_beside: bool
+) -> None:
+    batch = bytes(batch_of([(b"k", bytes(value_bytes))], codec=Codec.ZSTD))
+    jobs: list[object] = []
+
+    class Owner:
+        def run_in_background(self, job: Callable[[], None], done: Callable[[None], None]) -> None:
+            jobs.append(job)
+            job()
+            done(None)
+
+    steps = _unpacked(cast(CompactedLogs, Owner()), batch, parse_header(batch))
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert len(end.value.value) > value_bytes
+    assert bool(jobs) is is_beside
