@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 DELETE_SUFFIX = "-delete"
 """Ends the name of a log's directory that is to be removed."""
 ALL_PRODUCERS_MAX = 500_000
-"""Producer ids that all logs together remember, about 200 MB."""
+"""Producer ids that all logs together remember, about 230 MB."""
 BOUND_PRODUCERS_MS = 5_000
 FORGOTTEN_PER_SLICE = 64
 LOGS_PER_SLICE = 512

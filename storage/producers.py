@@ -26,8 +26,8 @@ from protocol.work import Work, finish
 
 REMEMBERED_BATCHES = 5
 PRODUCERS_MAX: Final = 100_000
-"""Of one log. Each takes about 400 bytes."""
-PRODUCER_BYTES: Final = 400
+"""Of one log. Each takes about 460 bytes."""
+PRODUCER_BYTES: Final = 460
 SILENT_LOOKS: Final = 16
 _ENTRIES_PER_STEP: Final = 64
 NO_EPOCH = -1
