@@ -55,7 +55,6 @@ from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
 from broker.replicas.wal.parts import WalParts
-from broker.turns import Turns
 from broker.wal_tier import WalTier, build_wal_tier
 from protocol.apis import Api
 from remote.cold.chunks import ChunkCache
@@ -91,7 +90,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     loop = asyncio.get_running_loop()
     background = Background()
     spawn = background.spawn
-    turns = Turns(loop=loop, elapsed_s=world.elapsed_s, steps=world.turn_steps)
+    turns = cluster.turns
     purgatory = Purgatory(loop)
     wal_stats = WalStats()
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from protocol.errors import ErrorCode, KafkaError
+
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
 MeansT_contra = TypeVar("MeansT_contra", contravariant=True)
 RecordT_co = TypeVar("RecordT_co", covariant=True)
@@ -30,6 +32,19 @@ class Decision(Generic[RecordT_co, ResponseT_co]):
     """Answers to earlier commands, by token; they are sent before the response."""
     soft: bool = False
     """Memory already reckons with the records: if they do not become durable, the state must be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one item of a command was refused. Not the error itself, which holds the frames that raised it:
+    a response names many items."""
+
+    code: ErrorCode
+    message: str | None = None
+
+    @classmethod
+    def of(cls, error: KafkaError) -> Refusal:
+        return cls(error.code, error.message)
 
 
 class Command(Protocol[StateT_contra, MeansT_contra, RecordT_co, ResponseT_co]):

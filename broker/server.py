@@ -24,6 +24,7 @@ from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.control.directories import StartupError
 from broker.ports import Listening, World
+from broker.turns import Turns
 from protocol.apis import SERVED
 from protocol.messages import load
 
@@ -95,7 +96,9 @@ class Broker:
         self.request_stop()
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
-        cluster = Cluster(self.config, self.world, on_fenced=self.fail)
+        loop, world = asyncio.get_running_loop(), self.world
+        turns = Turns(loop=loop, elapsed_s=world.elapsed_s, steps=world.turn_steps)
+        cluster = Cluster(self.config, world, turns, on_fenced=self.fail)
         self.components = components = build(self.config, self.world, cluster, fail=self.fail)
         logs = components.logs
         logs.lock_and_open()

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.control.commands import Rules
-from broker.control.elections import allows_unclean_anywhere, elect_unclean
+from broker.control.commands import RECORDS_MAX_PER_COMMAND, Rules
+from broker.control.elections import allows_unclean_anywhere, elect_unclean, partitions_of
 from broker.control.image import BrokerImage, Image
 from broker.control.metadata_records import (
     NO_LEADER,
@@ -29,6 +29,7 @@ from broker.control.metadata_records import (
 from broker.decisions import Decision
 from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 PRODUCER_ID_BLOCK = 1000
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -57,15 +58,16 @@ def check_broker_epoch(image: Image, broker_id: int, broker_epoch: int) -> Broke
 
 def _with_unclean_elections(
     image: Image, rules: Rules, records: Iterable[Record], *, without: int = NO_LEADER
-) -> tuple[Record, ...]:
-    """The records, and in the same slot leaders for what they leave without one, where that is allowed."""
+) -> Work[tuple[Record, ...]]:
+    """The records, and in the same slot leaders for what they leave without one, where that is allowed; at
+    most as many as a slot should hold, and the controller elects the others later."""
     records = tuple(records)
-    if not allows_unclean_anywhere(image, rules.config):
+    if not (yield from allows_unclean_anywhere(image, rules.config)):
         return records
     ahead = image.copy()
-    for record in records:
-        ahead.apply(record, image.seq + 1)
-    return (*records, *elect_unclean(ahead, rules.config, without=without))
+    yield from ahead.folding(image.seq + 1, records)
+    most = RECORDS_MAX_PER_COMMAND
+    return (*records, *(yield from elect_unclean(ahead, rules.config, without=without, most=most)))
 
 
 # --- joining ---
@@ -88,7 +90,7 @@ class RegisterBroker:
     others_alive: frozenset[int] = field(default_factory=frozenset)
     """Brokers whose session another process holds: their id cannot be taken."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, None]]:
         if image.cluster_id != self.cluster_id:
             raise KafkaError(
                 ErrorCode.inconsistent_cluster_id,
@@ -107,7 +109,7 @@ class RegisterBroker:
             return Decision(records=self._amendment(before))
         # A disk that was changed, or not closed in order, is the last place to look for records: the
         # controller asks again later, when nobody better came.
-        records = _with_unclean_elections(image, rules, (self.record(),), without=self.broker_id)
+        records = yield from _with_unclean_elections(image, rules, (self.record(),), without=self.broker_id)
         return Decision(records=records)
 
     def record(self) -> BrokerRegistered:
@@ -166,7 +168,7 @@ class FenceBrokers:
     brokers: tuple[tuple[int, int], ...]
     """(broker id, broker epoch)"""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, None]]:
         records = [
             BrokerFenced(broker_id=broker_id, broker_epoch=broker_epoch, fenced=True)
             for broker_id, broker_epoch in dict.fromkeys(self.brokers)
@@ -174,7 +176,7 @@ class FenceBrokers:
         ]
         if not records:
             return Decision()
-        return Decision(records=_with_unclean_elections(image, rules, records))
+        return Decision(records=(yield from _with_unclean_elections(image, rules, records)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +186,12 @@ class UnfenceBroker:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, None]]:
         broker = check_broker_epoch(image, self.broker_id, self.broker_epoch)
         if not broker.fenced or broker.stopping:
             return Decision()
         back = BrokerFenced(broker_id=self.broker_id, broker_epoch=self.broker_epoch, fenced=False)
-        return Decision(records=_with_unclean_elections(image, rules, (back,)))
+        return Decision(records=(yield from _with_unclean_elections(image, rules, (back,))))
 
 
 # --- leaving ---
@@ -206,14 +208,12 @@ class ControlledShutdown:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, bool]]:
         broker = check_broker_epoch(image, self.broker_id, self.broker_epoch)
         if broker.fenced or broker.stopping:
             return Decision(response=True)
-        moves = any(
-            partition.leader == self.broker_id and len(partition.isr) > 1
-            for topic in image.topics.values()
-            for partition in topic.partitions
+        moves = yield from partitions_of(
+            image, lambda each: each.leader == self.broker_id and len(each.isr) > 1
         )
         stopping = BrokerStopping(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
         return Decision(response=not moves, records=(stopping,))
@@ -225,7 +225,7 @@ class UnregisterBroker:
 
     broker_id: int
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, None]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, None]]:
         broker = image.brokers.get(self.broker_id)
         if broker is None:
             raise KafkaError(
@@ -239,7 +239,7 @@ class UnregisterBroker:
                 "broker has taken over",
             )
         gone = BrokerUnregistered(broker_id=broker.id, broker_epoch=broker.epoch)
-        return Decision(records=_with_unclean_elections(image, rules, (gone,)))
+        return Decision(records=(yield from _with_unclean_elections(image, rules, (gone,))))
 
 
 # --- producer ids ---

@@ -29,15 +29,15 @@ from uuid import UUID
 from broker.config.broker import BrokerConfig
 from broker.control.brokers import ControlledShutdown, FenceBrokers, election
 from broker.control.command_queue import CommandQueue
-from broker.control.commands import ControllerCommand
+from broker.control.commands import ControllerCommand, deciding
 from broker.control.forwarding import Forwarding
 from broker.control.heartbeats import STUCK_AFTER_S, Heartbeats
 from broker.control.image import Delta, Image, TopicImage
 from broker.control.joining import HasLog, Joining
 from broker.control.leaders import ElectUncleanLeaders, RebalanceLeaders
 from broker.control.member import Member
-from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, parse_slot
-from broker.control.metadata_records import ControllerElected, Record
+from broker.control.metadata_log import SNAPSHOT_EVERY_SLOTS, BrokenLog, ReadSlot, parsing_slot
+from broker.control.metadata_records import ControllerElected, Record, encoding_records
 from broker.control.producer_ids import ProducerIds
 from broker.control.requests import ANSWER_S, ControllerClient
 from broker.control.sessions import SILENT_AFTER_S, ElectionTimer
@@ -45,6 +45,7 @@ from broker.control.settings import Settings
 from broker.control.topics import NewTopic, TopicResult
 from broker.net.channel import PeerLost
 from broker.ports import World
+from broker.turns import Turns
 from protocol.apis import PeerApi
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -74,14 +75,15 @@ class Cluster(Member):
         self,
         config: BrokerConfig,
         world: World,
+        turns: Turns,
         *,
         on_fenced: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(config, world)
+        super().__init__(config, world, turns)
         self.directory_ids: dict[str, UUID] = {}
         self.settings = Settings(config, self.image, world.random)
         self.rules = self.settings.rules
-        self.queue = CommandQueue(self.ledger, self)
+        self.queue = CommandQueue(self.ledger, self, turns)
         self.requests = ControllerClient(self, self.queue, self.settings)
         self.forwarding = Forwarding(self, self.requests, answer_s=ANSWER_S)
         self.heartbeats = Heartbeats(
@@ -208,8 +210,7 @@ class Cluster(Member):
             logger.warning("node %d starts an election: no answer from controller %d", self.node_id, dead)
             is_heard = not refused and self.now_s() - self._answered_s < SILENT_AFTER_S
             bump = election(self.image, self.node_id)
-            records = self._takeover(bump, None if is_heard else dead)
-            delta = await self.ledger.commit(records, controller_epoch=bump.controller_epoch)
+            delta = await self._take_over(bump, None if is_heard else dead)
             if delta is None:
                 await self._read_on()
             else:
@@ -221,15 +222,20 @@ class Cluster(Member):
             self._is_electing = False
             self._timer.restart(self.now_s())
 
-    def _takeover(self, bump: ControllerElected, dead: int | None) -> list[Record]:
-        """The bump, and in the same slot the fence of a controller that is gone, not merely without a
+    async def _take_over(self, bump: ControllerElected, dead: int | None) -> Delta | None:
+        """Commit the bump, and in the same slot the fence of a controller that is gone, not merely without a
         store."""
+        image = self.image.kept()
         records: list[Record] = [bump]
-        gone = self.image.brokers.get(-1 if dead is None else dead)
+        gone = image.brokers.get(-1 if dead is None else dead)
         if gone is not None and not gone.fenced and gone.id != self.node_id:
             command = FenceBrokers(brokers=((gone.id, gone.epoch),))
-            records += command.decide(self.image, self.rules()).records
-        return records
+            decided = await self.turns.run(deciding(command, image, self.rules()))
+            records += decided.records
+        encoded = await self.turns.run(encoding_records(records))
+        return await self.ledger.commit(
+            records, encoded, after=image.seq, controller_epoch=bump.controller_epoch
+        )
 
     # --- following ---
 
@@ -339,17 +345,23 @@ class Cluster(Member):
             self._reading = self.spawn(self._read_on())
 
     async def _take_slots(self, answer: Any) -> None:
-        deltas = []
-        for data in answer.slots:
-            try:
-                deltas += self.ledger.take([parse_slot(bytes(data))])
-            except BrokenLog as error:
-                logger.warning(
-                    "cannot read the metadata slots a peer sent, reading them from the store: %s", error
-                )
-                self._read_soon()
-                break
+        slots: list[ReadSlot] = []
+        deltas: list[Delta] = []
+        try:
+            for data in answer.slots:
+                slot = await self.turns.run(parsing_slot(bytes(data)))
+                slots.append(slot)
+        except BrokenLog as error:
+            self._distrust(error)
+        try:
+            deltas = await self.ledger.take(slots)
+        except BrokenLog as error:
+            self._distrust(error)
         await self._follow_deltas(deltas)
+
+    def _distrust(self, error: BrokenLog) -> None:
+        logger.warning("cannot read the metadata slots a peer sent, reading them from the store: %s", error)
+        self._read_soon()
 
     async def _heartbeat_failed(self, controller: int, *, refused: bool) -> None:
         """Handle a heartbeat without an answer: a closed port starts an election, and a peer may know a newer
@@ -476,7 +488,7 @@ class Cluster(Member):
             self._snapshot is not None and not self._snapshot.done()
         ):
             return
-        self._snapshot = self.spawn(self._snapshot_and_trim(self.image.copy(), self.ledger.last_hash))
+        self._snapshot = self.spawn(self._snapshot_and_trim(self.image.kept(), self.ledger.last_hash))
 
     async def _snapshot_and_trim(self, image: Image, last_hash: bytes) -> None:
         now_ms = self._world.now_ms()

@@ -5,7 +5,8 @@ own: the rules of a command (commands.py), winning a slot (ledger.py), which nod
 (cluster.py).
 
 Invariants: nothing is answered before its slot is won. Commands of one slot are decided in order, each seeing
-what those before it will do. A node that loses a slot writes no more in that controller epoch, and answers
+what those before it will do. They are decided in turns, upon a copy of the image; if another slot came in the
+meantime, theirs is lost. A node that loses a slot writes no more in that controller epoch, and answers
 nothing it did not commit.
 """
 
@@ -13,16 +14,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from broker.control.commands import ControllerCommand, Rules
+from broker.control.commands import RECORDS_MAX_PER_COMMAND, ControllerCommand, Rules, deciding
 from broker.control.image import Delta, Image
 from broker.control.ledger import Ledger
 from broker.control.metadata_log import BrokenLog
-from broker.control.metadata_records import Record, encode_record
+from broker.control.metadata_records import Record, encoding_records
 from broker.decisions import Decision
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 from remote.store.object_store import StoreError
 
 R = TypeVar("R")
@@ -56,16 +60,56 @@ class EmptySlot:
         return Decision()
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A command on its way into a slot."""
+
+    future: asyncio.Future[Any]
+    decided: Decision[Record, Any] | Exception | None = None
+
+    def answer(self) -> None:
+        """Give what was decided, or that it will not be committed, to the one that waits for it."""
+        decided, self.decided = self.decided, None
+        if self.future.done():
+            return
+        if isinstance(decided, Decision):
+            self.future.set_result(decided.response)
+        else:
+            self.future.set_exception(not_controller() if decided is None else decided)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is to be the next slot."""
+
+    after: int = -1
+    records: list[Record] = field(default_factory=list)
+    encoded: list[bytes] = field(default_factory=list)
+    asked: list[_Asked] = field(default_factory=list)
+    size: int = 0
+    is_wanted: bool = False
+
+    def has_room(self) -> bool:
+        return (
+            len(self.asked) < SLOT_MAX_COMMANDS
+            and len(self.records) < RECORDS_MAX_PER_COMMAND
+            and self.size < SLOT_MAX_BYTES
+        )
+
+    def refuse(self) -> None:
+        """Tell all that wait for it that it will not be committed; what is answered stays answered."""
+        for each in self.asked:
+            each.decided = None
+            each.answer()
+
+
 class CommandQueue:
-    def __init__(
-        self,
-        ledger: Ledger,
-        writer: SlotWriter,
-    ) -> None:
+    def __init__(self, ledger: Ledger, writer: SlotWriter, turns: Turns) -> None:
         self.controller_epoch: int | None = None
         """The epoch this node writes in; None while it is not the controller."""
         self._ledger = ledger
         self._member = writer
+        self._turns = turns
         self._queue: deque[tuple[ControllerCommand[Any], asyncio.Future[Any]]] = deque()
         self._writer: asyncio.Task[None] | None = None
 
@@ -82,9 +126,10 @@ class CommandQueue:
     def close(self) -> None:
         """Refuse what is waiting: this node will not commit it."""
         self.controller_epoch = None
-        waiting = [future for _, future in self._queue]
+        waiting = [_Asked(future) for _, future in self._queue]
         self._queue.clear()
-        _fail(waiting)
+        for each in waiting:
+            each.answer()
 
     async def submit(self, command: ControllerCommand[R], *, timeout_ms: int | None = None) -> R:
         """Decide a command, commit its records, and return its response; raise KafkaError if that fails."""
@@ -106,73 +151,61 @@ class CommandQueue:
 
     async def _write(self) -> None:
         """Commands that wait while a slot is being won share the next one."""
-        answers: list[tuple[asyncio.Future[Any], _Decided]] = []
+        slot = _Slot()
         try:
             while self._queue and self.controller_epoch is not None:
-                records, answers, is_wanted = self._decide_slot()
-                if is_wanted:
-                    epoch = self.controller_epoch
-                    delta = await self._ledger.commit(records, controller_epoch=epoch)
+                slot, epoch = _Slot(), self.controller_epoch
+                await self._turns.run(self._decide(slot))
+                if self.controller_epoch != epoch:
+                    slot.refuse()
+                    continue
+                if slot.is_wanted:
+                    delta = await self._ledger.commit(
+                        slot.records, slot.encoded, after=slot.after, controller_epoch=epoch
+                    )
                     if delta is None:
                         if self.controller_epoch == epoch:
                             self.close()
                         await self._member.slot_lost(epoch)
-                        _fail(future for future, _ in answers)
+                        slot.refuse()
                         continue
                     await self._member.publish(delta)
-                for future, decided in answers:
-                    _answer(future, decided)
+                for each in slot.asked:
+                    each.answer()
         except (BrokenLog, StoreError) as error:
             self._member.end_membership(f"the metadata log cannot be written: {error}")
         finally:
             # However this ended, nothing is left waiting: what is answered already stays answered.
-            _fail(future for future, _ in answers)
+            slot.refuse()
             if not self.is_open:
                 self.close()
 
-    def _decide_slot(self) -> tuple[list[Record], list[tuple[asyncio.Future[Any], _Decided]], bool]:
+    def _decide(self, slot: _Slot) -> Work[None]:
+        """Take commands off the queue for as long as the slot has room."""
         ahead = self._ledger.image.copy()
+        slot.after = ahead.seq
         rules = self._member.rules()
-        records: list[Record] = []
-        answers: list[tuple[asyncio.Future[Any], _Decided]] = []
-        size, is_wanted = 0, False
-        while self._queue and len(answers) < SLOT_MAX_COMMANDS and size < SLOT_MAX_BYTES:
+        while self._queue and slot.has_room():
             command, future = self._queue.popleft()
             if future.done():
                 continue
-            decided = _decide(command, ahead, rules)
-            answers.append((future, decided))
-            is_wanted = is_wanted or isinstance(command, EmptySlot)
-            if isinstance(decided, Decision):
-                ahead.apply_slot(self._ledger.image.seq + 1, decided.records)
-                size += sum(len(encode_record(record)) for record in decided.records)
-                records += decided.records
-        return records, answers, bool(records) or is_wanted
-
-
-_Decided = Decision[Record, Any] | Exception
+            asked = _Asked(future)
+            slot.asked.append(asked)
+            try:
+                asked.decided = decided = yield from deciding(command, ahead, rules)
+            except KafkaError as error:
+                asked.decided = error.with_traceback(None)  # whose frames hold all that it was decided upon
+                continue
+            except Exception as error:  # an unexpected one too goes to the one that asked
+                asked.decided = error
+                continue
+            slot.is_wanted = slot.is_wanted or bool(decided.records) or isinstance(command, EmptySlot)
+            yield from ahead.folding(slot.after + 1, decided.records)
+            encoded = yield from encoding_records(decided.records)
+            slot.records += decided.records
+            slot.encoded += encoded
+            slot.size += sum(map(len, encoded))
 
 
 def not_controller() -> KafkaError:
     return KafkaError(ErrorCode.not_controller, "This broker is not the controller.")
-
-
-def _decide(command: ControllerCommand[Any], image: Image, rules: Rules) -> _Decided:
-    try:
-        return command.decide(image, rules)
-    except Exception as error:  # an unexpected one too goes to the one that asked
-        return error
-
-
-def _answer(future: asyncio.Future[Any], decided: _Decided) -> None:
-    if future.done():
-        return
-    if isinstance(decided, Decision):
-        future.set_result(decided.response)
-    else:
-        future.set_exception(decided)
-
-
-def _fail(waiting: Iterable[asyncio.Future[Any]]) -> None:
-    for future in waiting:
-        _answer(future, not_controller())

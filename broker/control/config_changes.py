@@ -22,8 +22,9 @@ from broker.control.image import Image
 from broker.control.internal_topics import is_of_the_brokers
 from broker.control.metadata_records import ConfigChanged, Record
 from broker.control.topics import check_cleanup, check_topic_name
-from broker.decisions import Decision
+from broker.decisions import Decision, Refusal
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 Resource = tuple[int, str]
 
@@ -96,7 +97,7 @@ class IncrementalAlterConfigs:
     changes: tuple[tuple[Resource, tuple[ConfigOp, ...]], ...]
     validate_only: bool = False
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, dict[Resource, KafkaError | None]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, dict[Resource, Refusal | None]]]:
         def target(
             resource: Resource, current: Mapping[str, str], ops: tuple[ConfigOp, ...]
         ) -> dict[str, str]:
@@ -112,7 +113,7 @@ class AlterConfigs:
     resources: tuple[tuple[Resource, tuple[tuple[str, str], ...]], ...]
     validate_only: bool = False
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, dict[Resource, KafkaError | None]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, dict[Resource, Refusal | None]]]:
         def target(
             resource: Resource, current: Mapping[str, str], values: tuple[tuple[str, str], ...]
         ) -> dict[str, str]:
@@ -128,17 +129,18 @@ def _alter(
     target: Callable[[Resource, Mapping[str, str], Any], dict[str, str]],
     *,
     validate_only: bool,
-) -> Decision[Record, dict[Resource, KafkaError | None]]:
-    results: dict[Resource, KafkaError | None] = {}
+) -> Work[Decision[Record, dict[Resource, Refusal | None]]]:
+    results: dict[Resource, Refusal | None] = {}
     records: list[Record] = []
     for resource, change in changes:
+        yield
         resource_type, name = resource
         try:
             current = image.config(_resource_type(resource_type), name)
             wanted = target(resource, current, change)
             _check_resource(image, rules, resource, current, wanted)
         except KafkaError as error:
-            results[resource] = error
+            results[resource] = Refusal.of(error)
             continue
         results[resource] = None
         records += _config_records(resource, current, wanted)

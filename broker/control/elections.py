@@ -10,15 +10,16 @@ outside the ISR is only found by an unclean election, and the record says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
 from broker.config.values import ResourceType
-from broker.control.image import Image
+from broker.control.image import LOOKED_AT_ONCE, Image, TopicImage
 from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage
+from protocol.work import Work
 
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
 
@@ -46,11 +47,15 @@ def allows_unclean(image: Image, config: BrokerConfig, topic: str) -> bool:
     return config.unclean_leader_election_enable if own is None else own.strip().lower() == "true"
 
 
-def allows_unclean_anywhere(image: Image, config: BrokerConfig) -> bool:
-    return config.unclean_leader_election_enable or any(
-        resource is ResourceType.TOPIC and allows_unclean(image, config, name)
-        for resource, name in image.configs
-    )
+def allows_unclean_anywhere(image: Image, config: BrokerConfig) -> Work[bool]:
+    if config.unclean_leader_election_enable:
+        return True
+    for at, (resource, name) in enumerate(image.configs):
+        if resource is ResourceType.TOPIC and allows_unclean(image, config, name):
+            return True
+        if at % LOOKED_AT_ONCE == 0:
+            yield
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +104,36 @@ def change(
 
 
 def elect_unclean(
-    image: Image, config: BrokerConfig, *, without: int = NO_LEADER, most: int | None = None
-) -> list[PartitionChanged]:
+    image: Image, config: BrokerConfig, *, without: int = NO_LEADER, most: int
+) -> Work[list[PartitionChanged]]:
     """Elect leaders for partitions without one, of topics whose owner would rather lose records than wait."""
     records: list[PartitionChanged] = []
-    for topic in image.topics.values():
-        leaderless = [partition for partition in topic.partitions if partition.leader == NO_LEADER]
-        if not leaderless or not allows_unclean(image, config, topic.name):
-            continue
-        target = Target(election=Election.UNCLEAN, without=without)
-        for partition in leaderless:
-            if most is not None and len(records) >= most:
-                return records
+    target = Target(election=Election.UNCLEAN, without=without)
+    for topic, partition in (yield from partitions_of(image, lambda each: each.leader == NO_LEADER)):
+        if len(records) >= most:
+            break
+        if allows_unclean(image, config, topic.name):
             record = change(image, topic.id, partition, target)
             if record is not None:
                 records.append(record)
+        yield
     return records
+
+
+def partitions_of(
+    image: Image, wanted: Callable[[PartitionImage], bool]
+) -> Work[list[tuple[TopicImage, PartitionImage]]]:
+    """Return the partitions of all topics of which `wanted` is true."""
+    found: list[tuple[TopicImage, PartitionImage]] = []
+    looked_at = 0
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            if wanted(partition):
+                found.append((topic, partition))
+            looked_at += 1
+            if looked_at % LOOKED_AT_ONCE == 0:
+                yield
+    return found
 
 
 def _or(wanted: Replicas | None, current: Replicas) -> Replicas:

@@ -3,8 +3,9 @@
 Owns: the image, and what each record does to it. Does not own: the records and their encoding
 (metadata_records.py), which records a command leads to (commands.py), how slots are won (metadata_log.py).
 
-Invariant: an image is a function of the records applied, in order. Only `apply` changes one, no record is
+Invariants: an image is a function of the records applied, in order. Only `apply` changes one, no record is
 ever refused (the commit point lies behind us), and `snapshot_records` of an image folds to an equal image.
+What a node knows changes by `become` alone, slot by slot, so that whoever reads in turns can keep one image.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ from broker.control.metadata_records import (
     SnapshotTaken,
     TopicCreated,
     TopicDeleted,
+    topic_records,
 )
 from broker.endpoint import Endpoint
+from protocol.work import Work, finish
 
 FIRST_PRODUCER_ID = 0
+LOOKED_AT_ONCE = 64
+"""Partitions that are looked at, or changed, between two turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +103,7 @@ class Delta:
 
 
 class Image:
-    """Read by everyone, changed by `apply` alone. The values inside are immutable: a copy is four small
-    dicts.
-    """
+    """Read by everyone, changed by `apply` alone. The values inside are immutable: a copy is four dicts."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -131,9 +134,17 @@ class Image:
             setattr(twin, name, dict(getattr(self, name)))
         return twin
 
+    def kept(self) -> Image:
+        """This image as it is now, for one that reads it in turns: it costs nothing, and what the node's
+        image becomes meanwhile does not show in it. It may not be changed."""
+        twin = Image()
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def become(self, other: Image) -> None:
-        """Take over another's state; all that hold this image go on with it."""
-        self.__dict__.update(other.copy().__dict__)
+        """Take over another's state; all that hold this image go on with it. The other one may be changed no
+        more."""
+        self.__dict__.update(other.__dict__)
 
     def config(self, resource: ResourceType, name: str) -> Mapping[str, str]:
         return self.configs.get((resource, name), {})
@@ -163,18 +174,28 @@ class Image:
     def apply(self, record: Record, seq: int, delta: Delta | None = None) -> None:
         """Fold in one record of slot `seq`."""
         self.seq = seq
-        _APPLY[type(record)](self, record, Delta() if delta is None else delta)
+        finish(self._apply(record, Delta() if delta is None else delta))
 
     def apply_slot(self, seq: int, records: Iterable[Record]) -> Delta:
+        return finish(self.folding(seq, records))
+
+    def folding(self, seq: int, records: Iterable[Record]) -> Work[Delta]:
+        """Fold in a slot in turns. Until it is done the image is half changed: nobody else may read it."""
         delta = Delta(seq=seq)
         self.seq = seq
         for topic_id, run in groupby(records, _changed_topic):
             if topic_id is None:
                 for record in run:
-                    self.apply(record, seq, delta)
+                    yield from self._apply(record, delta)
+                    yield
             else:
-                self._partitions_changed(topic_id, run, delta)
+                yield from self._partitions_changed(topic_id, run, delta)
         return delta
+
+    def _apply(self, record: Record, delta: Delta) -> Work[None]:
+        rest = _APPLY[type(record)](self, record, delta)
+        if rest is not None:
+            yield from rest
 
     def snapshot_records(self) -> Iterator[Record]:
         """The shortest log that folds to this image; epochs and numbers are spelled out."""
@@ -194,7 +215,7 @@ class Image:
                 stopping=broker.stopping,
             )
         for topic in self.topics.values():
-            yield TopicCreated(name=topic.name, topic_id=topic.id, partitions=topic.partitions)
+            yield from topic_records(topic.name, topic.id, topic.partitions)
         for (resource_type, resource_name), values in self.configs.items():
             for name, value in values.items():
                 yield ConfigChanged(
@@ -225,7 +246,7 @@ class Image:
         self.controller_id = record.controller_id
         self.controller_epoch = record.controller_epoch
 
-    def _broker_registered(self, record: BrokerRegistered, delta: Delta) -> None:
+    def _broker_registered(self, record: BrokerRegistered, delta: Delta) -> Work[None]:
         before = self.brokers.get(record.broker_id)
         self.brokers[record.broker_id] = BrokerImage(
             id=record.broker_id,
@@ -242,37 +263,37 @@ class Image:
             return
         same_disk = before is not None and not set(before.directories).isdisjoint(record.directories)
         clean = same_disk and before is not None and record.clean_epoch == before.epoch
-        self._reincarnate(record.broker_id, same_disk=same_disk, clean=clean, delta=delta)
+        yield from self._reincarnate(record.broker_id, same_disk=same_disk, clean=clean, delta=delta)
         if record.fenced:
-            self._leave_isrs(record.broker_id, delta)
+            yield from self._leave_isrs(record.broker_id, delta)
 
-    def _broker_fenced(self, record: BrokerFenced, delta: Delta) -> None:
+    def _broker_fenced(self, record: BrokerFenced, delta: Delta) -> Work[None]:
         broker = self.brokers.get(record.broker_id)
         if broker is None or broker.epoch != record.broker_epoch:
             return
         self.brokers[broker.id] = replace(broker, fenced=record.fenced)
         delta.brokers_changed.add(broker.id)
         if record.fenced:
-            self._leave_isrs(broker.id, delta)
+            yield from self._leave_isrs(broker.id, delta)
         elif self.is_active(broker.id):
-            self._lead_again(broker.id, delta)
+            yield from self._lead_again(broker.id, delta)
 
-    def _broker_stopping(self, record: BrokerStopping, delta: Delta) -> None:
+    def _broker_stopping(self, record: BrokerStopping, delta: Delta) -> Work[None]:
         broker = self.brokers.get(record.broker_id)
         if broker is None or broker.epoch != record.broker_epoch:
             return
         self.brokers[broker.id] = replace(broker, stopping=True)
         delta.brokers_changed.add(broker.id)
-        self._leave_isrs(broker.id, delta, leads_alone=True)
+        yield from self._leave_isrs(broker.id, delta, leads_alone=True)
 
-    def _broker_unregistered(self, record: BrokerUnregistered, delta: Delta) -> None:
+    def _broker_unregistered(self, record: BrokerUnregistered, delta: Delta) -> Work[None]:
         broker = self.brokers.get(record.broker_id)
         if broker is not None and broker.epoch == record.broker_epoch:
-            self._leave_isrs(broker.id, delta)
+            yield from self._leave_isrs(broker.id, delta)
             del self.brokers[broker.id]
             delta.brokers_changed.add(broker.id)
 
-    def _reincarnate(self, broker_id: int, *, same_disk: bool, clean: bool, delta: Delta) -> None:
+    def _reincarnate(self, broker_id: int, *, same_disk: bool, clean: bool, delta: Delta) -> Work[None]:
         """What a new incarnation means for the partitions of its node.
 
         After an unclean stop it leaves every ISR that has another member. As the only member it leads on in a
@@ -294,9 +315,9 @@ class Image:
                 return partition.changed(leader=NO_LEADER, isr=())
             return self._elect(partition, isr)
 
-        self._change_partitions(change, delta)
+        return self._change_partitions(change, delta)
 
-    def _leave_isrs(self, broker_id: int, delta: Delta, *, leads_alone: bool = False) -> None:
+    def _leave_isrs(self, broker_id: int, delta: Delta, *, leads_alone: bool = False) -> Work[None]:
         """The broker leaves every ISR that has another member, and leads nothing but, where it may, what it
         alone is in sync with; a sole member stays in the ISR.
         """
@@ -310,15 +331,15 @@ class Image:
             leads = partition.leader == broker_id
             return partition.changed(leader=NO_LEADER) if leads and not leads_alone else partition
 
-        self._change_partitions(change, delta)
+        return self._change_partitions(change, delta)
 
-    def _lead_again(self, broker_id: int, delta: Delta) -> None:
+    def _lead_again(self, broker_id: int, delta: Delta) -> Work[None]:
         def change(partition: PartitionImage) -> PartitionImage:
             if partition.leader != NO_LEADER or broker_id not in partition.isr:
                 return partition
             return self._elect(partition, partition.isr)
 
-        self._change_partitions(change, delta)
+        return self._change_partitions(change, delta)
 
     def _without(self, partition: PartitionImage, broker_id: int) -> PartitionImage:
         rest = tuple(member for member in partition.isr if member != broker_id)
@@ -332,13 +353,24 @@ class Image:
         leader = next(filter(self.is_active, candidates), NO_LEADER)
         return partition.changed(leader=leader, isr=isr)
 
-    def _change_partitions(self, change: Callable[[PartitionImage], PartitionImage], delta: Delta) -> None:
+    def _change_partitions(
+        self, change: Callable[[PartitionImage], PartitionImage], delta: Delta
+    ) -> Work[None]:
+        looked_at = 0
         for topic in list(self.topics.values()):
-            partitions = tuple(map(change, topic.partitions))
-            if partitions != topic.partitions:
-                for before, after in zip(topic.partitions, partitions, strict=True):
+            partitions: list[PartitionImage] = []
+            is_changed = False
+            for before in topic.partitions:
+                after = change(before)
+                partitions.append(after)
+                if after is not before:
+                    is_changed = True
                     delta.partition_changed(before, after)
-                self._replace_topic(topic, partitions, delta)
+                looked_at += 1
+                if looked_at % LOOKED_AT_ONCE == 0:
+                    yield
+            if is_changed:
+                self._replace_topic(topic, tuple(partitions), delta)
 
     def _topic_created(self, record: TopicCreated, delta: Delta) -> None:
         topic = TopicImage(name=record.name, id=record.topic_id, partitions=record.partitions)
@@ -351,16 +383,18 @@ class Image:
         if topic is not None and len(topic.partitions) == record.first:
             self._replace_topic(topic, topic.partitions + record.partitions, delta)
 
-    def _partition_changed(self, record: PartitionChanged, delta: Delta) -> None:
-        self._partitions_changed(record.topic_id, (record,), delta)
+    def _partition_changed(self, record: PartitionChanged, delta: Delta) -> Work[None]:
+        return self._partitions_changed(record.topic_id, (record,), delta)
 
-    def _partitions_changed(self, topic_id: UUID, records: Iterable[Any], delta: Delta) -> None:
+    def _partitions_changed(self, topic_id: UUID, records: Iterable[Any], delta: Delta) -> Work[None]:
         """All changes of a topic at once: one by one, each would copy the topic."""
         topic = self.topic_by_id(topic_id)
         if topic is None:
             return
         partitions = list(topic.partitions)
-        for record in records:
+        for at, record in enumerate(records, 1):
+            if at % LOOKED_AT_ONCE == 0:
+                yield
             if 0 <= record.partition < len(partitions):
                 before = partitions[record.partition]
                 after = partitions[record.partition] = record.of(before)
@@ -393,7 +427,7 @@ class Image:
         self.next_producer_id = max(self.next_producer_id, record.next_producer_id)
 
 
-_APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], None]] = {
+_APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], Work[None] | None]] = {
     ClusterBorn: Image._cluster_born,
     ControllerElected: Image._controller_elected,
     BrokerRegistered: Image._broker_registered,
@@ -421,16 +455,18 @@ def fold(slots: Iterable[tuple[int, Iterable[Record]]], image: Image | None = No
     return image
 
 
-def difference(old: Image, new: Image) -> Delta:
+def difference(old: Image, new: Image) -> Work[Delta]:
     """The difference between two images, for a node that missed the slots in between."""
     delta = Delta(seq=new.seq)
     for name, topic in old.topics.items():
+        yield
         now = new.topics.get(name)
         if now is None or now.id != topic.id:
             delta.topics_deleted.append(topic)
         elif now != topic:
             delta.topics_changed[name] = topic
     for name, topic in new.topics.items():
+        yield
         before = old.topics.get(name)
         if before is None or before.id != topic.id:
             delta.topics_created[name] = topic

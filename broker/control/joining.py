@@ -20,6 +20,7 @@ from uuid import UUID
 from broker.config.broker import BrokerConfig
 from broker.control.brokers import SECURITY_PROTOCOLS, RegisterBroker, election
 from broker.control.command_queue import CommandQueue
+from broker.control.commands import deciding
 from broker.control.directories import (
     Directory,
     StartupError,
@@ -35,7 +36,13 @@ from broker.control.image import Image, TopicImage
 from broker.control.leaders import AlterPartition, IsrChange
 from broker.control.member import Member
 from broker.control.metadata_log import BrokenLog
-from broker.control.metadata_records import ClusterBorn, ControllerElected, PartitionImage, Record
+from broker.control.metadata_records import (
+    ClusterBorn,
+    ControllerElected,
+    PartitionImage,
+    Record,
+    encoding_records,
+)
 from broker.control.requests import ControllerClient
 from broker.control.sessions import ElectionTimer
 from broker.control.settings import Settings
@@ -253,10 +260,13 @@ class Joining:
             await self._wait_for_earlier_life()
             return False
         born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_id(self._member.new_id()))]
-        taken_in = registration.decide(self._image, self._settings.rules()).records
-        bump = election(self._image, self._node_id)
-        records: list[Record] = [*born, bump, *taken_in]
-        if await self._ledger.commit(records, controller_epoch=bump.controller_epoch) is None:
+        image, turns = self._image.kept(), self._member.turns
+        taken_in = await turns.run(deciding(registration, image, self._settings.rules()))
+        bump = election(image, self._node_id)
+        records: list[Record] = [*born, bump, *taken_in.records]
+        encoded = await turns.run(encoding_records(records))
+        epoch = bump.controller_epoch
+        if await self._ledger.commit(records, encoded, after=image.seq, controller_epoch=epoch) is None:
             return False
         return self._lead(bump)
 

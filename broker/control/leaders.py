@@ -9,24 +9,38 @@ Invariant: a command that names a partition more than once decides each time upo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from uuid import UUID
 
 from broker.control.brokers import check_broker_epoch
-from broker.control.commands import Rules
-from broker.control.elections import Election, Replicas, Target, allows_unclean, change, elect_unclean
-from broker.control.image import Image, TopicImage
+from broker.control.commands import RECORDS_MAX_PER_COMMAND, Rules, too_large
+from broker.control.elections import (
+    Election,
+    Replicas,
+    Target,
+    allows_unclean,
+    change,
+    elect_unclean,
+    partitions_of,
+)
+from broker.control.image import LOOKED_AT_ONCE, Image, TopicImage
 from broker.control.metadata_records import NO_LEADER, PartitionChanged, PartitionImage, Record
 from broker.control.placement import check_assignment
-from broker.decisions import Decision
+from broker.decisions import Decision, Refusal
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
-CHANGES_MAX_PER_COMMAND = 10_000
 ELECTIONS_MAX_PER_ROUND = 1_000
 """The most elections of one command that were not asked for; the next command has the rest."""
 ANY_EPOCH = -1
+_NOT_PREFERRED = Refusal(ErrorCode.preferred_leader_not_available, "The preferred leader was not available.")
+_NOT_ELIGIBLE = Refusal(
+    ErrorCode.eligible_leaders_not_available, "Eligible topic partition leaders are not available."
+)
+_NOT_NEEDED = Refusal(ErrorCode.election_not_needed, "Leader election not needed for topic partition.")
 _RECOVERED = 0
 
 PartitionRef = tuple[str, int]
@@ -55,8 +69,8 @@ class _Changes:
 
 
 def _check_size(changes: int) -> None:
-    if changes > CHANGES_MAX_PER_COMMAND:
-        raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
+    if changes > RECORDS_MAX_PER_COMMAND:
+        raise too_large()
 
 
 # --- AlterPartition ---
@@ -78,7 +92,7 @@ class IsrResult:
     topic_id: UUID
     partition: int
     image: PartitionImage | None = None
-    error: KafkaError | None = None
+    error: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +122,19 @@ class AlterPartition:
             "topics": [{"topic_id": topic_id, "partitions": rows} for topic_id, rows in topics.items()],
         }
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[IsrResult]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[IsrResult]]]:
         check_broker_epoch(image, self.broker_id, self.broker_epoch)
         _check_size(len(self.changes))
         changes = _Changes(image)
         results: list[IsrResult] = []
         for asked in self.changes:
+            yield
+            changed: PartitionImage | None = None
+            error: Refusal | None = None
             try:
-                changed, error = self._alter(changes, rules, asked), None
+                changed = self._alter(changes, rules, asked)
             except KafkaError as refused:
-                changed, error = None, refused
+                error = Refusal.of(refused)
             results.append(
                 IsrResult(topic_id=asked.topic_id, partition=asked.partition, image=changed, error=error)
             )
@@ -188,7 +205,7 @@ class ElectionType(IntEnum):
 class ElectionResult:
     topic: str
     partition: int
-    error: KafkaError | None = None
+    error: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +215,7 @@ class ElectLeaders:
     election_type: int
     partitions: tuple[PartitionRef, ...] | None
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[ElectionResult]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[ElectionResult]]]:
         try:
             kind = ElectionType(self.election_type)
         except ValueError:
@@ -209,7 +226,10 @@ class ElectLeaders:
             _check_size(len(self.partitions))
         changes = _Changes(image)
         results: list[ElectionResult] = []
-        for name, index in _all_partitions(image) if self.partitions is None else self.partitions:
+        every = _all_partitions(image) if self.partitions is None else self.partitions
+        for at, (name, index) in enumerate(every, 1):
+            if at % LOOKED_AT_ONCE == 0:
+                yield
             error = _elected(changes, kind, name, index)
             is_needless = error is not None and error.code is ErrorCode.election_not_needed
             if self.partitions is not None or not is_needless:
@@ -217,33 +237,25 @@ class ElectLeaders:
         return Decision(response=results, records=tuple(changes.records))
 
 
-def _all_partitions(image: Image) -> list[PartitionRef]:
-    return [
-        (topic.name, partition.index) for topic in image.topics.values() for partition in topic.partitions
-    ]
+def _all_partitions(image: Image) -> Iterator[PartitionRef]:
+    return ((topic.name, each.index) for topic in image.topics.values() for each in topic.partitions)
 
 
-def _elected(changes: _Changes, kind: ElectionType, name: str, index: int) -> KafkaError | None:
+def _elected(changes: _Changes, kind: ElectionType, name: str, index: int) -> Refusal | None:
     topic = changes.image.topics.get(name)
     if topic is None:
-        return KafkaError(ErrorCode.unknown_topic_or_partition, f"No such topic as {name}")
+        return Refusal(ErrorCode.unknown_topic_or_partition, f"No such topic as {name}")
     partition = changes.partition(topic, index)
     if partition is None:
-        return KafkaError(ErrorCode.unknown_topic_or_partition, f"No such partition as {name}-{index}")
+        return Refusal(ErrorCode.unknown_topic_or_partition, f"No such partition as {name}-{index}")
     if kind is ElectionType.PREFERRED:
         is_led = partition.leader == partition.replicas[0]
-        election = Election.PREFERRED
-        failure = KafkaError(
-            ErrorCode.preferred_leader_not_available, "The preferred leader was not available."
-        )
+        election, failure = Election.PREFERRED, _NOT_PREFERRED
     else:
         is_led = partition.leader >= 0
-        election = Election.UNCLEAN
-        failure = KafkaError(
-            ErrorCode.eligible_leaders_not_available, "Eligible topic partition leaders are not available."
-        )
+        election, failure = Election.UNCLEAN, _NOT_ELIGIBLE
     if is_led:
-        return KafkaError(ErrorCode.election_not_needed, "Leader election not needed for topic partition.")
+        return _NOT_NEEDED
     return failure if changes.make(topic, partition, Target(election=election)) is None else None
 
 
@@ -251,16 +263,16 @@ def _elected(changes: _Changes, kind: ElectionType, name: str, index: int) -> Ka
 class RebalanceLeaders:
     """Make first replicas lead again where they can. True if there is more than one slot should hold."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, bool]]:
         changes = _Changes(image)
         if not rules.config.auto_leader_rebalance_enable:
             return Decision(response=False)
-        for topic in image.topics.values():
-            for partition in topic.partitions:
-                if partition.leader != partition.replicas[0]:
-                    changes.make(topic, partition, Target(election=Election.PREFERRED))
-                    if len(changes.records) == ELECTIONS_MAX_PER_ROUND:
-                        return Decision(response=True, records=tuple(changes.records))
+        misplaced = yield from partitions_of(image, lambda each: each.leader != each.replicas[0])
+        for topic, partition in misplaced:
+            changes.make(topic, partition, Target(election=Election.PREFERRED))
+            if len(changes.records) == ELECTIONS_MAX_PER_ROUND:
+                return Decision(response=True, records=tuple(changes.records))
+            yield
         return Decision(response=False, records=tuple(changes.records))
 
 
@@ -269,8 +281,8 @@ class ElectUncleanLeaders:
     """Elect unclean leaders where that is allowed: for topics that came to allow it when they had no leader
     already, and of brokers that came back when nobody in sync did. True if there is more to do."""
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, bool]:
-        records = elect_unclean(image, rules.config, most=ELECTIONS_MAX_PER_ROUND)
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, bool]]:
+        records = yield from elect_unclean(image, rules.config, most=ELECTIONS_MAX_PER_ROUND)
         return Decision(response=len(records) == ELECTIONS_MAX_PER_ROUND, records=tuple(records))
 
 
@@ -290,7 +302,7 @@ class Reassignment:
 class ReassignmentResult:
     topic: str
     partition: int
-    error: KafkaError | None = None
+    error: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,16 +310,17 @@ class AlterPartitionReassignments:
     reassignments: tuple[Reassignment, ...]
     allow_replication_factor_change: bool = True
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[ReassignmentResult]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[ReassignmentResult]]]:
         _check_size(len(self.reassignments))
         changes = _Changes(image)
         results: list[ReassignmentResult] = []
         for asked in self.reassignments:
-            error = None
+            yield
+            error: Refusal | None = None
             try:
                 self._reassign(changes, rules, asked)
             except KafkaError as refused:
-                error = refused
+                error = Refusal.of(refused)
             results.append(ReassignmentResult(topic=asked.topic, partition=asked.partition, error=error))
         return Decision(response=results, records=tuple(changes.records))
 

@@ -6,28 +6,35 @@ one. Does not own: which node may write when (cluster.py), the objects (metadata
 
 Invariants: slots are applied in order, each once, and none that was collected and written again. Every await
 is followed by a look at how far the image has come meanwhile, because slots arrive by three ways at once.
+A slot is folded in turns, into a copy: the image goes from one slot to the next in one step, and what is
+returned of it belongs to the caller before anyone else can apply the next.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.control.image import Delta, Image, difference
 from broker.control.metadata_log import GENESIS_HASH, BrokenLog, MetadataLog, ReadSlot, Survey
-from broker.control.metadata_records import Record, encode_record
-from protocol.stored.slots import slot_hash
+from broker.control.metadata_records import Record
+from broker.turns import Turns
+from protocol.stored.slots import hashing_slot
 
 RECENT_SLOTS = 256
 RECENT_MAX_BYTES = 8 << 20
 
 
 class Ledger:
-    def __init__(self, log: MetadataLog, now_s: Callable[[], float]) -> None:
+    def __init__(self, log: MetadataLog, now_s: Callable[[], float], turns: Turns) -> None:
         self.image = Image()
         self.last_hash = GENESIS_HASH
         self._log = log
         self._now_s = now_s
+        self._turns = turns
+        self._folding = asyncio.Lock()
+        """Held while the image comes from one slot to another."""
         self._recent: deque[tuple[int, bytes]] = deque()
         self._recent_bytes = 0
         self._put_since_s: float | None = None
@@ -52,10 +59,11 @@ class Ledger:
                     raise BrokenLog(f"the snapshot of metadata slot {newest} is gone")
                 await self.load(now)
                 return
-            self.image.apply_slot(newest, found.records)
+            await self._fold(newest, found.records)
             self.last_hash = found.hash
         await self.catch_up()
         if survey.slots and survey.slots[-1] > self.image.seq:
+            await self.catch_up()  # which says so where the log contradicts itself
             raise BrokenLog(f"metadata slot {self.image.seq + 1} is missing")
 
     async def catch_up(self, *, is_routine: bool = False) -> list[Delta]:
@@ -71,11 +79,23 @@ class Ledger:
         boundary = await self._log.boundary()
         if boundary > self.image.seq:
             return await self._start_again()
-        return self.take(slot for slot in slots if slot.seq > boundary)
+        return await self.take(slot for slot in slots if slot.seq > boundary)
 
-    def take(self, slots: Iterable[ReadSlot]) -> list[Delta]:
-        """Apply those that come next; what is known already, or lies behind a gap, is left out."""
-        return [self._apply(slot) for slot in slots if slot.seq == self.image.seq + 1]
+    async def take(self, slots: Iterable[ReadSlot]) -> list[Delta]:
+        """Apply those that come next; what is known already, or lies behind a gap, is left out. Raise
+        BrokenLog if the first one that comes next does not follow what is known."""
+        deltas: list[Delta] = []
+        async with self._folding:
+            for slot in slots:
+                if slot.seq != self.image.seq + 1:
+                    continue
+                if slot.previous_hash == self.last_hash:
+                    deltas.append(await self._apply(slot))
+                elif deltas:
+                    break  # the caller has something to tell first; whoever takes it next is told
+                else:
+                    raise BrokenLog(f"metadata slot {slot.seq} does not follow the one before it")
+        return deltas
 
     def since(self, seq: int, *, max_bytes: int) -> list[bytes]:
         """The objects of the slots that follow `seq`; none when they are too long ago to be at hand."""
@@ -95,40 +115,50 @@ class Ledger:
         """How long the store has owed an answer to the slot that is being written."""
         return 0.0 if self._put_since_s is None else self._now_s() - self._put_since_s
 
-    async def commit(self, records: Sequence[Record], *, controller_epoch: int) -> Delta | None:
-        """Win the next slot for these records and apply them; None when another writer has it.
+    async def commit(
+        self, records: Sequence[Record], encoded: Sequence[bytes], *, after: int, controller_epoch: int
+    ) -> Delta | None:
+        """Win the slot that follows `after` for these records and apply them; None when another writer has
+        it.
 
         `controller_epoch` is the writer's own: after a newer bump what it wrote would be void.
         """
-        if controller_epoch < self.image.controller_epoch:
+        if controller_epoch < self.image.controller_epoch or after != self.image.seq:
             return None
-        seq = self.image.seq + 1
+        seq = after + 1
         self._put_since_s = self._now_s()
         try:
             data = await self._log.win(
                 seq,
                 controller_epoch=controller_epoch,
                 previous_hash=self.last_hash,
-                records=map(encode_record, records),
+                records=encoded,
             )
         finally:
             self._put_since_s = None
         if data is None:
             return None
-        if self.image.seq >= seq:
-            # A peer had read it and sent it back before the store answered us.
-            return Delta(seq=seq) if (seq, data) in self._recent else None
-        self._keep(seq, data, slot_hash(data))
-        return self.image.apply_slot(seq, records)
+        its_hash = await self._turns.run(hashing_slot(data))
+        async with self._folding:
+            if self.image.seq >= seq:
+                # A peer had read it and sent it back before the store answered us.
+                return Delta(seq=seq) if (seq, data) in self._recent else None
+            delta = await self._fold(seq, records)
+            self._keep(seq, data, its_hash)
+            return delta
 
-    def _apply(self, slot: ReadSlot) -> Delta:
-        if slot.previous_hash != self.last_hash:
-            raise BrokenLog(f"metadata slot {slot.seq} does not follow the one before it")
+    async def _apply(self, slot: ReadSlot) -> Delta:
+        # Of a controller that was already replaced: the slot is used up and says nothing.
+        is_void = slot.controller_epoch < self.image.controller_epoch
+        delta = await self._fold(slot.seq, () if is_void else slot.records)
         self._keep(slot.seq, slot.data, slot.hash)
-        if slot.controller_epoch < self.image.controller_epoch:
-            # Written by a controller that was already replaced: the slot is used up and says nothing.
-            return self.image.apply_slot(slot.seq, ())
-        return self.image.apply_slot(slot.seq, slot.records)
+        return delta
+
+    async def _fold(self, seq: int, records: Iterable[Record]) -> Delta:
+        ahead = self.image.copy()
+        delta = await self._turns.run(ahead.folding(seq, records))
+        self.image.become(ahead)
+        return delta
 
     def _keep(self, seq: int, data: bytes, its_hash: bytes) -> None:
         self.last_hash = its_hash
@@ -140,12 +170,13 @@ class Ledger:
 
     async def _start_again(self) -> list[Delta]:
         """Load anew, as the log was trimmed past this node, which slept; compare to find what it missed."""
-        fresh = Ledger(self._log, self._now_s)
+        fresh = Ledger(self._log, self._now_s, self._turns)
         await fresh.load(await self._log.survey())
-        if fresh.image.seq <= self.image.seq:
-            return []
-        delta = difference(self.image, fresh.image)
-        self.image.become(fresh.image)
-        self.last_hash = fresh.last_hash
-        self._recent, self._recent_bytes = fresh._recent, fresh._recent_bytes
-        return [delta]
+        async with self._folding:
+            if fresh.image.seq <= self.image.seq:
+                return []
+            delta = await self._turns.run(difference(self.image, fresh.image))
+            self.image.become(fresh.image)
+            self.last_hash = fresh.last_hash
+            self._recent, self._recent_bytes = fresh._recent, fresh._recent_bytes
+            return [delta]

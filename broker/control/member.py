@@ -24,6 +24,7 @@ from broker.control.metadata_log import MetadataLog
 from broker.endpoint import Endpoint
 from broker.net.channel import Channels, PeerLost
 from broker.ports import World
+from broker.turns import Turns
 from protocol.apis import Api
 
 PROBE_S = 1.0
@@ -34,15 +35,17 @@ LOST_PEER_S = 0.3
 class Member:
     """This node in its cluster, as those parts see it that make it one."""
 
-    def __init__(self, config: BrokerConfig, world: World) -> None:
+    def __init__(self, config: BrokerConfig, world: World, turns: Turns) -> None:
         self.node_id = config.node_id
+        self.turns = turns
+        """Of the whole broker."""
         self.broker_epoch = -1
         self.incarnation = new_id(world.random)
         self.is_controller = False
         self.is_stopping = False
         """Final: nothing more is written or asked for."""
-        self.metadata_log = MetadataLog(world.store, world.random)
-        self.ledger = Ledger(self.metadata_log, self.now_s)
+        self.metadata_log = MetadataLog(world.store, world.random, turns)
+        self.ledger = Ledger(self.metadata_log, self.now_s, turns)
         self.channels = Channels(world.network, config.node_id, self.endpoint_of)
         self._listener = config.inter_broker_listener
         self._random = world.random

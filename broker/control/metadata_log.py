@@ -15,13 +15,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from broker.control.image import Image
-from broker.control.metadata_records import Record, SnapshotTaken, decode_record, encode_record
+from broker.control.metadata_records import (
+    Record,
+    SnapshotTaken,
+    decode_record,
+    encode_record,
+    encoding_records,
+)
+from broker.turns import Turns
 from protocol.stored.schema import BadRecord
-from protocol.stored.slots import Slot, decode_slot, encode_slot, slot_hash
+from protocol.stored.slots import Slot, decoding_slot, encoding_slot, hashing_slot
+from protocol.work import Work, finish
 from remote.keys import BOUNDARIES, META, SNAPSHOTS, boundary_key, parse_number, slot_key, snapshot_key
 from remote.store.object_store import NoSuchObject, ObjectStore, PutResult, StoreError
 
@@ -67,9 +75,10 @@ class ReadSlot:
 
 
 class MetadataLog:
-    def __init__(self, store: ObjectStore, rng: random.Random) -> None:
+    def __init__(self, store: ObjectStore, rng: random.Random, turns: Turns) -> None:
         self._store = store
         self._random = rng
+        self._turns = turns
         self._boundary = 0
         self._unanswered = 0
 
@@ -100,15 +109,7 @@ class MetadataLog:
     async def snapshot(self, seq: int) -> ReadSlot | None:
         """The fold up to and including slot `seq`; its hash is that of the slot."""
         parsed = await self._read(snapshot_key(seq), seq)
-        if parsed is None:
-            return None
-        return ReadSlot(
-            seq=seq,
-            controller_epoch=parsed.controller_epoch,
-            records=parsed.records,
-            previous_hash=parsed.previous_hash,
-            hash=parsed.previous_hash,
-        )
+        return None if parsed is None else replace(parsed, hash=parsed.previous_hash, data=b"")
 
     async def boundary(self) -> int:
         """The highest slot that may have been deleted."""
@@ -131,7 +132,7 @@ class MetadataLog:
             previous_hash=previous_hash,
             records=tuple(records),
         )
-        data = encode_slot(slot)
+        data = await self._turns.run(encoding_slot(slot))
         if not await self._put(slot_key(seq), data):
             return None
         # A slot that was trimmed while this put was under way has no name any more, so the put could succeed.
@@ -166,15 +167,17 @@ class MetadataLog:
             return PutResult.UNKNOWN
 
     async def write_snapshot(self, image: Image, *, last_hash: bytes, at_ms: int) -> None:
-        records = [SnapshotTaken(at_ms=at_ms), *image.snapshot_records()]
+        """Write down an image that stays as it is."""
+        head = encode_record(SnapshotTaken(at_ms=at_ms))
+        records = await self._turns.run(encoding_records(image.snapshot_records()))
         slot = Slot(
             seq=image.seq,
             controller_epoch=image.controller_epoch,
             put_id=self._random.randbytes(16),
             previous_hash=last_hash,
-            records=tuple(map(encode_record, records)),
+            records=(head, *records),
         )
-        await self._put(snapshot_key(slot.seq), encode_slot(slot))
+        await self._put(snapshot_key(slot.seq), await self._turns.run(encoding_slot(slot)))
 
     async def trim(self, now_ms: int) -> int:
         """Delete what lies below a snapshot older than the time slots are kept; the number of objects
@@ -243,13 +246,13 @@ class MetadataLog:
         if data is None:
             return None
         try:
-            return parse_slot(data, seq)
+            return await self._turns.run(parsing_slot(data, seq))
         except BrokenLog as error:
             again = await self._get(key)
             if again is None or again == data:
                 raise
             logger.warning("%s was read again: %s", key, error)
-            return parse_slot(again, seq)
+            return await self._turns.run(parsing_slot(again, seq))
 
     async def _pause(self, delay_ms: int) -> int:
         await asyncio.sleep(delay_ms * self._random.uniform(0.5, 1.0) / 1000)
@@ -263,9 +266,17 @@ def _numbers(keys: Iterable[str], prefix: str) -> tuple[int, ...]:
 
 def parse_slot(data: bytes, seq: int | None = None) -> ReadSlot:
     """What an object of the log says; BrokenLog when it is none, or not that of slot `seq`."""
+    return finish(parsing_slot(data, seq))
+
+
+def parsing_slot(data: bytes, seq: int | None = None) -> Work[ReadSlot]:
+    """Read it in turns, as `parse_slot` does at once."""
+    records: list[Record] = []
     try:
-        slot = decode_slot(data)
-        records = tuple(map(decode_record, slot.records))
+        slot = yield from decoding_slot(data)
+        for record in slot.records:
+            records.append(decode_record(record))
+            yield
     except (BadRecord, ValueError, TypeError, KeyError) as error:
         raise BrokenLog(f"metadata slot {'' if seq is None else seq} cannot be read: {error}") from error
     if seq is not None and slot.seq != seq:
@@ -273,8 +284,8 @@ def parse_slot(data: bytes, seq: int | None = None) -> ReadSlot:
     return ReadSlot(
         seq=slot.seq,
         controller_epoch=slot.controller_epoch,
-        records=records,
+        records=tuple(records),
         previous_hash=slot.previous_hash,
-        hash=slot_hash(data),
+        hash=(yield from hashing_slot(data)),
         data=data,
     )

@@ -11,14 +11,16 @@ a new version.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
 from broker.endpoint import Endpoint
+from protocol.work import Work
 
 NO_LEADER = -1
+PARTITIONS_PER_RECORD = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,30 @@ def encode_record(record: Record) -> bytes:
             body[name] = value
     row = [type(record).__name__, record.VERSION, body]
     return json.dumps(row, separators=(",", ":"), default=_plain).encode()
+
+
+def encoding_records(records: Iterable[Record]) -> Work[list[bytes]]:
+    """Encode them in turns."""
+    encoded = []
+    for record in records:
+        encoded.append(encode_record(record))
+        yield
+    return encoded
+
+
+def topic_records(name: str, topic_id: UUID, partitions: tuple[PartitionImage, ...]) -> Iterator[Record]:
+    """What makes a topic. A large one takes several records: none is long to encode, read or apply."""
+    yield TopicCreated(name=name, topic_id=topic_id, partitions=partitions[:PARTITIONS_PER_RECORD])
+    yield from partition_records(topic_id, PARTITIONS_PER_RECORD, partitions[PARTITIONS_PER_RECORD:])
+
+
+def partition_records(
+    topic_id: UUID, first: int, partitions: tuple[PartitionImage, ...]
+) -> Iterator[PartitionsAdded]:
+    """What makes partitions of a topic, from the index `first` on."""
+    for at in range(0, len(partitions), PARTITIONS_PER_RECORD):
+        added = partitions[at : at + PARTITIONS_PER_RECORD]
+        yield PartitionsAdded(topic_id=topic_id, first=first + at, partitions=added)
 
 
 def decode_record(data: bytes) -> Record:

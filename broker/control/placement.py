@@ -8,29 +8,34 @@ replica list names each broker once, and the leader of a new partition is active
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from broker.control.commands import Rules
 from broker.control.image import BrokerImage, Image
 from broker.control.metadata_records import PartitionImage, new_partition
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
+
+PLACED_AT_ONCE = 16
 
 
 def place_new(
     image: Image, rules: Rules, *, first: int, count: int, replication_factor: int
-) -> tuple[PartitionImage, ...]:
+) -> Work[tuple[PartitionImage, ...]]:
     start = rules.pick(max(1, len(image.brokers)))
     staying = [broker for broker in image.brokers.values() if not broker.stopping]
     placed = place(staying, partitions=count, replication_factor=replication_factor, start=start)
-    return tuple(
-        new_partition(first + at, replicas, tuple(filter(image.is_active, replicas)))
-        for at, replicas in enumerate(placed)
-    )
+    partitions: list[PartitionImage] = []
+    for at, replicas in enumerate(placed):
+        if at % PLACED_AT_ONCE == 0:
+            yield
+        partitions.append(new_partition(first + at, replicas, tuple(filter(image.is_active, replicas))))
+    return tuple(partitions)
 
 
 def place(
     brokers: Sequence[BrokerImage], *, partitions: int, replication_factor: int, start: int
-) -> list[tuple[int, ...]]:
+) -> Iterator[tuple[int, ...]]:
     """Replicas for each partition, leader first.
 
     Leaders are live and follow each other in turn, one rack after the other. Each further replica goes to a
@@ -47,10 +52,10 @@ def place(
             "cordoned.",
         )
     fenced = _striped([broker for broker in brokers if broker.fenced])
-    return [
+    return (
         _replicas(live, fenced, leader=start + at, shift=(start + at) // len(live), count=replication_factor)
         for at in range(partitions)
-    ]
+    )
 
 
 def _striped(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
@@ -88,11 +93,12 @@ def check_assignment(image: Image, replicas: tuple[int, ...], replication_factor
 
     if not replicas:
         raise refuse("an empty replica list.")
-    for broker_id in sorted(replicas):
-        if broker_id not in image.brokers:
-            raise refuse(f"broker {broker_id}, but no such broker is registered.")
-        if replicas.count(broker_id) > 1:
-            raise refuse(f"the broker {broker_id} more than once.")
+    counts = Counter(replicas)
+    wrong = min((id_ for id_, count in counts.items() if count > 1 or id_ not in image.brokers), default=None)
+    if wrong is not None and wrong not in image.brokers:
+        raise refuse(f"broker {wrong}, but no such broker is registered.")
+    if wrong is not None:
+        raise refuse(f"the broker {wrong} more than once.")
     if replication_factor is not None and len(replicas) != replication_factor:
         raise refuse(
             f"a partition with {len(replicas)} replica(s), but this is not consistent with previous "

@@ -21,6 +21,7 @@ from broker.control.image import TopicImage
 from broker.control.member import Member
 from broker.control.settings import Settings
 from broker.control.topics import CreateTopics, NewTopic, TopicResult, internal_topic
+from broker.decisions import Refusal
 from broker.net.channel import PeerLost
 from protocol.apis import Api, PeerApi
 from protocol.codec import Fields
@@ -92,7 +93,7 @@ class ControllerClient:
         results = []
         for row in answer.topics:
             code = error_code(int(row.error_code))
-            failed = None if code is ErrorCode.none else KafkaError(code, row.error_message)
+            failed = None if code is ErrorCode.none else Refusal(code, row.error_message)
             results.append(TopicResult(name=row.name, error=failed))
         made = {result.name for result in results if result.error is None}
         image = self._member.image

@@ -4,7 +4,8 @@ Owns: CreateTopics, CreatePartitions and DeleteTopics with the order and the err
 names a topic may have. Does not own: where replicas go (placement.py), settings (config_changes.py), which
 broker leads a partition later (leaders.py).
 
-Invariant: a topic that is refused leaves no record, and refuses no other topic of the same request.
+Invariants: a topic that is refused leaves no record, and refuses no other topic of the same request. No
+record is large: a topic of many partitions takes several.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from broker.config.broker import BrokerConfig
 from broker.config.checks import PARTITIONS_MAX
 from broker.config.topics import check_topic_configs
 from broker.config.values import ConfigError, ResourceType, invalid
-from broker.control.commands import Rules
-from broker.control.image import Image, TopicImage
+from broker.control.commands import RECORDS_MAX_PER_COMMAND, Rules, too_large
+from broker.control.image import LOOKED_AT_ONCE, Image, TopicImage
 from broker.control.internal_topics import (
     BROKER_TOPICS,
     METADATA_TOPIC,
@@ -32,16 +33,18 @@ from broker.control.internal_topics import (
 from broker.control.metadata_records import (
     ConfigChanged,
     PartitionImage,
-    PartitionsAdded,
     Record,
-    TopicCreated,
     TopicDeleted,
+    partition_records,
+    topic_records,
 )
 from broker.control.placement import assigned_partition, check_assignment, place_new
-from broker.decisions import Decision
+from broker.decisions import Decision, Refusal
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 TOPIC_NAME_MAX_CHARS = 249
+_DUPLICATE_NAME = Refusal(ErrorCode.invalid_request, "Duplicate topic name.")
 
 # --- names ---
 
@@ -103,7 +106,7 @@ def internal_topic(config: BrokerConfig, name: str) -> NewTopic | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicResult:
     name: str
-    error: KafkaError | None = None
+    error: Refusal | None = None
     topic: TopicImage | None = None
     configs: Mapping[str, str] = field(default_factory=dict)
     """The topic's own settings."""
@@ -114,37 +117,42 @@ class CreateTopics:
     topics: tuple[NewTopic, ...]
     validate_only: bool = False
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[TopicResult]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[TopicResult]]]:
         results: list[TopicResult] = []
         records: list[Record] = []
         # Each has one partition at least; what is refused costs time as well.
         _check_size(len(self.topics))
         counts = Counter(topic.name for topic in self.topics)
-        normalized = _normalized(image, self.topics)
+        normalized = yield from _normalized(image, self.topics)
         _check_size(sum(_asked_for(rules, topic) for topic in self.topics if counts[topic.name] == 1))
         for topic in self.topics:
+            yield
             if counts[topic.name] > 1:
                 continue
             try:
-                made, changes = _create(image, rules, topic, normalized)
+                made, changes = yield from _create(image, rules, topic, normalized)
             except KafkaError as error:
-                results.append(TopicResult(name=topic.name, error=error))
+                results.append(TopicResult(name=topic.name, error=Refusal.of(error)))
                 continue
-            records += [TopicCreated(name=made.name, topic_id=made.id, partitions=made.partitions), *changes]
+            records += [*topic_records(made.name, made.id, made.partitions), *changes]
+            if len(records) > RECORDS_MAX_PER_COMMAND:
+                raise too_large()
             values = {change.name: change.value for change in changes if change.value is not None}
             results.append(TopicResult(name=topic.name, topic=made, configs=values))
-        for name, count in counts.items():
-            if count > 1:
-                duplicate = KafkaError(ErrorCode.invalid_request, "Duplicate topic name.")
-                results.append(TopicResult(name=name, error=duplicate))
+        repeated = (name for name, count in counts.items() if count > 1)
+        results += [TopicResult(name=name, error=_DUPLICATE_NAME) for name in repeated]
         return Decision(response=results, records=() if self.validate_only else tuple(records))
 
 
-def _normalized(image: Image, topics: Iterable[NewTopic]) -> dict[str, str]:
+def _normalized(image: Image, topics: Iterable[NewTopic]) -> Work[dict[str, str]]:
     """Topics by what metrics call them; empty where none of the new ones can share that with another."""
-    if not any("." in topic.name or "_" in topic.name for topic in topics):
-        return {}
-    return {name.replace(".", "_"): name for name in image.topics}
+    normalized: dict[str, str] = {}
+    if any("." in topic.name or "_" in topic.name for topic in topics):
+        for at, name in enumerate(image.topics):
+            normalized[name.replace(".", "_")] = name
+            if at % LOOKED_AT_ONCE == 0:
+                yield
+    return normalized
 
 
 def _asked_for(rules: Rules, topic: NewTopic) -> int:
@@ -160,7 +168,7 @@ def _check_size(partitions: int) -> None:
 
 def _create(
     image: Image, rules: Rules, topic: NewTopic, normalized: Mapping[str, str]
-) -> tuple[TopicImage, list[ConfigChanged]]:
+) -> Work[tuple[TopicImage, list[ConfigChanged]]]:
     if topic.name == METADATA_TOPIC:
         raise KafkaError(
             ErrorCode.invalid_request, f"Creation of internal topic {METADATA_TOPIC} is prohibited."
@@ -181,9 +189,9 @@ def _create(
         )
     changes = _first_configs(rules, topic)
     if topic.assignments:
-        partitions = _assigned(image, topic)
+        partitions = yield from _assigned(image, topic)
     else:
-        partitions = _placed(image, rules, topic)
+        partitions = yield from _placed(image, rules, topic)
     return TopicImage(name=topic.name, id=rules.new_id(), partitions=partitions), changes
 
 
@@ -206,7 +214,7 @@ def _first_configs(rules: Rules, topic: NewTopic) -> list[ConfigChanged]:
     ]
 
 
-def _assigned(image: Image, topic: NewTopic) -> tuple[PartitionImage, ...]:
+def _assigned(image: Image, topic: NewTopic) -> Work[tuple[PartitionImage, ...]]:
     for what, value in (
         ("replication factor", topic.replication_factor),
         ("numPartitions", topic.partitions),
@@ -219,6 +227,7 @@ def _assigned(image: Image, topic: NewTopic) -> tuple[PartitionImage, ...]:
     partitions: dict[int, PartitionImage] = {}
     replication_factor: int | None = None
     for index, replicas in topic.assignments:
+        yield
         if index in partitions:
             raise KafkaError(
                 ErrorCode.invalid_replica_assignment,
@@ -235,7 +244,7 @@ def _assigned(image: Image, topic: NewTopic) -> tuple[PartitionImage, ...]:
     return tuple(partitions[index] for index in sorted(partitions))
 
 
-def _placed(image: Image, rules: Rules, topic: NewTopic) -> tuple[PartitionImage, ...]:
+def _placed(image: Image, rules: Rules, topic: NewTopic) -> Work[tuple[PartitionImage, ...]]:
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.invalid_replication_factor,
@@ -252,7 +261,7 @@ def _placed(image: Image, rules: Rules, topic: NewTopic) -> tuple[PartitionImage
         factor = rules.config.default_replication_factor
     _check_size(count)
     try:
-        return place_new(image, rules, first=0, count=count, replication_factor=factor)
+        return (yield from place_new(image, rules, first=0, count=count, replication_factor=factor))
     except KafkaError as error:
         raise KafkaError(
             error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
@@ -284,18 +293,25 @@ class TopicRef:
 class DeleteResult:
     name: str | None
     id: UUID | None
-    error: KafkaError | None = None
+    error: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopics:
     topics: tuple[TopicRef, ...]
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[DeleteResult]]:
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[DeleteResult]]]:
         results: list[DeleteResult] = []
         records: list[Record] = []
         gone: set[UUID] = set()
-        for ref, count in Counter(self.topics).items():
+        counts: dict[TopicRef, int] = {}
+        for at, ref in enumerate(self.topics, 1):
+            counts[ref] = counts.get(ref, 0) + 1
+            if at % LOOKED_AT_ONCE == 0:
+                yield
+        for at, (ref, count) in enumerate(counts.items(), 1):
+            if at % LOOKED_AT_ONCE == 0:
+                yield
             try:
                 topic = _referred(image, ref, count)
                 if is_of_the_tiers(topic.name):
@@ -308,8 +324,10 @@ class DeleteTopics:
                         ErrorCode.invalid_request,
                         "The provided topic name maps to an ID that was already supplied.",
                     )
+                if len(records) == RECORDS_MAX_PER_COMMAND:
+                    raise too_large()
             except KafkaError as error:
-                results.append(DeleteResult(name=ref.name, id=ref.id, error=error))
+                results.append(DeleteResult(name=ref.name, id=ref.id, error=Refusal.of(error)))
                 continue
             gone.add(topic.id)
             records.append(TopicDeleted(topic_id=topic.id))
@@ -359,31 +377,32 @@ class CreatePartitions:
     topics: tuple[MorePartitions, ...]
     validate_only: bool = False
 
-    def decide(self, image: Image, rules: Rules) -> Decision[Record, list[tuple[str, KafkaError | None]]]:
-        results: list[tuple[str, KafkaError | None]] = []
+    def decide(self, image: Image, rules: Rules) -> Work[Decision[Record, list[tuple[str, Refusal | None]]]]:
+        results: list[tuple[str, Refusal | None]] = []
         records: list[Record] = []
         _check_size(len(self.topics))
         counts = Counter(topic.name for topic in self.topics)
         partitions = 0
         for topic in self.topics:
+            yield
             if counts[topic.name] > 1:
                 continue
             try:
-                added = _add_partitions(image, rules, topic)
+                grown, added = yield from _added(image, rules, topic)
             except KafkaError as error:
-                results.append((topic.name, error))
+                results.append((topic.name, Refusal.of(error)))
                 continue
-            partitions += len(added.partitions)
+            partitions += len(added)
             _check_size(partitions)
-            records.append(added)
+            records += partition_records(grown.id, len(grown.partitions), added)
             results.append((topic.name, None))
-        for name, count in counts.items():
-            if count > 1:
-                results.append((name, KafkaError(ErrorCode.invalid_request, "Duplicate topic name.")))
+        results += [(name, _DUPLICATE_NAME) for name, count in counts.items() if count > 1]
         return Decision(response=results, records=() if self.validate_only else tuple(records))
 
 
-def _add_partitions(image: Image, rules: Rules, more: MorePartitions) -> PartitionsAdded:
+def _added(
+    image: Image, rules: Rules, more: MorePartitions
+) -> Work[tuple[TopicImage, tuple[PartitionImage, ...]]]:
     topic = image.topics.get(more.name)
     if topic is None:
         raise KafkaError(ErrorCode.unknown_topic_or_partition)
@@ -405,15 +424,15 @@ def _add_partitions(image: Image, rules: Rules, more: MorePartitions) -> Partiti
     added = more.count - first
     _check_size(added)
     if more.assignments is None:
-        partitions = place_new(image, rules, first=first, count=added, replication_factor=factor)
+        placed = place_new(image, rules, first=first, count=added, replication_factor=factor)
     else:
-        partitions = _assigned_more(image, more.assignments, first=first, count=added, factor=factor)
-    return PartitionsAdded(topic_id=topic.id, first=first, partitions=partitions)
+        placed = _assigned_more(image, more.assignments, first=first, count=added, factor=factor)
+    return topic, (yield from placed)
 
 
 def _assigned_more(
     image: Image, assignments: tuple[tuple[int, ...], ...], *, first: int, count: int, factor: int
-) -> tuple[PartitionImage, ...]:
+) -> Work[tuple[PartitionImage, ...]]:
     if len(assignments) != count:
         raise KafkaError(
             ErrorCode.invalid_replica_assignment,
@@ -422,4 +441,9 @@ def _assigned_more(
         )
     for replicas in assignments:
         check_assignment(image, replicas, factor)
-    return tuple(assigned_partition(image, first + at, replicas) for at, replicas in enumerate(assignments))
+        yield
+    partitions: list[PartitionImage] = []
+    for at, replicas in enumerate(assignments):
+        partitions.append(assigned_partition(image, first + at, replicas))
+        yield
+    return tuple(partitions)

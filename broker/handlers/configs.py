@@ -27,7 +27,7 @@ from broker.config.dynamic import check_broker_configs
 from broker.config.tables import ALIASES
 from broker.config.values import ConfigError, ConfigType, ResourceType
 from broker.control.cluster import Cluster
-from broker.control.commands import ControllerCommand
+from broker.control.commands import RECORDS_MAX_PER_COMMAND, ControllerCommand, too_large
 from broker.control.config_changes import (
     AlterConfigs,
     ConfigOp,
@@ -38,11 +38,13 @@ from broker.control.config_changes import (
 )
 from broker.control.image import Image
 from broker.control.topics import check_topic_name
-from broker.handlers.results import message_of
+from broker.decisions import Refusal
+from broker.handlers.results import ROWS_AT_ONCE, error_fields, in_order, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import decode_response, encode_request
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
@@ -58,14 +60,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcomes: TypeAlias = dict[Resource, KafkaError | None]
+Outcomes: TypeAlias = dict[Resource, Refusal | None]
 
 DESCRIBED_ROWS_MAX: Final = 300_000
-"""The rows of some 8,000 topics; each takes 5 µs of the loop, and a request may repeat one broker."""
+"""The rows of some 8,000 topics; a request may repeat one broker."""
+_TOO_MANY: Final = Refusal(ErrorCode.policy_violation, "Too many configurations in one request.")
 RESOURCE_ROWS: Final = 10
 """What looking a resource up counts for, if less of it is described."""
-CHANGES_MAX: Final = 10_000
-"""The most changes of one request, as in Kafka; each may take a third of a millisecond to check."""
 ROWS_ALIKE_MAX: Final = 2_000
 FRAME_SIZE_BYTES: Final = 4
 
@@ -101,26 +102,36 @@ class ConfigHandlers:
             Api.LIST_CONFIG_RESOURCES: self.list_config_resources,
         }
 
-    def describe_configs(self, ctx: Context, request: DescribeConfigsRequest) -> Fields:
-        synonyms = request.include_synonyms
-        documented = request.include_documentation
+    def describe_configs(self, ctx: Context, request: DescribeConfigsRequest) -> Work[Fields]:
+        """Kafka answers each repetition of a resource; here they share their rows."""
+        known: dict[Resource, list[Fields]] = {}
         results = []
         room = DESCRIBED_ROWS_MAX
         for resource in request.resources:
-            result = _described(self._cluster, resource, synonyms, documented, has_room=room > 0)
+            result = _described(self._cluster, request, resource, known, has_room=room > 0)
             room -= max(RESOURCE_ROWS, len(result["configs"]))
             results.append(result)
+            yield
         return {"throttle_time": 0, "results": results}
 
     async def incremental_alter_configs(
         self, ctx: Context, request: IncrementalAlterConfigsRequest
     ) -> Fields:
+        outcomes: Outcomes = {}
+        changes = await self._cluster.turns.run(self._checked_ops(ctx, request, outcomes))
+        command = IncrementalAlterConfigs(changes=changes, validate_only=request.validate_only)
+        return await self._altered(ctx, request, command if changes else None, outcomes)
+
+    def _checked_ops(
+        self, ctx: Context, request: IncrementalAlterConfigsRequest, outcomes: Outcomes
+    ) -> Work[tuple[tuple[Resource, tuple[ConfigOp, ...]], ...]]:
+        """Return what the controller is to decide; what is decided here goes into `outcomes`."""
         cluster = self._cluster
         _check_size(request.resources)
-        outcomes: Outcomes = {}
         changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
         repeated = _repeated(request.resources)
         for resource in request.resources:
+            yield
             key = (resource.resource_type, resource.resource_name)
             ops = tuple(
                 ConfigOp(
@@ -143,19 +154,26 @@ class ConfigHandlers:
                     current = cluster.image.config(ResourceType.BROKER, key[1])
                     _check_broker_change(cluster, key[1], apply_ops(key[0], current, ops))
             except KafkaError as error:
-                outcomes[key] = error
+                outcomes[key] = Refusal.of(error)
                 continue
             changes.append((key, ops))
-        command = IncrementalAlterConfigs(changes=tuple(changes), validate_only=request.validate_only)
-        return await self._altered(ctx, request, command if changes else None, outcomes)
+        return tuple(changes)
 
     async def alter_configs(self, ctx: Context, request: AlterConfigsRequest) -> Fields:
+        outcomes: Outcomes = {}
+        resources = await self._cluster.turns.run(self._checked_values(ctx, request, outcomes))
+        command = AlterConfigs(resources=resources, validate_only=request.validate_only)
+        return await self._altered(ctx, request, command if resources else None, outcomes)
+
+    def _checked_values(
+        self, ctx: Context, request: AlterConfigsRequest, outcomes: Outcomes
+    ) -> Work[tuple[tuple[Resource, tuple[tuple[str, str], ...]], ...]]:
         cluster = self._cluster
         _check_size(request.resources)
-        outcomes: Outcomes = {}
         resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
         repeated = _repeated(request.resources)
         for resource in request.resources:
+            yield
             key = (resource.resource_type, resource.resource_name)
             asked = tuple((_known_name(key, config.name), config.value) for config in resource.configs)
             values = tuple((name, value) for name, value in asked if value is not None)
@@ -169,11 +187,10 @@ class ConfigHandlers:
                     _check_broker_id(cluster, key[1])
                     _check_broker_change(cluster, key[1], dict(values))
             except KafkaError as error:
-                outcomes[key] = error
+                outcomes[key] = Refusal.of(error)
                 continue
             resources.append((key, values))
-        command = AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
-        return await self._altered(ctx, request, command if resources else None, outcomes)
+        return tuple(resources)
 
     async def _altered(
         self,
@@ -191,18 +208,8 @@ class ConfigHandlers:
         else:
             decided = await self._decided_elsewhere(ctx, request, outcomes)
         outcomes.update(decided)
-        responses = []
-        for resource in request.resources:
-            error = outcomes[resource.resource_type, resource.resource_name]
-            responses.append(
-                {
-                    "error_code": ErrorCode.none if error is None else error.code,
-                    "error_message": None if error is None else message_of(error),
-                    "resource_type": resource.resource_type,
-                    "resource_name": resource.resource_name,
-                }
-            )
-        return {"throttle_time": 0, "responses": responses}
+
+        return {"throttle_time": 0, "responses": await cluster.turns.run(_responses(request, outcomes))}
 
     async def _decided_elsewhere(self, ctx: Context, request: AlterRequest, outcomes: Outcomes) -> Outcomes:
         """Ask the controller to decide what was not decided here."""
@@ -225,22 +232,25 @@ class ConfigHandlers:
             (row.resource_type, row.resource_name): (
                 None
                 if row.error_code == ErrorCode.none
-                else KafkaError(error_code(row.error_code), row.error_message)
+                else Refusal(error_code(row.error_code), row.error_message)
             )
             for row in response.responses
         }
 
-    def list_config_resources(self, ctx: Context, request: ListConfigResourcesRequest) -> Fields:
+    def list_config_resources(self, ctx: Context, request: ListConfigResourcesRequest) -> Work[Fields]:
         # version 0 was ListClientMetricsResources
         asked = (request.resource_types or _LISTED) if ctx.api_version else (ResourceType.CLIENT_METRICS,)
         unknown = [kind for kind in asked if kind not in _LISTED]
         if unknown:
             return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
-        resources = [
-            {"resource_name": name, "resource_type": int(kind)}
-            for kind in dict.fromkeys(asked)
-            for name in _names(self._cluster.image, ctx.connection.listener, kind)
-        ]
+        image = self._cluster.image.kept()
+        resources: list[Fields] = []
+        for kind in dict.fromkeys(map(int, asked)):
+            names = yield from _names(image, ctx.connection.listener, kind)
+            resources += yield from rows(
+                lambda name, kind=kind: {"resource_name": name, "resource_type": kind},  # type: ignore[misc]
+                names,
+            )
         return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
 
 
@@ -248,22 +258,29 @@ class ConfigHandlers:
 
 
 def _described(
-    cluster: Cluster, resource: DescribeConfigsResource, synonyms: bool, documented: bool, *, has_room: bool
+    cluster: Cluster,
+    request: DescribeConfigsRequest,
+    resource: DescribeConfigsResource,
+    known: dict[Resource, list[Fields]],
+    *,
+    has_room: bool,
 ) -> Fields:
-    named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
-    try:
-        if not has_room:
-            raise KafkaError(ErrorCode.policy_violation, "Too many configurations in one request.")
-        rows = _rows(cluster, resource.resource_type, resource.resource_name)
-    except KafkaError as error:
-        return {**named, "error_code": error.code, "error_message": message_of(error), "configs": []}
+    key = (resource.resource_type, resource.resource_name)
+    named = {"resource_type": key[0], "resource_name": key[1]}
+    if not has_room:
+        return {**named, **error_fields(_TOO_MANY), "configs": ()}
+    configs = known.get(key)
+    if configs is None:
+        try:
+            found = _rows(cluster, *key)
+        except KafkaError as error:
+            return {**named, **error_fields(Refusal.of(error)), "configs": ()}
+        synonyms, documented = request.include_synonyms, request.include_documentation
+        configs = known[key] = [_row(row, synonyms, documented) for row in found]
     wanted = frozenset(resource.configuration_keys or ())
-    return {
-        **named,
-        "error_code": ErrorCode.none,
-        "error_message": "",
-        "configs": [_row(row, synonyms, documented) for row in rows if not wanted or row.name in wanted],
-    }
+    if wanted:
+        configs = [row for row in configs if row["name"] in wanted]
+    return {**named, "error_code": ErrorCode.none, "error_message": "", "configs": configs}
 
 
 @lru_cache(maxsize=ROWS_ALIKE_MAX)
@@ -331,9 +348,23 @@ def _check_node(name: str, node_id: int, wording: str) -> None:
 # --- AlterConfigs ---
 
 
+def _responses(request: AlterRequest, outcomes: Outcomes) -> Work[list[Fields]]:
+    responses: list[Fields] = []
+    resources: Iterable[AlteredResource] = request.resources
+    for at, resource in enumerate(resources, 1):
+        key = (resource.resource_type, resource.resource_name)
+        responses.append({**error_fields(outcomes[key]), "resource_type": key[0], "resource_name": key[1]})
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return responses
+
+
 def _check_size(resources: Iterable[AlteredResource]) -> None:
-    if sum(max(1, len(resource.configs)) for resource in resources) > CHANGES_MAX:
-        raise KafkaError(ErrorCode.policy_violation, "Unable to perform excessively large batch operation.")
+    changes = 0
+    for resource in resources:
+        changes += max(1, len(resource.configs))
+        if changes > RECORDS_MAX_PER_COMMAND:
+            raise too_large()
 
 
 def _repeated(resources: Iterable[AlteredResource]) -> set[Resource]:
@@ -473,13 +504,16 @@ def _check_logger(op: ConfigOp, known: Iterable[str]) -> None:
 # --- ListConfigResources ---
 
 
-def _names(image: Image, listener: str, kind: int) -> list[str]:
+def _names(image: Image, listener: str, kind: int) -> Work[Iterable[str]]:
     match kind:
         case ResourceType.TOPIC:
-            return sorted(image.topics)
+            return (yield from in_order(image.topics))
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
             return [str(id_) for id_, broker in sorted(image.brokers.items()) if broker.endpoint(listener)]
         case ResourceType.GROUP:
-            return sorted(name for resource, name in image.configs if resource is ResourceType.GROUP)
+            groups = yield from rows(
+                lambda key: key[1] if key[0] is ResourceType.GROUP else None, image.configs
+            )
+            return (yield from in_order(name for name in groups if name is not None))
         case _:
-            return []
+            return ()

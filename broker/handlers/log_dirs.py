@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.handlers.dispatch import Context, Handler
+from broker.handlers.results import ROWS_AT_ONCE, in_order
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
+from protocol.work import Work
 from storage.files import Files
 from storage.log_manager import LogManager
 
@@ -37,14 +39,23 @@ class LogDirHandlers:
     def routes(self) -> Mapping[int, Handler]:
         return {Api.DESCRIBE_LOG_DIRS: self.describe_log_dirs}
 
-    def describe_log_dirs(self, ctx: Context, request: DescribeLogDirsRequest) -> Fields:
+    def describe_log_dirs(self, ctx: Context, request: DescribeLogDirsRequest) -> Work[Fields]:
         wanted: set[tuple[str, int]] | None = None
         if request.topics is not None:
-            wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-        results = [self._describe_dir(path, wanted) for path in self._log_dirs]
+            wanted = set()
+            for topic in request.topics:
+                for at, index in enumerate(topic.partitions, 1):
+                    wanted.add((topic.topic, index))
+                    if at % ROWS_AT_ONCE == 0:
+                        yield
+                yield
+        results: list[Fields] = []
+        for path in self._log_dirs:
+            result = yield from self._describe_dir(path, wanted)
+            results.append(result)
         return {"throttle_time": 0, "error_code": ErrorCode.none, "results": results}
 
-    def _describe_dir(self, path: str, wanted: set[tuple[str, int]] | None) -> Fields:
+    def _describe_dir(self, path: str, wanted: set[tuple[str, int]] | None) -> Work[Fields]:
         logs = self._logs
         absolute = self._absolute_path(path)
         failed: Fields = {"log_dir": absolute, "error_code": ErrorCode.kafka_storage_error, "topics": []}
@@ -55,8 +66,14 @@ class LogDirHandlers:
         except OSError:
             return failed
         topics: dict[str, list[Fields]] = {}
-        for (topic, index), held in sorted(logs.logs.items()):
-            if held.log_dir != path or (wanted is not None and (topic, index) not in wanted):
+        keys = yield from in_order([*logs.logs])
+        for at, (topic, index) in enumerate(keys, 1):
+            if at % ROWS_AT_ONCE == 0:
+                yield
+            held = logs.logs.get((topic, index))
+            if held is None or held.log_dir != path:
+                continue
+            if wanted is not None and (topic, index) not in wanted:
                 continue
             topics.setdefault(topic, []).append(
                 {

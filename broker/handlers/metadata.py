@@ -3,13 +3,13 @@ DescribeCluster.
 
 Owns: the shapes of these responses, where each error goes in them, making a topic because a client asked
 for it. Does not own: the image (control/image.py), the rules of a new topic (control/topics.py). Invariant:
-everything an answer says about brokers and topics comes from one image, read without a wait between.
+everything an answer says about brokers and topics comes from one image, however many turns it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
@@ -18,10 +18,17 @@ from broker.control.cluster import Cluster
 from broker.control.image import Image, TopicImage
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import PartitionImage
-from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
+from broker.control.topics import (
+    PARTITIONS_MAX_PER_COMMAND,
+    NewTopic,
+    internal_topic,
+    invalid_topic_name,
+)
+from broker.handlers.results import ROWS_AT_ONCE, in_order, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
@@ -56,39 +63,41 @@ class MetadataHandlers:
             Api.DESCRIBE_CLUSTER: self.describe_cluster,
         }
 
-    def metadata(self, ctx: Context, request: MetadataRequest) -> Fields | Awaitable[Fields]:
-        """Answer at once, unless a missing topic is created first or a broker seems to have just ended."""
-        if _misses_topic_ids(ctx.api_version, request):
-            return _metadata_refused(request)
+    def metadata(self, ctx: Context, request: MetadataRequest) -> Work[Fields] | Awaitable[Fields]:
+        """Answer, unless a missing topic is created first or a broker seems to have just ended."""
+        asked = request.topics or ()
         image = self._cluster.image
-        if (
+        creates = self._may_create(ctx, request) and (
+            len(asked) > ROWS_AT_ONCE or any(topic.name not in image.topics for topic in asked)
+        )
+        if creates or self._cluster.has_lost_peer():
+            return self._metadata_later(ctx, request)
+        return self._metadata(ctx, request)
+
+    def _may_create(self, ctx: Context, request: MetadataRequest) -> bool:
+        return (
             request.allow_auto_topic_creation
             and self._cluster.broker_config.auto_create_topics_enable
             and not _wants_all(ctx.api_version, request)
-            and not _ids(request)
-        ):
-            names = dict.fromkeys(topic.name for topic in request.topics or ())
-            missing = [
-                name
-                for name in names
-                if name is not None and name not in image.topics and invalid_topic_name(name) is None
-            ]
+        )
+
+    async def _metadata_later(self, ctx: Context, request: MetadataRequest) -> Fields:
+        turns = self._cluster.turns
+        if self._may_create(ctx, request):
+            image = self._cluster.image.kept()
+            missing = await turns.run(_missing_names(image, ctx.api_version, request))
             if missing:
-                return self._metadata_later(ctx, request, missing)
+                await self._auto_create(missing)
+                return await turns.run(self._metadata(ctx, request))
         if self._cluster.has_lost_peer():
-            return self._metadata_after_doubt(ctx, request)
-        return self._metadata(ctx, request)
-
-    async def _metadata_later(self, ctx: Context, request: MetadataRequest, missing: Sequence[str]) -> Fields:
-        await self._auto_create(missing)
-        return self._metadata(ctx, request)
-
-    async def _metadata_after_doubt(self, ctx: Context, request: MetadataRequest) -> Fields:
-        await self._cluster.wait_doubt_over()
-        return self._metadata(ctx, request)
+            await self._cluster.wait_doubt_over()
+        return await turns.run(self._metadata(ctx, request))
 
     async def _auto_create(self, names: Sequence[str]) -> None:
-        topics = [_auto_created(self._cluster.broker_config, name) for name in names]
+        if len(names) > PARTITIONS_MAX_PER_COMMAND:
+            return  # as the controller would say
+        config = self._cluster.broker_config
+        topics = await self._cluster.turns.run(rows(lambda name: _auto_created(config, name), names))
         try:
             async with asyncio.timeout(AUTO_CREATE_WAIT_S):
                 await self._cluster.create_topics(topics)
@@ -96,48 +105,54 @@ class MetadataHandlers:
             # The answer says which topics are there; the client asks again for the others.
             return
 
-    def _metadata(self, ctx: Context, request: MetadataRequest) -> Fields:
-        view = _View(ctx, self._cluster.image)
-        topics = _metadata_topics(view, request)
+    def _metadata(self, ctx: Context, request: MetadataRequest) -> Work[Fields]:
+        if (yield from _misses_topic_ids(ctx.api_version, request)):
+            return (yield from _metadata_refused(request))
+        view = _View(ctx, self._cluster.image.kept())
+        topics = yield from _metadata_topics(view, request)
         if request.include_topic_authorized_operations:
-            # An id that no topic has allows nothing.
-            topics = (
-                fields
-                if fields["name"] is None
-                else {**fields, "topic_authorized_operations": _TOPIC_OPERATIONS}
-                for fields in topics
-            )
-        return _metadata_of(view, request, list(topics))
+            for fields in topics:
+                # An id that no topic has allows nothing.
+                if fields["name"] is not None:
+                    fields["topic_authorized_operations"] = _TOPIC_OPERATIONS
+        return _metadata_of(view, request, topics)
 
-    def describe_topic_partitions(self, ctx: Context, request: DescribeTopicPartitionsRequest) -> Fields:
+    def describe_topic_partitions(
+        self, ctx: Context, request: DescribeTopicPartitionsRequest
+    ) -> Work[Fields]:
         cluster = self._cluster
         cursor = request.cursor
         after = "" if cursor is None else cursor.topic_name
-        asked = {topic.name for topic in request.topics}
-        wrong = _wrong_cursor(cursor, asked)
-        if wrong:
-            errors = [_topic_error(name, ErrorCode.invalid_request) for name in sorted(asked)]
+        asked = dict.fromkeys((yield from rows(lambda topic: topic.name, request.topics)))
+        if _wrong_cursor(cursor, asked):
+            named = yield from in_order(asked)
+            errors = yield from rows(lambda name: _topic_error(name, ErrorCode.invalid_request), named)
             return {"throttle_time": 0, "topics": errors, "next_cursor": None}
         limit = max(
             1, min(cluster.broker_config.max_request_partition_size_limit, request.response_partition_limit)
         )
-        names = sorted(name for name in asked or cluster.image.topics if name >= after)
+        image = cluster.image.kept()
+        names = yield from in_order(asked or image.topics)
         start = 0 if cursor is None else cursor.partition_index
-        view = _View(ctx, cluster.image)
+        view = _View(ctx, image)
         topics: list[Row] = []
         next_cursor: Fields | None = None
-        for name in names:
+        for at, name in enumerate(names, 1):
+            if at % ROWS_AT_ONCE == 0:
+                yield
+            if name < after:
+                continue
             first = start if name == after else 0
             if limit <= 0:
                 next_cursor = {"topic_name": name, "partition_index": first}
                 break
-            topic = cluster.image.topics.get(name)
+            topic = image.topics.get(name)
             if topic is None:
                 if asked:
                     topics.append({**_missing(name), "topic_authorized_operations": _TOPIC_OPERATIONS})
                 continue
             end = min(len(topic.partitions), first + limit)
-            topics.append(_described(view, topic, first, end))
+            topics.append((yield from _described(view, topic, first, end)))
             if end < len(topic.partitions):
                 next_cursor = {"topic_name": name, "partition_index": end}
                 break
@@ -178,18 +193,21 @@ class MetadataHandlers:
 # --- Metadata ---
 
 
-def _misses_topic_ids(version: int, request: MetadataRequest) -> bool:
+def _misses_topic_ids(version: int, request: MetadataRequest) -> Work[bool]:
     """Ids may be asked for since version 12; the schema had them two versions earlier."""
-    return version < 12 and any(
-        topic.name is None or topic.topic_id not in (None, _NO_ID) for topic in request.topics or ()
+    if version >= 12:
+        return False
+    wrong = yield from rows(
+        lambda topic: topic.name is None or topic.topic_id not in (None, _NO_ID), request.topics or ()
     )
+    return any(wrong)
 
 
-def _metadata_refused(request: MetadataRequest) -> Fields:
-    topics = [
-        _topic_error(topic.name or "", ErrorCode.invalid_request, topic.topic_id)
-        for topic in request.topics or ()
-    ]
+def _metadata_refused(request: MetadataRequest) -> Work[Fields]:
+    topics = yield from rows(
+        lambda topic: _topic_error(topic.name or "", ErrorCode.invalid_request, topic.topic_id),
+        request.topics or (),
+    )
     return {"throttle_time": 0, "brokers": [], "cluster_id": None, "controller_id": -1, "topics": topics}
 
 
@@ -197,9 +215,29 @@ def _wants_all(version: int, request: MetadataRequest) -> bool:
     return request.topics is None or (version == 0 and not request.topics)
 
 
-def _ids(request: MetadataRequest) -> list[UUID]:
-    found = (topic.topic_id for topic in request.topics or ())
-    return [topic_id for topic_id in dict.fromkeys(found) if topic_id not in (None, _NO_ID)]
+def _ids(request: MetadataRequest) -> Work[list[UUID]]:
+    """Return each id that is asked for, once."""
+    found: dict[UUID, None] = {}
+    for at, topic in enumerate(request.topics or (), 1):
+        if topic.topic_id is not None and topic.topic_id != _NO_ID:
+            found[topic.topic_id] = None
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return list(found)
+
+
+def _missing_names(image: Image, version: int, request: MetadataRequest) -> Work[list[str]]:
+    """Return the topics, each once, that could be created by asking for them."""
+    if (yield from _misses_topic_ids(version, request)) or (yield from _ids(request)):
+        return []
+    missing: dict[str, None] = {}
+    for at, topic in enumerate(request.topics or (), 1):
+        name = topic.name
+        if name is not None and name not in image.topics and invalid_topic_name(name) is None:
+            missing[name] = None
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return list(missing)
 
 
 def _auto_created(config: BrokerConfig, name: str) -> NewTopic:
@@ -219,23 +257,36 @@ def _metadata_of(view: _View, request: MetadataRequest, topics: list[Row]) -> Fi
     }
 
 
-def _metadata_topics(view: _View, request: MetadataRequest) -> Iterable[Row]:
+def _metadata_topics(view: _View, request: MetadataRequest) -> Work[list[Row]]:
+    """Return what is asked for, each topic once however often it is named."""
     image = view.image
+    topics: list[Row] = []
     if _wants_all(view.version, request):
-        return map(view.topic, image.topics.values())
-    ids = _ids(request)
-    if ids:
-        return (
-            _topic_error(None, ErrorCode.unknown_topic_id, topic_id)
-            if (topic := image.topic_by_id(topic_id)) is None
-            else view.topic(topic)
-            for topic_id in ids
-        )
-    names = dict.fromkeys(topic.name for topic in request.topics or ())
-    return (
-        _missing(name) if name is None or (topic := image.topics.get(name)) is None else view.topic(topic)
-        for name in names
-    )
+        wanted: Iterable[Work[Row]] = map(view.topic, image.topics.values())
+    else:
+        ids = yield from _ids(request)
+        if ids:
+            wanted = (_identified(view, topic_id) for topic_id in ids)
+        else:
+            names = yield from rows(lambda topic: topic.name, request.topics or ())
+            wanted = (_named(view, name) for name in dict.fromkeys(names))
+    for at, each in enumerate(wanted, 1):
+        topics.append((yield from each))
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return topics
+
+
+def _named(view: _View, name: str | None) -> Work[Row]:
+    topic = None if name is None else view.image.topics.get(name)
+    return _missing(name) if topic is None else (yield from view.topic(topic))
+
+
+def _identified(view: _View, topic_id: UUID) -> Work[Row]:
+    topic = view.image.topic_by_id(topic_id)
+    if topic is None:
+        return _topic_error(None, ErrorCode.unknown_topic_id, topic_id)
+    return (yield from view.topic(topic))
 
 
 def _missing(name: str | None) -> Row:
@@ -250,7 +301,7 @@ def _topic_error(name: str | None, code: ErrorCode, topic_id: UUID | None = None
         "name": name,
         "topic_id": topic_id,
         "is_internal": name in INTERNAL_TOPICS,
-        "partitions": [],
+        "partitions": (),
     }
 
 
@@ -288,16 +339,15 @@ class _View:
             if (endpoint := broker.endpoint(self._listener)) is not None
         }
 
-    def topic(self, topic: TopicImage) -> Row:
+    def topic(self, topic: TopicImage) -> Work[Row]:
+        make = self._first_version if self.version == 0 else self.partition
+        partitions = yield from rows(make, topic.partitions)
         return {
             "error_code": ErrorCode.none,
             "name": topic.name,
             "topic_id": topic.id,
             "is_internal": topic.internal,
-            "partitions": [
-                self._first_version(partition) if self.version == 0 else self.partition(partition)
-                for partition in topic.partitions
-            ],
+            "partitions": partitions,
         }
 
     def partition(self, partition: PartitionImage) -> Row:
@@ -308,7 +358,7 @@ class _View:
             "leader_epoch": partition.leader_epoch,
             "replica_nodes": partition.replicas,
             "isr_nodes": partition.isr,
-            "offline_replicas": [id_ for id_ in partition.replicas if id_ not in self._reachable],
+            "offline_replicas": tuple(id_ for id_ in partition.replicas if id_ not in self._reachable),
         }
 
     def _first_version(self, partition: PartitionImage) -> Row:
@@ -331,22 +381,16 @@ class _View:
 # --- DescribeTopicPartitions ---
 
 
-def _wrong_cursor(cursor: Cursor | None, asked: set[str]) -> bool:
+def _wrong_cursor(cursor: Cursor | None, asked: Collection[str]) -> bool:
     if cursor is None:
         return False
     return cursor.partition_index < 0 or (bool(asked) and cursor.topic_name not in asked)
 
 
-def _described(view: _View, topic: TopicImage, first: int, end: int) -> Row:
-    partitions = [
-        {
-            **view.partition(partition),
-            "error_code": ErrorCode.none,
-            "eligible_leader_replicas": [],
-            "last_known_elr": [],
-        }
-        for partition in topic.partitions[first:end]
-    ]
+def _described(view: _View, topic: TopicImage, first: int, end: int) -> Work[Row]:
+    partitions = yield from rows(view.partition, topic.partitions[first:end])
+    for row in partitions:
+        row |= {"error_code": ErrorCode.none, "eligible_leader_replicas": (), "last_known_elr": ()}
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,

@@ -7,16 +7,19 @@ Invariant: only the controller answers; any other broker says that it is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from broker.control.brokers import AllocateProducerIds
 from broker.control.cluster import Cluster
 from broker.control.leaders import AlterPartition, IsrChange, IsrResult
+from broker.handlers.results import rows
 from protocol.apis import PeerApi
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
@@ -52,32 +55,12 @@ class PeerHandlers:
 
     async def alter_partition(self, ctx: Context, request: AlterPartitionRequest) -> Fields:
         cluster = self._cluster
+        changes = await cluster.turns.run(_isr_changes(request))
         command = AlterPartition(
-            broker_id=request.broker_id,
-            broker_epoch=request.broker_epoch,
-            changes=tuple(
-                IsrChange(
-                    topic_id=topic.topic_id or _NO_ID,
-                    partition=partition.partition_index,
-                    leader_epoch=partition.leader_epoch,
-                    partition_epoch=partition.partition_epoch,
-                    isr=tuple(
-                        (member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
-                    ),
-                )
-                for topic in request.topics
-                for partition in topic.partitions
-            ),
+            broker_id=request.broker_id, broker_epoch=request.broker_epoch, changes=tuple(changes)
         )
         results = await cluster.submit(command, timeout_ms=cluster.broker_config.request_timeout_ms)
-        following = iter(results)
-        topics = [
-            {
-                "topic_id": topic.topic_id,
-                "partitions": [_altered(next(following)) for _ in topic.partitions],
-            }
-            for topic in request.topics
-        ]
+        topics = await cluster.turns.run(_altered_topics(request, results))
         return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
 
     async def allocate_producer_ids(self, ctx: Context, request: AllocateProducerIdsRequest) -> Fields:
@@ -90,6 +73,36 @@ class PeerHandlers:
             "producer_id_start": block.start,
             "producer_id_len": len(block),
         }
+
+
+def _isr_changes(request: AlterPartitionRequest) -> Work[list[IsrChange]]:
+    changes: list[IsrChange] = []
+    for topic in request.topics:
+        for partition in topic.partitions:
+            changes.append(
+                IsrChange(
+                    topic_id=topic.topic_id or _NO_ID,
+                    partition=partition.partition_index,
+                    leader_epoch=partition.leader_epoch,
+                    partition_epoch=partition.partition_epoch,
+                    isr=tuple(
+                        (member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
+                    ),
+                )
+            )
+            yield
+    return changes
+
+
+def _altered_topics(request: AlterPartitionRequest, results: Iterable[IsrResult]) -> Work[list[Fields]]:
+    """The answers in the shape of the request, which the results follow."""
+    following = iter(results)
+    topics: list[Fields] = []
+    for topic in request.topics:
+        altered = yield from rows(_altered, islice(following, len(topic.partitions)))
+        topics.append({"topic_id": topic.topic_id, "partitions": altered})
+        yield
+    return topics
 
 
 def _altered(result: IsrResult) -> Fields:

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.control.brokers import UnregisterBroker
 from broker.control.cluster import Cluster
-from broker.control.image import BrokerImage, TopicImage
+from broker.control.image import LOOKED_AT_ONCE, BrokerImage, Image, TopicImage
 from broker.control.internal_topics import METADATA_TOPIC
 from broker.control.leaders import (
     AlterPartitionReassignments,
     ElectionResult,
     ElectLeaders,
+    PartitionRef,
     Reassignment,
+    ReassignmentResult,
 )
-from broker.handlers.results import decision_timeout_ms, error_fields
+from broker.handlers.results import ROWS_AT_ONCE, decision_timeout_ms, error_fields, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
+from protocol.work import Work
 from storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
     from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
     from protocol.requests.describe_quorum import DescribeQuorumRequest
-    from protocol.requests.elect_leaders import ElectLeadersRequest
+    from protocol.requests.elect_leaders import ElectLeadersRequest, TopicPartitions
     from protocol.requests.list_partition_reassignments import ListPartitionReassignmentsRequest
     from protocol.requests.unregister_broker import UnregisterBrokerRequest
 
@@ -74,26 +78,16 @@ class ReplicaHandlers:
     async def elect_leaders(self, ctx: Context, request: ElectLeadersRequest) -> Fields:
         cluster = self._cluster
         asked = request.topic_partitions
-        partitions = None
-        if asked is not None:
-            partitions = tuple((topic.topic, index) for topic in asked for index in topic.partitions)
+        partitions = None if asked is None else tuple(await cluster.turns.run(_elections(asked)))
         command = ElectLeaders(election_type=request.election_type, partitions=partitions)
         results = await cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
-        if asked is None:
-            # Kafka names every topic, also where no partition was in need of an election.
-            rows: dict[str, list[Fields]] = {name: [] for name in cluster.image.topics}
-            for result in results:
-                rows.setdefault(result.topic, []).append(_elected(result))
-            topics = list(rows.items())
-        else:
-            following = iter(results)
-            topics = [(topic.topic, [_elected(next(following)) for _ in topic.partitions]) for topic in asked]
+        answers = (
+            _elected_anywhere(cluster.image.kept(), results) if asked is None else _elected_in(asked, results)
+        )
         return {
             "throttle_time": 0,
             "error_code": ErrorCode.none,
-            "replica_election_results": [
-                {"topic": name, "partition_result": partitions} for name, partitions in topics
-            ],
+            "replica_election_results": await cluster.turns.run(answers),
         }
 
     async def alter_partition_reassignments(
@@ -101,75 +95,68 @@ class ReplicaHandlers:
     ) -> Fields:
         if not request.topics:
             return {"throttle_time": 0, "error_code": ErrorCode.none, "error_message": "", "responses": []}
+        turns = self._cluster.turns
         allows = request.allow_replication_factor_change
         command = AlterPartitionReassignments(
-            reassignments=tuple(
-                Reassignment(
-                    topic=topic.name,
-                    partition=partition.partition_index,
-                    replicas=None if partition.replicas is None else tuple(partition.replicas),
-                )
-                for topic in request.topics
-                for partition in topic.partitions
-            ),
+            reassignments=tuple(await turns.run(_reassignments(request))),
             allow_replication_factor_change=allows,
         )
         results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
-        following = iter(results)
-        responses = [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": partition.partition_index, **error_fields(next(following).error)}
-                    for partition in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ]
         return {
             "throttle_time": 0,
             "allow_replication_factor_change": allows,
             **error_fields(None),
-            "responses": responses,
+            "responses": await turns.run(_reassigned(request, results)),
         }
 
     def list_partition_reassignments(
         self, ctx: Context, request: ListPartitionReassignmentsRequest
-    ) -> Fields:
-        image = self._cluster.image
+    ) -> Work[Fields]:
+        image = self._cluster.image.kept()
         if request.topics is None:
-            rows = (_moving(topic, range(len(topic.partitions))) for topic in image.topics.values())
+            asked: Iterable[tuple[TopicImage, Iterable[int]]] = (
+                (topic, range(len(topic.partitions))) for topic in image.topics.values()
+            )
         else:
-            rows = (
-                _moving(image.topics[topic.name], topic.partition_indexes)
+            asked = (
+                (image.topics[topic.name], topic.partition_indexes)
                 for topic in request.topics
                 if topic.name in image.topics
             )
-        return {
-            "throttle_time": 0,
-            **error_fields(None),
-            "topics": [row for row in rows if row["partitions"]],
-        }
+        topics: list[Fields] = []
+        for topic, indexes in asked:
+            moving = yield from _moving(topic, indexes)
+            if moving:
+                topics.append({"name": topic.name, "partitions": moving})
+            yield
+        return {"throttle_time": 0, **error_fields(None), "topics": topics}
 
-    def alter_replica_log_dirs(self, ctx: Context, request: AlterReplicaLogDirsRequest) -> Fields:
-        """Answer that a replica stays in the directory it was made in: every other one is refused as full."""
-        wanted = {
-            (topic.name, index): chosen.path
-            for chosen in request.dirs
-            for topic in chosen.topics
-            for index in topic.partitions
-        }
-        by_topic: dict[str, list[Fields]] = {}
-        for (topic, index), path in wanted.items():
-            row = {"partition_index": index, "error_code": self._moved(topic, index, path)}
-            by_topic.setdefault(topic, []).append(row)
-        return {
-            "throttle_time": 0,
-            "results": [{"topic_name": name, "partitions": rows} for name, rows in by_topic.items()],
-        }
+    def alter_replica_log_dirs(self, ctx: Context, request: AlterReplicaLogDirsRequest) -> Work[Fields]:
+        """Answer that a replica stays in the directory it was made in: every other one is refused as full.
 
-    def _moved(self, topic: str, index: int, path: str) -> ErrorCode:
+        A replica that is named again is answered once, for the directory that was named last.
+        """
         ours = {self._absolute_path(log_dir): log_dir for log_dir in self._logs.dirs}
+        wanted: dict[tuple[str, int], str] = {}
+        for chosen in request.dirs:
+            for topic in chosen.topics:
+                for at, index in enumerate(topic.partitions, 1):
+                    wanted[topic.name, index] = chosen.path
+                    if at % ROWS_AT_ONCE == 0:
+                        yield
+                yield
+        by_topic: dict[str, list[Fields]] = {}
+        for at, ((name, index), path) in enumerate(wanted.items(), 1):
+            row = {"partition_index": index, "error_code": self._moved(name, index, path, ours)}
+            by_topic.setdefault(name, []).append(row)
+            if at % ROWS_AT_ONCE == 0:
+                yield
+        results = yield from rows(
+            lambda item: {"topic_name": item[0], "partitions": item[1]}, by_topic.items()
+        )
+        return {"throttle_time": 0, "results": results}
+
+    def _moved(self, topic: str, index: int, path: str, ours: Mapping[str, str]) -> ErrorCode:
         if path not in ours:
             return ErrorCode.log_dir_not_found
         if ours[path] in self._logs.offline_dirs:
@@ -185,17 +172,14 @@ class ReplicaHandlers:
             return ErrorCode.kafka_storage_error
         return ErrorCode.none if held.log_dir == ours[path] else ErrorCode.log_dir_not_found
 
-    def describe_quorum(self, ctx: Context, request: DescribeQuorumRequest) -> Fields:
+    def describe_quorum(self, ctx: Context, request: DescribeQuorumRequest) -> Work[Fields]:
         """Describe the metadata log as Kafka does its own. Every live broker may come to lead it, so all are
         voters; what is in the image is committed.
         """
         cluster = self._cluster
         image = cluster.image
-        asked = [
-            (topic.topic_name, each.partition_index) for topic in request.topics for each in topic.partitions
-        ]
-        if asked != [(METADATA_TOPIC, _METADATA_PARTITION)]:
-            return _no_such_quorum(request)
+        if not _asks_for_the_log(request):
+            return (yield from _no_such_quorum(request))
         voters = image.live_brokers()
         clock = Clock(now_s=cluster.now_s(), now_ms=self._now_ms())
         quorum = {
@@ -232,6 +216,41 @@ class ReplicaHandlers:
 # --- elections ---
 
 
+def _elections(asked: Iterable[TopicPartitions]) -> Work[list[PartitionRef]]:
+    partitions: list[PartitionRef] = []
+    for topic in asked:
+        partitions += yield from rows(
+            lambda index, name=topic.topic: (name, index),  # type: ignore[misc]
+            topic.partitions,
+        )
+        yield
+    return partitions
+
+
+def _elected_in(asked: Iterable[TopicPartitions], results: Iterable[ElectionResult]) -> Work[list[Fields]]:
+    following = iter(results)
+    topics: list[Fields] = []
+    for topic in asked:
+        partitions = yield from rows(_elected, islice(following, len(topic.partitions)))
+        topics.append({"topic": topic.topic, "partition_result": partitions})
+        yield
+    return topics
+
+
+def _elected_anywhere(image: Image, results: Iterable[ElectionResult]) -> Work[list[Fields]]:
+    """Kafka names every topic, also where no partition was in need of an election."""
+    by_topic: dict[str, list[Fields]] = {}
+    for at, result in enumerate(results, 1):
+        by_topic.setdefault(result.topic, []).append(_elected(result))
+        if at % ROWS_AT_ONCE == 0:
+            yield
+
+    def row(name: str) -> Fields:
+        return {"topic": name, "partition_result": by_topic.get(name, ())}
+
+    return (yield from rows(row, dict.fromkeys((*image.topics, *by_topic))))
+
+
 def _elected(result: ElectionResult) -> Fields:
     return {"partition_id": result.partition, **error_fields(result.error)}
 
@@ -239,21 +258,51 @@ def _elected(result: ElectionResult) -> Fields:
 # --- reassignments ---
 
 
-def _moving(topic: TopicImage, indexes: Iterable[int]) -> Fields:
-    found = (topic.partitions[index] for index in indexes if 0 <= index < len(topic.partitions))
-    return {
-        "name": topic.name,
-        "partitions": [
-            {
-                "partition_index": partition.index,
-                "replicas": partition.replicas,
-                "adding_replicas": partition.adding,
-                "removing_replicas": partition.removing,
-            }
-            for partition in found
-            if partition.is_reassigned
-        ],
-    }
+def _reassignments(request: AlterPartitionReassignmentsRequest) -> Work[list[Reassignment]]:
+    reassignments: list[Reassignment] = []
+    for topic in request.topics:
+        for partition in topic.partitions:
+            replicas = None if partition.replicas is None else tuple(partition.replicas)
+            reassignments.append(
+                Reassignment(topic=topic.name, partition=partition.partition_index, replicas=replicas)
+            )
+            yield
+    return reassignments
+
+
+def _reassigned(
+    request: AlterPartitionReassignmentsRequest, results: Iterable[ReassignmentResult]
+) -> Work[list[Fields]]:
+    following = iter(results)
+    topics: list[Fields] = []
+    for topic in request.topics:
+        partitions = yield from rows(
+            lambda result: {"partition_index": result.partition, **error_fields(result.error)},
+            islice(following, len(topic.partitions)),
+        )
+        topics.append({"name": topic.name, "partitions": partitions})
+        yield
+    return topics
+
+
+def _moving(topic: TopicImage, indexes: Iterable[int]) -> Work[list[Fields]]:
+    moving: list[Fields] = []
+    for at, index in enumerate(indexes, 1):
+        if at % LOOKED_AT_ONCE == 0:
+            yield
+        if not 0 <= index < len(topic.partitions):
+            continue
+        partition = topic.partitions[index]
+        if partition.is_reassigned:
+            moving.append(
+                {
+                    "partition_index": partition.index,
+                    "replicas": partition.replicas,
+                    "adding_replicas": partition.adding,
+                    "removing_replicas": partition.removing,
+                }
+            )
+    return moving
 
 
 # --- the quorum ---
@@ -281,7 +330,15 @@ class Clock(NamedTuple):
         return _UNKNOWN_TIME if at_s is None else self.now_ms - round((self.now_s - at_s) * 1000)
 
 
-def _no_such_quorum(request: DescribeQuorumRequest) -> Fields:
+def _asks_for_the_log(request: DescribeQuorumRequest) -> bool:
+    if len(request.topics) != 1:
+        return False
+    (topic,) = request.topics
+    indexes = [each.partition_index for each in topic.partitions[:2]]
+    return topic.topic_name == METADATA_TOPIC and indexes == [_METADATA_PARTITION]
+
+
+def _no_such_quorum(request: DescribeQuorumRequest) -> Work[Fields]:
     unknown = {
         "error_code": ErrorCode.unknown_topic_or_partition,
         "error_message": "This server does not host this topic-partition.",
@@ -291,11 +348,11 @@ def _no_such_quorum(request: DescribeQuorumRequest) -> Fields:
         "current_voters": [],
         "observers": [],
     }
-    topics = [
-        {
-            "topic_name": topic.topic_name,
-            "partitions": [{"partition_index": one.partition_index, **unknown} for one in topic.partitions],
-        }
-        for topic in request.topics
-    ]
+    topics: list[Fields] = []
+    for topic in request.topics:
+        partitions = yield from rows(
+            lambda one: {"partition_index": one.partition_index, **unknown}, topic.partitions
+        )
+        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
+        yield
     return {**_FINE, "topics": topics, "nodes": []}

@@ -1,4 +1,5 @@
-"""What the answers to operators' requests share: how long a decision may take, and how an error is given.
+"""What the answers to operators' requests share: how long a decision may take, how an error is given, and
+how many rows are made, or sorted, between two turns.
 
 Owns: the wait of a request that names a time, the error of one item of a response. Does not own: an error of
 the whole request (the dispatcher's error replies). Invariant: a message always fits into a response.
@@ -6,13 +7,24 @@ the whole request (the dispatcher's error replies). Invariant: a message always 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Final
+from heapq import merge
+from itertools import islice
+from typing import Final, TypeVar
 
 from broker.config.broker import BrokerConfig
+from broker.decisions import Refusal
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+ROWS_AT_ONCE: Final = 16
+"""Rows, of a microsecond or a few each, between two turns."""
+SORTED_AT_ONCE: Final = 256
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -23,7 +35,7 @@ def decision_timeout_ms(timeout: timedelta, config: BrokerConfig) -> int:
     return timeout_ms if timeout_ms > 0 else config.request_timeout_ms
 
 
-def message_of(error: KafkaError) -> str | None:
+def message_of(error: KafkaError | Refusal) -> str | None:
     """The message for a response: it may quote as much as a string holds, and must fit one itself."""
     message = error.message
     if message is None or len(message) <= MESSAGE_MAX_CHARS:
@@ -31,8 +43,28 @@ def message_of(error: KafkaError) -> str | None:
     return f"{message[:MESSAGE_MAX_CHARS]}…"
 
 
-def error_fields(error: KafkaError | None) -> Fields:
+def error_fields(error: Refusal | None) -> Fields:
     """The error of one item, or none."""
     if error is None:
         return {"error_code": ErrorCode.none, "error_message": None}
     return {"error_code": error.code, "error_message": message_of(error)}
+
+
+def rows(make: Callable[[T], R], items: Iterable[T]) -> Work[list[R]]:
+    """Make a row of each, in turns."""
+    made: list[R] = []
+    for at, item in enumerate(items, 1):
+        made.append(make(item))
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return made
+
+
+def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
+    """Sort them in turns: in runs, which are merged as they are read."""
+    rest = iter(items)
+    runs = []
+    while run := sorted(islice(rest, SORTED_AT_ONCE)):  # type: ignore[type-var]
+        runs.append(run)
+        yield
+    return merge(*runs)  # type: ignore[type-var]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
-from broker.config.describe import describe_topic
+from broker.config.describe import ConfigRow, describe_topic
 from broker.control.cluster import Cluster
 from broker.control.topics import (
     CreatePartitions,
@@ -25,19 +26,22 @@ from broker.control.topics import (
     TopicRef,
     TopicResult,
 )
-from broker.handlers.results import decision_timeout_ms, error_fields
+from broker.decisions import Refusal
+from broker.handlers.results import decision_timeout_ms, error_fields, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
     from protocol.requests.create_partitions import CreatePartitionsRequest
     from protocol.requests.create_topics import CreateTopicsRequest
-    from protocol.requests.delete_topics import DeleteTopicsRequest
+    from protocol.requests.delete_topics import DeleteTopicsRequest, DeleteTopicState
 
 
 _NO_ID: Final = UUID(int=0)
+_SETTINGS_ALIKE_MAX: Final = 2_000
 
 
 class TopicHandlers:
@@ -55,78 +59,111 @@ class TopicHandlers:
         return decision_timeout_ms(timeout, self._cluster.broker_config)
 
     async def create_topics(self, ctx: Context, request: CreateTopicsRequest) -> Fields:
-        topics = tuple(
-            NewTopic(
-                name=topic.name,
-                partitions=topic.num_partitions,
-                replication_factor=topic.replication_factor,
-                assignments=tuple((a.partition_index, tuple(a.broker_ids)) for a in topic.assignments),
-                configs=tuple((config.name, config.value) for config in topic.configs),
-            )
-            for topic in request.topics
-        )
+        cluster = self._cluster
+        topics = await cluster.turns.run(_new_topics(request))
         command = CreateTopics(topics=topics, validate_only=request.validate_only)
-        results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
-        with_configs = ctx.api_version >= 5
-        return {
-            "throttle_time": 0,
-            "topics": [_created(self._cluster.broker_config, result, with_configs) for result in results],
-        }
+        results = await cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
+        described = _Described(cluster.broker_config) if ctx.api_version >= 5 else None
+        made = await cluster.turns.run(rows(lambda result: _created(result, described), results))
+        return {"throttle_time": 0, "topics": made}
 
     async def delete_topics(self, ctx: Context, request: DeleteTopicsRequest) -> Fields:
         if not self._cluster.broker_config.delete_topic_enable:
             if ctx.api_version < 3:
                 raise KafkaError(ErrorCode.invalid_request, "Topic deletion is disabled.")
             raise KafkaError(ErrorCode.topic_deletion_disabled)
-        refs = [TopicRef(name=name) for name in request.topic_names]
-        refs += [
-            TopicRef(name=topic.name, id=None if topic.topic_id == _NO_ID else topic.topic_id)
-            for topic in request.topics
-        ]
+        turns = self._cluster.turns
+        refs = await turns.run(rows(lambda name: TopicRef(name=name), request.topic_names))
+        refs += await turns.run(rows(_ref, request.topics))
         command = DeleteTopics(topics=tuple(refs))
         results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
-        return {"throttle_time": 0, "responses": list(map(_deleted, results))}
+        return {"throttle_time": 0, "responses": await turns.run(rows(_deleted, results))}
 
     async def create_partitions(self, ctx: Context, request: CreatePartitionsRequest) -> Fields:
-        topics = tuple(
-            MorePartitions(
-                name=topic.name,
-                count=topic.count,
-                assignments=None
-                if topic.assignments is None
-                else tuple(tuple(assignment.broker_ids) for assignment in topic.assignments),
-            )
-            for topic in request.topics
-        )
+        turns = self._cluster.turns
+        topics = await turns.run(_more_partitions(request))
         command = CreatePartitions(topics=topics, validate_only=request.validate_only)
         results = await self._cluster.submit(command, timeout_ms=self._timeout_ms(request.timeout))
-        return {
-            "throttle_time": 0,
-            "results": [{"name": name, **error_fields(error)} for name, error in results],
-        }
+        return {"throttle_time": 0, "results": await turns.run(rows(_grown, results))}
 
 
-def _created(config: BrokerConfig, result: TopicResult, with_configs: bool) -> Fields:
+def _new_topics(request: CreateTopicsRequest) -> Work[tuple[NewTopic, ...]]:
+    topics: list[NewTopic] = []
+    for topic in request.topics:
+        assignments = yield from rows(
+            lambda each: (each.partition_index, tuple(each.broker_ids)), topic.assignments
+        )
+        configs = yield from rows(lambda each: (each.name, each.value), topic.configs)
+        topics.append(
+            NewTopic(
+                name=topic.name,
+                partitions=topic.num_partitions,
+                replication_factor=topic.replication_factor,
+                assignments=tuple(assignments),
+                configs=tuple(configs),
+            )
+        )
+        yield
+    return tuple(topics)
+
+
+def _more_partitions(request: CreatePartitionsRequest) -> Work[tuple[MorePartitions, ...]]:
+    topics: list[MorePartitions] = []
+    for topic in request.topics:
+        assignments = None
+        if topic.assignments is not None:
+            assignments = tuple((yield from rows(lambda each: tuple(each.broker_ids), topic.assignments)))
+        topics.append(MorePartitions(name=topic.name, count=topic.count, assignments=assignments))
+        yield
+    return tuple(topics)
+
+
+def _ref(topic: DeleteTopicState) -> TopicRef:
+    return TopicRef(name=topic.name, id=None if topic.topic_id == _NO_ID else topic.topic_id)
+
+
+class _Described:
+    """The settings of new topics as CreateTopics tells them; those of equal topics are the same rows."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._known: dict[frozenset[tuple[str, str]], list[Fields]] = {}
+
+    def settings(self, configs: Mapping[str, str]) -> list[Fields]:
+        key = frozenset(configs.items())
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = list(map(_setting, describe_topic(self._config, configs)))
+        return found
+
+
+@lru_cache(maxsize=_SETTINGS_ALIKE_MAX)
+def _setting(row: ConfigRow) -> Fields:
+    return {
+        "name": row.name,
+        "value": row.value,
+        "read_only": row.read_only,
+        "config_source": row.source,
+        "is_sensitive": row.sensitive,
+    }
+
+
+def _created(result: TopicResult, described: _Described | None) -> Fields:
     if result.topic is None:
         return {"name": result.name, "topic_id": None, **error_fields(result.error), "configs": []}
-    rows = describe_topic(config, result.configs) if with_configs else ()
     return {
         "name": result.name,
         "topic_id": result.topic.id,
         **error_fields(None),
         "num_partitions": len(result.topic.partitions),
         "replication_factor": len(result.topic.partitions[0].replicas),
-        "configs": [
-            {
-                "name": row.name,
-                "value": row.value,
-                "read_only": row.read_only,
-                "config_source": row.source,
-                "is_sensitive": row.sensitive,
-            }
-            for row in rows
-        ],
+        "configs": [] if described is None else described.settings(result.configs),
     }
+
+
+def _grown(result: tuple[str, Refusal | None]) -> Fields:
+    name, error = result
+    return {"name": name, **error_fields(error)}
 
 
 def _deleted(result: DeleteResult) -> Fields:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 SYNC_AGAIN_S: Final = 1.0
 """The pause before a sync that found no descriptor is tried again."""
 _READ_ALL_BYTES: Final = 1 << 20
-_PARTITIONS_PER_SLICE: Final = 8
+_PARTITIONS_PER_SLICE: Final = 2
 """To open the log of a new one takes 0.3 ms."""
 
 _REFRESHED_PER_SLICE: Final = 256

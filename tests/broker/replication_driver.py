@@ -51,6 +51,7 @@ from remote.store.object_store import StoreError
 from storage.log import Appended
 from storage.log_manager import LogManager
 from storage.policy import LogConfig
+from tests.broker.at_once import AtOnce
 from tests.broker.raw_client import batch_of, fetch_fields, produce_fields
 from tests.sim.disk import Disk
 from tests.sim.loop import Process, SimLoop
@@ -79,6 +80,7 @@ class Member:
         self.channels: Channels
         self.broker_epoch = -1
         self.is_controller = False
+        self.turns = AtOnce()
         self.listeners: list[DeltaListener] = []
         self._controller = controller
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ from broker.handlers.peers import PeerHandlers
 from broker.handlers.topics import TopicHandlers
 from broker.net.channel import PeerLost
 from broker.ports import Network, World
+from broker.turns import Turns
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.messages import entity
@@ -54,6 +55,8 @@ class Site:
         self.resets: dict[int, int] = {}
         """Of a dead node: how many more questions are reset before its port refuses."""
         self.clock_ms = 0
+        self.turn_steps = 1024
+        """Of work in turns, in each turn of the loop."""
 
     def now_ms(self) -> int:
         return self.clock_ms + int(self.loop.now * 1000)
@@ -84,7 +87,9 @@ class Site:
         properties.setdefault("node_id", "1")
         props = {name.replace("_", "."): value for name, value in properties.items()}
         config = from_properties({"log.dirs": dirs, **props}, standalone=True)
-        member = Cluster(config, self.world(life, store, config.node_id), on_fenced=self.fenced.append)
+        turns = Turns(loop=self.loop, elapsed_s=lambda: 0.0, steps=lambda: self.turn_steps)
+        world = self.world(life, store, config.node_id)
+        member = Cluster(config, world, turns, on_fenced=self.fenced.append)
         member.channels = cast(Any, Wires(self, member))
         self.members.append(member)
         return member
@@ -263,6 +268,8 @@ class Call:
             connection=cast(Any, self._connection),
         )
         found = handlers[api](context, request)
+        if isinstance(found, Generator):
+            return await member.turns.run(found)
         return await found if asyncio.iscoroutine(found) else cast(Fields, found)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig, from_properties
 from broker.control.brokers import RegisterBroker, election
-from broker.control.commands import ControllerCommand, Rules
+from broker.control.commands import ControllerCommand, Rules, deciding
 from broker.control.image import Image, fold
 from broker.control.metadata_records import (
     ClusterBorn,
@@ -19,9 +19,12 @@ from broker.control.metadata_records import (
     new_partition,
 )
 from broker.control.topics import CreateTopics, NewTopic, TopicResult
-from broker.decisions import Decision
+from broker.decisions import Decision, Refusal
 from broker.endpoint import Endpoint
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import finish
+
+R = TypeVar("R")
 
 CONFIG = from_properties({"num.partitions": "2", "default.replication.factor": "2"})
 
@@ -49,6 +52,12 @@ def cluster(count: int = 3) -> Image:
     return fold(enumerate(slots, start=1))
 
 
+def decided(
+    image: Image, command: ControllerCommand[R], *, seed: int = 0, config: BrokerConfig = CONFIG
+) -> Decision[Record, R]:
+    return finish(deciding(command, image, rules(seed, config)))
+
+
 def carry_out(image: Image, *steps: ControllerCommand[Any] | Record, seed: int = 0) -> Any:
     """Decide each against the image, then fold what was decided, as a slot would have it; the last answer."""
     response: Any = None
@@ -57,7 +66,7 @@ def carry_out(image: Image, *steps: ControllerCommand[Any] | Record, seed: int =
         decision = (
             Decision(response=None, records=(step,))
             if isinstance(step, Record)
-            else step.decide(image, rules(seed))
+            else decided(image, step, seed=seed)
         )
         assert image == before, "deciding changed the image"
         written = [decode_record(encode_record(record)) for record in decision.records]
@@ -66,7 +75,7 @@ def carry_out(image: Image, *steps: ControllerCommand[Any] | Record, seed: int =
     return response
 
 
-def code(error: KafkaError | None) -> ErrorCode:
+def code(error: Refusal | None) -> ErrorCode:
     return ErrorCode.none if error is None else error.code
 
 
@@ -74,7 +83,7 @@ def refused(image: Image, command: ControllerCommand[Any]) -> tuple[ErrorCode, s
     """How a command is refused as a whole."""
     before = image.copy()
     try:
-        command.decide(image, rules())
+        decided(image, command)
     except KafkaError as error:
         assert image == before, "deciding changed the image"
         return error.code, error.message

@@ -32,9 +32,9 @@ from tests.broker.control.decisions import (
     carry_out,
     cluster,
     code,
+    decided,
     refused,
     registration,
-    rules,
     topic,
 )
 
@@ -93,7 +93,7 @@ def test_an_incarnation_that_asks_again_keeps_its_epoch() -> None:
     image = cluster()
     carry_out(image, topic((1, 2)))
     again = replace(registration(1), others_alive=frozenset({1}))
-    assert again.decide(image, rules()).records == ()
+    assert decided(image, again).records == ()
     fence(image, 2)
     before = image.copy()
     moved = Endpoint(listener="PLAINTEXT", host="elsewhere", port=1)
@@ -132,8 +132,8 @@ def test_a_changed_disk_leads_nothing_even_where_losing_records_is_allowed() -> 
 def test_many_are_fenced_in_one_slot_and_their_partitions_follow() -> None:
     image = cluster(4)
     carry_out(image, topic((1, 2, 3), (2, 3, 1), (4,), (1, 2), (3, 4)))
-    decision = FenceBrokers(brokers=((1, epoch(image, 1)), (2, epoch(image, 2)), (3, 1), (9, 1))).decide(
-        image, rules()
+    decision = decided(
+        image, FenceBrokers(brokers=((1, epoch(image, 1)), (2, epoch(image, 2)), (3, 1), (9, 1)))
     )
     assert [record.broker_id for record in decision.records] == [1, 2]  # type: ignore[union-attr]
     fence(image, 1, 2)
@@ -148,7 +148,7 @@ def test_who_is_fenced_already_is_not_fenced_again() -> None:
     image = cluster()
     fence(image, 1)
     again = FenceBrokers(brokers=((1, epoch(image, 1)),) * 2)
-    assert again.decide(image, rules()).records == ()
+    assert decided(image, again).records == ()
 
 
 def test_the_next_leader_is_the_first_replica_in_sync() -> None:
@@ -170,7 +170,7 @@ def test_a_sole_member_leads_again_when_its_session_is_back() -> None:
     carry_out(image, UnfenceBroker(broker_id=1, broker_epoch=epoch(image, 1)))
     assert state(image, 0) == (1, 2, (1,))
     assert state(image, 1) == (2, 1, (2,))
-    assert UnfenceBroker(broker_id=1, broker_epoch=epoch(image, 1)).decide(image, rules()).records == ()
+    assert decided(image, UnfenceBroker(broker_id=1, broker_epoch=epoch(image, 1))).records == ()
 
 
 @pytest.mark.parametrize("where", ["topic", "broker"])
@@ -187,7 +187,7 @@ def test_losing_records_is_better_than_waiting_where_the_owner_says_so(where: st
         image.apply_slot(image.seq + 1, [replace(UNCLEAN, resource_name="u", value="false")])
     fence(image, 3)
     command = FenceBrokers(brokers=((1, epoch(image, 1)),))
-    decision = command.decide(image, rules(config=config))
+    decision = decided(image, command, config=config)
     flagged = [record for record in decision.records if isinstance(record, PartitionChanged)]
     assert [(record.leader, record.isr, record.unclean) for record in flagged] == [(2, (2,), True)]
     image.apply_slot(image.seq + 1, decision.records)
@@ -201,9 +201,9 @@ def test_a_fence_of_five_thousand_partitions_is_one_record() -> None:
         new_partition(at, replicas, replicas)
         for at, replicas in enumerate([(1, 2, 3), (2, 3, 1), (3, 1, 2)] * 1700)
     )
-    made = CreateTopics(topics=(NewTopic(name="t", partitions=1),)).decide(image, rules()).records[0]
+    made = decided(image, CreateTopics(topics=(NewTopic(name="t", partitions=1),))).records[0]
     image.apply_slot(image.seq + 1, [replace(made, partitions=partitions)])  # type: ignore[call-arg]
-    decision = FenceBrokers(brokers=((1, epoch(image, 1)),)).decide(image, rules())
+    decision = decided(image, FenceBrokers(brokers=((1, epoch(image, 1)),)))
     assert len(decision.records) == 1
     delta = image.apply_slot(image.seq + 1, decision.records)
     assert set(delta.topics_changed) == {"t"}

@@ -40,6 +40,7 @@ from remote.keys import boundary_key, slot_key, snapshot_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import ObjectInfo, PutResult, StoreError
 from storage.files import Files, write_whole
+from tests.broker.at_once import AtOnce
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.sim.store import Bucket
 
@@ -311,7 +312,7 @@ def test_a_log_whose_hashes_do_not_chain_is_refused() -> None:
     born(site)
 
     async def forge() -> None:
-        log = MetadataLog(site.bucket, site.disk.rng)
+        log = MetadataLog(site.bucket, site.disk.rng, AtOnce())
         await log.win(2, controller_epoch=1, previous_hash=bytes(32), records=[])
 
     asyncio.run(forge())
@@ -555,7 +556,7 @@ def test_a_follower_hears_of_what_others_commit() -> None:
     async def story() -> None:
         member = await site.started()
         deltas = recorded(member)
-        rival = MetadataLog(site.bucket, site.disk.rng)
+        rival = MetadataLog(site.bucket, site.disk.rng, AtOnce())
         bump = encode_record(ControllerElected(controller_id=9, controller_epoch=2))
         won = await rival.win(2, controller_epoch=2, previous_hash=member.ledger.last_hash, records=[bump])
         assert won is not None
@@ -700,7 +701,8 @@ def test_who_sleeps_between_the_list_and_the_snapshot_takes_the_newer_one(
             await asyncio.sleep(1)
 
         await day_of_topics(0)
-        sleeper = Ledger(MetadataLog(site.world(7).store, random.Random(7)), site.loop.time)
+        log = MetadataLog(site.world(7).store, random.Random(7), AtOnce())
+        sleeper = Ledger(log, site.loop.time, AtOnce())
         survey = await sleeper.survey()
         for day in range(1, 4):
             await day_of_topics(day)

@@ -21,7 +21,7 @@ from broker.control.topics import (
     TopicRef,
 )
 from protocol.errors import KafkaError
-from tests.broker.control.decisions import cluster, registration, rules
+from tests.broker.control.decisions import cluster, decided, registration
 
 
 class Commands(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class Commands(RuleBasedStateMachine):
         self.steps += 1
         before = self.image.copy()
         try:
-            decision = command.decide(self.image, rules(self.steps))
+            decision = decided(self.image, command, seed=self.steps)
         except KafkaError:
             assert self.image == before
             return

@@ -22,6 +22,7 @@ from broker.control.metadata_log import MetadataLog, parse_slot
 from broker.control.metadata_records import encode_record
 from protocol.errors import ErrorCode, KafkaError
 from remote.keys import snapshot_key
+from tests.broker.at_once import AtOnce
 from tests.broker.control.cluster_driver import Site, recorded
 from tests.broker.control.test_heartbeats import controllers, create, run, until
 
@@ -62,7 +63,7 @@ def test_a_slot_is_written_in_the_epoch_of_its_writer() -> None:
     async def story(site: Site) -> None:
         members = await site.trio()
         site.isolate(1)
-        rival = MetadataLog(site.world(99).store, site.world(99).random)
+        rival = MetadataLog(site.world(99).store, site.world(99).random, AtOnce())
         image, ledger = members[0].image, members[0].ledger
         bump = election(image, 2)
         await rival.win(
@@ -72,7 +73,8 @@ def test_a_slot_is_written_in_the_epoch_of_its_writer() -> None:
             records=[encode_record(bump)],
         )
         await ledger.catch_up()
-        assert await ledger.commit([], controller_epoch=1) is None, "its epoch is over"
+        late = await ledger.commit([], [], after=image.seq, controller_epoch=1)
+        assert late is None, "its epoch is over"
         assert len(site.slots()) == image.seq
 
     run(story)
@@ -94,7 +96,7 @@ def test_a_slot_is_known_as_ours_though_others_went_on_before_the_reply() -> Non
             bump = encode_record(election(ledger.image, 2))
             theirs = await win(seq + 1, controller_epoch=2, previous_hash=mine.hash, records=[bump])
             assert theirs is not None
-            assert len(ledger.take([mine, parse_slot(theirs)])) == 2
+            assert len(await ledger.take([mine, parse_slot(theirs)])) == 2
             return data
 
         ledger._log.win = won_and_overtaken  # type: ignore[method-assign]
@@ -112,7 +114,7 @@ def test_commands_are_worked_off_by_a_node_elected_again_while_it_learned_that_i
         class Log:
             image = member.image
 
-            async def commit(self, records: object, *, controller_epoch: int) -> Delta | None:
+            async def commit(self, *slot: object, after: int, controller_epoch: int) -> Delta | None:
                 tried.append(controller_epoch)
                 return None if controller_epoch == 1 else Delta(seq=2)
 
@@ -133,7 +135,7 @@ def test_commands_are_worked_off_by_a_node_elected_again_while_it_learned_that_i
             end_membership=site.fenced.append,
             spawn=member.spawn,
         )
-        queue = CommandQueue(cast(Any, Log()), cast(Any, writer))
+        queue = CommandQueue(cast(Any, Log()), cast(Any, writer), AtOnce())
         queue.open(1)
         with pytest.raises(KafkaError) as refused:
             await queue.submit(EmptySlot())
@@ -469,7 +471,7 @@ def test_a_member_that_nobody_can_help_asks_at_a_pace(monkeypatch: pytest.Monkey
 def test_one_new_slot_is_read_with_few_requests() -> None:
     async def story(site: Site) -> None:
         member = await site.started()
-        log = MetadataLog(site.world(99).store, site.world(99).random)
+        log = MetadataLog(site.world(99).store, site.world(99).random, AtOnce())
         read, asked = log.read, []
 
         async def counted(seq: int) -> Any:

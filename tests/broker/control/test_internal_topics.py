@@ -26,7 +26,7 @@ from broker.control.topics import (
     internal_topic,
 )
 from protocol.errors import ErrorCode
-from tests.broker.control.decisions import CONFIG, carry_out, cluster, code, create, rules
+from tests.broker.control.decisions import CONFIG, carry_out, cluster, code, create, decided
 
 RESOURCE = (int(ResourceType.TOPIC), REMOTE_LOG_METADATA)
 
@@ -135,7 +135,7 @@ def test_a_client_may_make_it_as_the_brokers_would() -> None:
 
 def test_names_of_the_tiers_are_reserved() -> None:
     image = cluster()
-    decision = CreateTopics(topics=(NewTopic(name="__remote_foo"),)).decide(image, rules())
+    decision = decided(image, CreateTopics(topics=(NewTopic(name="__remote_foo"),)))
     assert decision.response is not None
     assert code(decision.response[0].error) is ErrorCode.invalid_topic_exception
     assert not may_client_write("__remote_foo")

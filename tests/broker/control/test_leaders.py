@@ -47,7 +47,15 @@ from broker.control.topics import (
     TopicRef,
 )
 from protocol.errors import ErrorCode, KafkaError
-from tests.broker.control.decisions import carry_out, cluster, code, refused, registration, rules, topic
+from tests.broker.control.decisions import (
+    carry_out,
+    cluster,
+    code,
+    decided,
+    refused,
+    registration,
+    topic,
+)
 
 
 def part(image: Image, index: int = 0, name: str = "t") -> PartitionImage:
@@ -320,10 +328,10 @@ def test_leaders_are_balanced_where_that_is_wanted() -> None:
     carry_out(image, *(PartitionChanged(topic_id=topic_id, partition=at, leader=1) for at in (1, 2)))
     fence(image, 3)
     off = from_properties({"auto.leader.rebalance.enable": "false"})
-    assert RebalanceLeaders().decide(image, rules(config=off)).records == ()
+    assert decided(image, RebalanceLeaders(), config=off).records == ()
     assert carry_out(image, RebalanceLeaders()) is False
     assert [partition.leader for partition in image.topics["t"].partitions] == [1, 2, 1, NO_LEADER]
-    assert RebalanceLeaders().decide(image, rules()).records == ()
+    assert decided(image, RebalanceLeaders()).records == ()
 
 
 def test_a_round_of_elections_is_bounded() -> None:
@@ -465,7 +473,7 @@ def test_giving_up_what_only_new_replicas_hold_loses_records(is_back: bool, lead
     command = AlterPartitionReassignments(
         reassignments=(Reassignment(topic="t", partition=0, replicas=None),)
     )
-    (record,) = command.decide(image, rules()).records
+    (record,) = decided(image, command).records
     assert isinstance(record, PartitionChanged)
     assert record.unclean
     assert cancel(image) == DONE
@@ -578,13 +586,13 @@ class Replication(RuleBasedStateMachine):
         before = self.image.copy()
         self.steps += 1
         try:
-            decision = step.decide(self.image, rules(self.steps)) if not isinstance(step, Record) else None
+            decision = decided(self.image, step, seed=self.steps) if not isinstance(step, Record) else None
         except KafkaError:
             assert self.image == before
             return None
         assert self.image == before, "deciding changed the image"
-        decided = (step,) if decision is None else decision.records
-        records = tuple(decode_record(encode_record(record)) for record in decided)  # type: ignore[arg-type]
+        made = (step,) if decision is None else decision.records
+        records = tuple(decode_record(encode_record(record)) for record in made)  # type: ignore[arg-type]
         seq = self.image.seq + 1
         self.image.apply_slot(seq, records)
         self.log.append((seq, records))

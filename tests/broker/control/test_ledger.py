@@ -12,6 +12,7 @@ from protocol.stored.slots import decode_slot
 from remote.keys import slot_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import ObjectInfo
+from tests.broker.at_once import AtOnce
 
 
 class TrimmedBetween(MemoryStore):
@@ -44,8 +45,8 @@ class TrimmedBetween(MemoryStore):
 async def trim_and_put_late(store: MemoryStore) -> None:
     """Collect the slots up to 6; a writer that slept puts its slot 3 where the collected one had been."""
     collected = decode_slot(store.objects[slot_key(3)])
-    assert await MetadataLog(store, random.Random(2)).trim(2 * SLOTS_KEPT_MS) == 6
-    put = await MetadataLog(store, random.Random(3)).win(
+    assert await MetadataLog(store, random.Random(2), AtOnce()).trim(2 * SLOTS_KEPT_MS) == 6
+    put = await MetadataLog(store, random.Random(3), AtOnce()).win(
         3,
         controller_epoch=1,
         previous_hash=collected.previous_hash,
@@ -59,12 +60,14 @@ def test_a_late_slot_below_a_boundary_that_moves_while_it_is_read_is_not_taken()
     store = TrimmedBetween()
 
     async def commit(ledger: Ledger, *records: Record) -> None:
-        assert await ledger.commit(records, controller_epoch=1) is not None
+        encoded = [*map(encode_record, records)]
+        won = await ledger.commit(records, encoded, after=ledger.image.seq, controller_epoch=1)
+        assert won is not None
 
     async def story() -> None:
-        log = MetadataLog(store, random.Random(0))
-        writer = Ledger(log, lambda: 0.0)
-        reader = Ledger(MetadataLog(store, random.Random(1)), lambda: 0.0)
+        log = MetadataLog(store, random.Random(0), AtOnce())
+        writer = Ledger(log, lambda: 0.0, AtOnce())
+        reader = Ledger(MetadataLog(store, random.Random(1), AtOnce()), lambda: 0.0, AtOnce())
         await commit(writer, ClusterBorn(cluster_id="c"))
         await commit(writer, ControllerElected(controller_id=1, controller_epoch=1))
         await reader.catch_up()

@@ -12,11 +12,12 @@ from broker.config.broker import from_properties
 from broker.control.member import PROBE_S, Member
 from broker.net.channel import PeerLost
 from protocol.errors import ErrorCode, KafkaError
+from tests.broker.at_once import AtOnce
 from tests.broker.control.cluster_driver import Site
 
 
 def new_member(site: Site) -> Member:
-    return Member(from_properties({"log.dirs": "/data/1"}, standalone=True), site.world(0))
+    return Member(from_properties({"log.dirs": "/data/1"}, standalone=True), site.world(0), AtOnce())
 
 
 def test_all_that_wait_for_a_change_are_woken_by_the_next_one() -> None:

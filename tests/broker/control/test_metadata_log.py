@@ -21,6 +21,7 @@ from protocol.stored.slots import decode_slot, slot_hash
 from remote.keys import boundary_key, slot_key, snapshot_key
 from remote.store.memory_store import MemoryStore
 from remote.store.object_store import ObjectStore, PutResult, StoreError
+from tests.broker.at_once import AtOnce
 from tests.remote.store.listing import listed
 from tests.sim.loop import Process, SimLoop
 from tests.sim.store import Bucket, SimStore, StoreProfile
@@ -29,7 +30,7 @@ RECORDS = [encode_record(ClusterBorn(cluster_id="c"))]
 
 
 def log_on(store: ObjectStore, seed: int = 0) -> MetadataLog:
-    return MetadataLog(store, random.Random(seed))
+    return MetadataLog(store, random.Random(seed), AtOnce())
 
 
 async def win(log: MetadataLog, seq: int, previous: bytes = GENESIS_HASH, epoch: int = 1) -> bytes | None:

@@ -45,7 +45,7 @@ def test_placement_is_fair_and_spreads_over_racks(
     brokers = [some_broker(at, rack, fenced) for at, (rack, fenced) in enumerate(described)]
     factor = data.draw(st.integers(1, len(brokers)))
     start = data.draw(st.integers(0, 20))
-    placed = place(brokers, partitions=partitions, replication_factor=factor, start=start)
+    placed = [*place(brokers, partitions=partitions, replication_factor=factor, start=start)]
     live = {broker.id for broker in brokers if not broker.fenced}
     by_rack: dict[str | None, set[int]] = defaultdict(set)
     for broker in brokers:
@@ -66,7 +66,7 @@ def test_placement_is_fair_and_spreads_over_racks(
 
 def test_second_replicas_move_on_after_each_round() -> None:
     brokers = [some_broker(at, None, False) for at in range(4)]
-    placed = place(brokers, partitions=8, replication_factor=2, start=0)
+    placed = [*place(brokers, partitions=8, replication_factor=2, start=0)]
     assert placed[:4] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert placed[4:] == [(0, 2), (1, 3), (2, 0), (3, 1)]
 
@@ -101,5 +101,5 @@ def test_too_few_brokers_are_named_as_kafka_does() -> None:
 
 def test_a_rack_whose_brokers_are_fenced_gets_its_replica() -> None:
     brokers = [some_broker(1, "a", False), some_broker(2, "a", False), some_broker(3, "b", True)]
-    placed = place(brokers, partitions=4, replication_factor=2, start=0)
+    placed = [*place(brokers, partitions=4, replication_factor=2, start=0)]
     assert placed == [(1, 3), (2, 3), (1, 3), (2, 3)]

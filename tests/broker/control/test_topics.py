@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from broker.control.topics import (
     invalid_topic_name,
 )
 from protocol.errors import ErrorCode, KafkaError
-from tests.broker.control.decisions import carry_out, cluster, code, create, rules
+from tests.broker.control.decisions import carry_out, cluster, code, create, decided
 
 # --- CreateTopics ---
 
@@ -114,23 +115,23 @@ def test_more_partitions_are_bounded_as_new_ones_are() -> None:
     more = tuple(MorePartitions(name=name, count=4_001) for name in names)
     carry_out(image, CreatePartitions(topics=more[:2], validate_only=True))
     with pytest.raises(KafkaError) as caught:
-        CreatePartitions(topics=more).decide(image, rules())
+        decided(image, CreatePartitions(topics=more))
     assert caught.value.code is ErrorCode.policy_violation
 
 
 def test_too_many_partitions_are_not_made_before_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[int] = []
 
-    def counted(*args: Any, partitions: int, **kwargs: Any) -> list[tuple[int, ...]]:
+    def counted(*args: Any, partitions: int, **kwargs: Any) -> Iterator[tuple[int, ...]]:
         placed.append(partitions)
         return place(*args, partitions=partitions, **kwargs)
 
     monkeypatch.setattr("broker.control.placement.place", counted)
     topics = tuple(NewTopic(name=f"t{at}", partitions=9_000) for at in range(20))
     with pytest.raises(KafkaError):
-        CreateTopics(topics=topics).decide(cluster(), rules())
+        decided(cluster(), CreateTopics(topics=topics))
     with pytest.raises(KafkaError):
-        CreateTopics(topics=(NewTopic(name="t", partitions=1),) * 10_001).decide(cluster(), rules())
+        decided(cluster(), CreateTopics(topics=(NewTopic(name="t", partitions=1),) * 10_001))
     assert placed == []
 
 
