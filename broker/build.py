@@ -55,6 +55,7 @@ from broker.replicas.throttle import Throttle
 from broker.replicas.tier_reads import TierReads
 from broker.replicas.tiering import Tiering
 from broker.replicas.wal.parts import WalParts
+from broker.turns import Turns
 from broker.wal_tier import WalTier, build_wal_tier
 from protocol.apis import Api
 from remote.cold.chunks import ChunkCache

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
+from broker.config.checks import PARTITIONS_MAX
 from broker.control.cluster import Cluster
 from broker.control.image import Image, TopicImage
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import PartitionImage
-from broker.control.topics import (
-    PARTITIONS_MAX_PER_COMMAND,
-    NewTopic,
-    internal_topic,
-    invalid_topic_name,
-)
+from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
 from broker.handlers.results import ROWS_AT_ONCE, in_order, rows
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -94,7 +90,7 @@ class MetadataHandlers:
         return await turns.run(self._metadata(ctx, request))
 
     async def _auto_create(self, names: Sequence[str]) -> None:
-        if len(names) > PARTITIONS_MAX_PER_COMMAND:
+        if len(names) > PARTITIONS_MAX:
             return  # as the controller would say
         config = self._cluster.broker_config
         topics = await self._cluster.turns.run(rows(lambda name: _auto_created(config, name), names))
