@@ -34,6 +34,11 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
+_RATIO_MAX = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32_768}
+"""What each codec can make of a byte at most: a DEFLATE match of 258 bytes takes 2 bits, a snappy copy of 64
+takes 3 bytes, LZ4 adds 255 to a length with a byte, and a zstd block of 128 KiB takes 4 bytes."""
+
+
 class DecompressedTooLarge(CorruptBatch):
     """A compressed batch whose records exceed the cap on bytes or ratio."""
 
@@ -54,6 +59,12 @@ _FIRST_GUESS_BYTES = 16 << 10
 def output_limit(size: int) -> int:
     """Return how many bytes `size` compressed bytes may become."""
     return min(DECOMPRESSED_BYTES_MAX, max(DECOMPRESSED_BYTES_FREE, size * DECOMPRESSED_RATIO_MAX))
+
+
+def reach(codec: int, size: int) -> int:
+    """Return how many bytes `size` bytes of a codec can become at most, as far as `decompress` takes them."""
+    ratio = _RATIO_MAX.get(codec)
+    return size if ratio is None else min(size * ratio, output_limit(size))
 
 
 def decompress(codec: int, data: Buffer, limit: int | None = None) -> bytes:

@@ -35,7 +35,7 @@ from protocol.primitives import (
     skip_tags,
     take,
 )
-from protocol.records import HEADER_LAYOUT, HEADER_SIZE
+from protocol.records import HEADER_LAYOUT, HEADER_SIZE, RECORD_BYTES_MIN, lone_record_size
 
 PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_TOPIC_IDS: Final = 13
@@ -248,7 +248,7 @@ class ProduceShape:
     After the batch comes `tail` and nothing else.
     """
 
-    __slots__ = ("_end", "_flexible", "_head", "length", "prefix", "start", "stop", "tail", "unpack")
+    __slots__ = ("_end", "_flexible", "_head", "length", "lone", "prefix", "start", "stop", "tail", "unpack")
 
     def __init__(self, head: bytes, flexible: bool) -> None:
         """`head` is what stands from the client id to the partition's index."""
@@ -259,7 +259,9 @@ class ProduceShape:
         self.length = -1
         self.prefix = b""
         self.start = self.stop = 0
-        self.unpack = _unpack_plain(0)
+        self.lone: bytes | None = None
+        """What the records begin with when there is but one, as every client writes it."""
+        self.unpack = _unpack_plain(0, 0)
 
     def fit(self, frame: memoryview) -> bool:
         """Take the shape of frames as long as this one; False if it has another head or no whole batch."""
@@ -276,12 +278,13 @@ class ProduceShape:
         else:
             size = rest - 4
             size_field = INT32.pack(max(size, 0))
-        if size < HEADER_SIZE:
+        if size < HEADER_SIZE + RECORD_BYTES_MIN:
             return False
         self.prefix = self._head + size_field + _BATCH_LEAD.pack(0, size - _BATCH_LEAD.size)
         self.start = self._end + len(size_field)
         self.stop = self.start + size
-        self.unpack = _unpack_plain(len(self.prefix))
+        self.lone = lone_record_size(size - HEADER_SIZE)
+        self.unpack = _unpack_plain(len(self.prefix), len(self.lone or b""))
         self.length = length
         return True
 
@@ -291,7 +294,7 @@ _BATCH_LEAD: Final = Struct(">qi")
 
 
 @lru_cache(maxsize=256)
-def _unpack_plain(prefix_size: int) -> Callable[[Any], tuple[Any, ...]]:
+def _unpack_plain(prefix_size: int, first_size: int) -> Callable[[Any], tuple[Any, ...]]:
     """(API key and version, correlation id, prefix, magic, CRC, attributes, last offset delta, base and max
-    timestamp, producer id, epoch and sequence, count)."""
-    return Struct(f">Ii{prefix_size}s4x{HEADER_LAYOUT[3:]}").unpack_from
+    timestamp, producer id, epoch and sequence, count, first bytes of the records)."""
+    return Struct(f">Ii{prefix_size}s4x{HEADER_LAYOUT[3:]}{first_size}s").unpack_from

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 from protocol.checksum import crc32c
-from protocol.compression import Codec, DecompressedTooLarge, compress, decompress
+from protocol.compression import Codec, DecompressedTooLarge, compress, decompress, reach
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.primitives import write_uvarint
+from protocol.primitives import pack_uvarint, write_uvarint
 from protocol.work import Work, at_once
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -70,6 +71,8 @@ DELETE_HORIZON: Final = 0x40
 
 _LENGTH_SMALLEST: Final = 14
 """Below this Kafka calls any record set corrupt: the smallest message of format 0."""
+RECORD_BYTES_MIN: Final = 7
+"""A record without key, value and headers: seven fields of one byte."""
 
 _CONTROL_KEY = Struct(">hh")
 _END_TXN_VALUE = Struct(">hi")
@@ -233,6 +236,7 @@ def check_produced(
     if not crc_ok(buf, 0, header):
         raise _corrupt(f"stored CRC {header.crc} is not that of the bytes")
     check_client_header(header)
+    check_count(buf, header)
     if walk:
         check_records(buf, 0, header)
     return [(0, header)]
@@ -300,6 +304,44 @@ def check_client_header(header: BatchHeader) -> None:
         raise _invalid(f"codec {attributes & CODEC_MASK}")
     if header.producer_id > NO_PRODUCER_ID and header.base_sequence < 0:
         raise _invalid(f"sequence {header.base_sequence} with producer id {header.producer_id}")
+
+
+def check_count(buf: Buffer, header: BatchHeader) -> None:
+    """Refuse a count that the bytes of the batch cannot hold, as far as that is seen without reading the
+    records: each takes `RECORD_BYTES_MIN`, and of uncompressed ones the first fills the batch if and only if
+    it is alone.
+    """
+    section, count = header.size - HEADER_SIZE, header.count
+    if count * RECORD_BYTES_MIN > reach(header.codec, section):
+        raise _invalid(f"{count} records in {section} bytes")
+    if header.codec:
+        return
+    size_field = lone_record_size(section)
+    fills = size_field is not None and buf[HEADER_SIZE : HEADER_SIZE + len(size_field)] == size_field
+    if fills == (count == 1):
+        return
+    if fills or not _fills(bytes(buf[HEADER_SIZE : HEADER_SIZE + _VARINT_BYTES_MAX]), section):
+        raise _invalid(f"a first record that does not fit to {count} records in {section} bytes")
+
+
+@lru_cache(maxsize=4096)
+def lone_record_size(section: int) -> bytes | None:
+    """Return the size field, in the fewest bytes, of a record that fills a section of so many bytes; None
+    where there is none, because one byte less for the size is one too many for the field."""
+    for width in range(1, min(section, _VARINT_BYTES_MAX) + 1):
+        size_field = pack_uvarint((section - width) << 1)
+        if len(size_field) == width:
+            return size_field
+    return None
+
+
+def _fills(start: bytes, section: int) -> bool:
+    """Whether the first record fills the section; its size field may take more bytes than it must."""
+    try:
+        size, at = _varint(start, 0)
+    except (IndexError, _BadRecord):
+        return False
+    return at + size == section
 
 
 def check_records(buf: Buffer, at: int, header: BatchHeader) -> None:
@@ -470,6 +512,7 @@ class _BadRecord(Exception):
 
 
 _VARINT_SHIFT_MAX = 28  # 5 bytes
+_VARINT_BYTES_MAX = 5
 _VARLONG_SHIFT_MAX = 63  # 10 bytes
 _RECORDS_PER_STEP = 64
 _TIMESTAMP_MAX = 1 << 62  # so that base and delta add up to an int64; Java lets them wrap
@@ -513,7 +556,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, bytes | N
         if key is None:
             raise _BadRecord("header without a key")
         value, at = _bytes(data, at, end)
-        headers.append((key.decode("utf-8", "replace"), value))
+        headers.append((str(key, "utf-8", "replace"), value))
     return tuple(headers), at
 
 

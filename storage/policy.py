@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 INT32_MAX = 0x7FFFFFFF
 LONG_MAX = 0x7FFFFFFFFFFFFFFF
+TIMESTAMP_AFTER_MAX_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class LogConfig:
     local_retention_ms: int = -2
     max_compaction_lag_ms: int = LONG_MAX
     max_message_bytes: int = 1_048_588
-    message_timestamp_after_max_ms: int = 3_600_000
+    message_timestamp_after_max_ms: int = TIMESTAMP_AFTER_MAX_MS
     message_timestamp_before_max_ms: int = LONG_MAX
     message_timestamp_type: str = "CreateTime"
     min_cleanable_dirty_ratio: float = 0.5
@@ -82,14 +83,23 @@ class LogConfig:
         return LONG_MAX if self.is_log_append_time else self.message_timestamp_before_max_ms
 
     @property
+    def limits_timestamps(self) -> bool:
+        """Whether somebody chose how far the timestamps of records may lie from the clock: then they hold for
+        every record. Kafka's own hour ahead is held against the batch header alone."""
+        return not self.is_log_append_time and (
+            self.message_timestamp_before_max_ms != LONG_MAX
+            or self.message_timestamp_after_max_ms != TIMESTAMP_AFTER_MAX_MS
+        )
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether something must be known of every record that a client sends."""
+        return self.is_compacted or self.limits_timestamps or self.record_validation == "full"
+
+    @property
     def needs_walk(self) -> bool:
         """Whether an append must look at the records, not only at the batch header."""
-        return (
-            self.is_log_append_time
-            or self.compression_type != "producer"
-            or self.is_compacted
-            or self.record_validation == "full"
-        )
+        return self.is_log_append_time or self.compression_type != "producer" or self.reads_records
 
     @property
     def roll_after_ms(self) -> int:

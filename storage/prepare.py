@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
-from protocol.compression import Codec, DecompressedTooLarge
+from protocol.compression import Codec, DecompressedTooLarge, reach
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import (
     NO_TIMESTAMP,
@@ -34,6 +34,9 @@ WALK_RECORDS = 256
 """Records a slice: about 0.5 ms."""
 INLINE_BYTES = 32 << 10
 """A batch of this size or less: packing and unpacking costs less than handing it to a thread."""
+
+UNPACKED_BYTES = 64 << 10
+"""What a batch may become before it is handed to a thread."""
 
 T = TypeVar("T")
 
@@ -131,16 +134,17 @@ def _prepare_batch(
     check_size(config, header)
     wanted = header.codec if header.is_control else _CODECS.get(config.compression_type, header.codec)
     is_rebuilt = wanted != header.codec
+    reads_records = origin == "client" and config.reads_records
     section = b""
     if header.is_control:
         marker = read_marker(memoryview(buf)[at : at + header.size], header)
         if marker is not None and header.producer_id >= 0:
             log.producer_table.check_marker(header, marker[1])
-    elif origin == "client":
-        _check_timestamps(config, header, now_ms)
-    if is_rebuilt or (origin == "client" and (config.is_compacted or config.record_validation == "full")):
-        section = yield from _off_loop(header.size, lambda: records_data(buf, at, header))
+    if is_rebuilt or reads_records:
+        section = yield from _unpacked(buf, at, header)
         yield from _walk(log, section, header, now_ms, origin)
+    if origin == "client":
+        _check_timestamps(config, header, now_ms)
     append_time = now_ms if config.is_log_append_time else None
     if is_rebuilt:
         level = config.compression_level(config.compression_type)
@@ -168,7 +172,10 @@ def _walk(
     expected = header.base_offset
     keyless: list[tuple[int, str]] = []
     outside: list[tuple[int, str]] = []
-    records = iter_section(section, header)
+    # the values of a large section are not copied
+    records = iter_section(
+        section if len(section) <= UNPACKED_BYTES else cast(bytes, memoryview(section)), header
+    )
     while True:
         after_max_ms, before_max_ms = log.config.timestamp_after_max_ms, log.config.timestamp_before_max_ms
         part = _read_some(records)
@@ -206,6 +213,19 @@ def _read_some(records: Iterator[Record]) -> list[Record]:
         return list(islice(records, WALK_RECORDS))
     except CorruptBatch as error:
         raise KafkaError(ErrorCode.invalid_record, error.reason) from error
+
+
+def _unpacked(buf: Buffer, at: int, header: BatchHeader) -> Generator[Task | None, None, bytes]:
+    """Return the records section. How much a few bytes become shows only when they are unpacked, so that is
+    tried within bounds first."""
+    if header.codec and header.size <= INLINE_BYTES:
+        try:
+            return records_data(buf, at, header, limit=UNPACKED_BYTES)
+        except DecompressedTooLarge:
+            pass
+        except CorruptBatch as error:
+            raise KafkaError(ErrorCode.invalid_record, error.reason) from error
+    return (yield from _off_loop(reach(header.codec, header.size), lambda: records_data(buf, at, header)))
 
 
 def _off_loop(size: int, work: Callable[[], T]) -> Generator[Task | None, None, T]:

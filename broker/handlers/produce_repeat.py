@@ -20,11 +20,11 @@ from broker.net.connection import AfterWrite, Answer, Connection, Disconnect, Fr
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.checksum import crc32c
-from protocol.compression import Codec
+from protocol.compression import Codec, reach
 from protocol.errors import ErrorCode
 from protocol.primitives import TopicKey
 from protocol.produce import PRODUCE_FLEXIBLE, ProduceAnswer, ProduceRequest, ProduceResult, ProduceShape
-from protocol.records import CRC_FROM, MAGIC
+from protocol.records import CRC_FROM, HEADER_SIZE, MAGIC, RECORD_BYTES_MIN
 
 TEMPLATES_MAX: Final = 65_536
 """How many all connections keep together, each under 1 KB and a head: one producer may spread over all
@@ -128,7 +128,7 @@ class ProduceRepeat:
             shape.start,
             shape.stop,
         )
-        tail = shape.tail
+        tail, lone = shape.tail, shape.lone
         records = size = 0
         asked: list[int] = []
         offsets: list[int] = []
@@ -139,7 +139,7 @@ class ProduceRepeat:
                     if not shape.fit(frame):
                         break
                     length, unpack, prefix = shape.length, shape.unpack, shape.prefix
-                    start, stop = shape.start, shape.stop
+                    start, stop, lone = shape.start, shape.stop, shape.lone
                 (
                     kind,
                     correlation_id,
@@ -154,6 +154,7 @@ class ProduceRepeat:
                     producer_epoch,
                     base_sequence,
                     count,
+                    first,
                 ) = unpack(frame)
                 if (
                     begins != prefix
@@ -161,6 +162,11 @@ class ProduceRepeat:
                     or magic != MAGIC
                     or not 0 <= attributes <= codec_max
                     or not 0 < count == last_delta + 1
+                    or (not attributes and (first == lone) != (count == 1))
+                    or (
+                        count * RECORD_BYTES_MIN > stop - start - HEADER_SIZE
+                        and count * RECORD_BYTES_MIN > reach(attributes, stop - start - HEADER_SIZE)
+                    )
                     or (
                         (producer_epoch < 0 or base_sequence < 0)
                         if producer_id >= 0

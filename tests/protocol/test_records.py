@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from struct import unpack_from
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from protocol.checksum import crc32c
 from protocol.compression import DECOMPRESSED_BYTES_FREE, Codec, compress
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
+from protocol.primitives import pack_uvarint
 from protocol.records import (
     ATTRIBUTES_AT,
     BASE_OFFSET_AT,
@@ -49,6 +51,7 @@ from protocol.records import (
     end_txn_marker,
     iter_batches,
     iter_records,
+    lone_record_size,
     next_sequence,
     parse_control,
     parse_header,
@@ -333,10 +336,72 @@ BAD_SECTIONS = {
 def test_records_that_do_not_add_up(case: str, codec: Codec) -> None:
     section = compress(codec, BAD_SECTIONS[case])
     batch = patched(resized(ONE, section), 22, bytes([codec]))
+    is_seen = codec is Codec.NONE and case in SEEN_UNREAD
+    for walk in (False, True):
+        with pytest.raises(KafkaError) if walk or is_seen else nullcontext() as caught:
+            check_produced(batch, walk=walk)
+        assert caught is None or caught.value.code is ErrorCode.invalid_record
+
+
+SEEN_UNREAD = {
+    "empty",
+    "cut",
+    "a byte left over",
+    "size too small",
+    "negative size",
+    "size of 6 bytes",
+    "timestamp of 11 bytes",
+}
+"""Where the only record does not fill the batch."""
+
+
+def counted(batch: bytearray, count: int) -> bytearray:
+    """The batch with another count, and offsets that go with it."""
+    return patched(
+        patched(batch, 23, (count - 1).to_bytes(4, "big", signed=True)), 57, count.to_bytes(4, "big")
+    )
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_count_that_the_bytes_cannot_hold(codec: Codec) -> None:
+    """One batch of 61 bytes would take 2³¹ offsets otherwise."""
+    batch = build_batch([(None, None, (), 0)], codec=codec)
     check_produced(batch)
-    with pytest.raises(KafkaError) as caught:
-        check_produced(batch, walk=True)
-    assert caught.value.code is ErrorCode.invalid_record
+    for count in (2**31 - 1, 10_000_000):
+        with pytest.raises(KafkaError, match="records in") as caught:
+            check_produced(counted(batch, count))
+        assert caught.value.code is ErrorCode.invalid_record
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_the_smallest_records_are_taken_in_any_codec(codec: Codec) -> None:
+    for count in (1, 2, 10):
+        check_produced(build_batch([(None, None, (), 0)] * count, codec=codec))
+    # equal ones, which no producer sends, compress best; nothing here reads their offsets
+    record = build_batch([(None, None, (), 0)])[HEADER_SIZE:]
+    batch = resized(ONE, compress(codec, bytes(record) * 200_000))
+    check_produced(counted(patched(batch, 22, bytes([codec])), 200_000))
+
+
+@given(st.integers(0, 70_000))
+def test_the_size_of_a_lone_record_fills_its_section(section: int) -> None:
+    size_field = lone_record_size(section)
+    if size_field is None:
+        assert section in (0, 65, 8194)
+    else:
+        assert size_field == pack_uvarint((section - len(size_field)) << 1)
+
+
+def test_a_first_record_fills_the_batch_if_and_only_if_it_is_alone() -> None:
+    one = build_batch([(b"k", b"v" * 100, (), 0)])
+    with pytest.raises(KafkaError, match="first record"):
+        check_produced(counted(one, 2))
+    two = build_batch([(b"k", b"v" * 100, (), 0)] * 2)
+    with pytest.raises(KafkaError, match="first record"):
+        check_produced(counted(two, 1))
+    wide = bytes(one[HEADER_SIZE : HEADER_SIZE + 2])
+    padded = bytes([wide[0], wide[1] | 0x80, 0]) + bytes(one[HEADER_SIZE + 2 :])
+    check_produced(resized(one, padded))  # a size field may be longer than it must
 
 
 def test_timestamps_that_would_overflow() -> None:

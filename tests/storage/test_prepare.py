@@ -12,7 +12,7 @@ from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import Record, build_batch, crc_ok, iter_records, parse_header
 from storage.policy import LogConfig
-from storage.prepare import RecordsRejected
+from storage.prepare import INLINE_BYTES, UNPACKED_BYTES, RecordsRejected
 from storage.unified_log import UnifiedLog
 from tests.storage.support import NOW, batch_of, headers_of, log_on, read_all, records_of, renew_crc
 
@@ -86,6 +86,43 @@ def test_full_validation_looks_at_every_record(tmp_path: Path) -> None:
     with pytest.raises(KafkaError) as refusal:
         general(log, damaged)
     assert refusal.value.code is ErrorCode.invalid_record
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("limit", ["before", "after"])
+def test_limits_of_time_that_somebody_chose_hold_for_every_record(
+    tmp_path: Path, limit: str, codec: Codec
+) -> None:
+    """The header of a batch names two times, whatever its records say."""
+    log = log_on(tmp_path)
+    far = NOW - 11 if limit == "before" else NOW + 11
+    batch = build_batch([(b"k", b"v", (), each) for each in (NOW, far, NOW, far)], codec=codec)
+    struct.pack_into(">q", batch, 35, NOW)  # the max timestamp
+    renew_crc(batch)
+    assert not log.needs_walk
+    general(log, batch)
+    log.set_config(LogConfig(**{f"message_timestamp_{limit}_max_ms": 10}))
+    assert log.needs_walk
+    with pytest.raises(RecordsRejected) as caught:
+        general(log, batch)
+    assert caught.value.code is ErrorCode.invalid_timestamp
+    assert [index for index, _ in caught.value.record_errors] == [1, 3]
+    assert general(log, build_batch([(b"k", b"v", (), NOW)], codec=codec)).first_offset == 4
+    log.set_config(LogConfig(message_timestamp_type="LogAppendTime", message_timestamp_before_max_ms=10))
+    assert general(log, batch).first_offset == 5
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_few_bytes_that_become_many_are_unpacked_elsewhere(tmp_path: Path, codec: Codec) -> None:
+    log = log_on(tmp_path, config=LogConfig(record_validation="full"))
+
+    def tasks(value_bytes: int) -> int:
+        batch = bytes(build_batch([(None, bytes(value_bytes), (), NOW)], codec=codec))
+        assert len(batch) <= INLINE_BYTES
+        return sum(1 for task in log.prepare(batch, now_ms=NOW) if task is not None and task.run() is None)
+
+    assert tasks(1_000) == tasks(UNPACKED_BYTES - 100) == 0
+    assert tasks(UNPACKED_BYTES) == tasks(500_000) == 1
 
 
 def test_a_bad_crc_or_two_batches_are_refused_by_the_general_path(tmp_path: Path) -> None:

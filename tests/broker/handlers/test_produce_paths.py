@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker import process, server
@@ -48,8 +48,11 @@ FIELDS = {
     "base sequence": (53, ">i"),
     "count": (57, ">i"),
 }
+ALONE, COUNTED = "one record", "a count and a last offset delta that agree"
 changes = st.dictionaries(
-    st.sampled_from(sorted(FIELDS)), st.integers(-2, 10) | st.sampled_from([16, 32, 64, 126, 127]), max_size=2
+    st.sampled_from([*sorted(FIELDS), ALONE, COUNTED, COUNTED]),
+    st.integers(-2, 10) | st.sampled_from([16, 32, 64, 126, 127]),
+    max_size=2,
 )
 sent = st.tuples(
     changes,
@@ -67,11 +70,15 @@ def mutated(
     fields: dict[str, Any] = {"codec": codec}
     if producer is not None:
         fields |= dict(zip(("producer_id", "producer_epoch", "base_sequence"), producer, strict=True))
-    batch = bytearray(batch_of(b"a" * 50, b"b" * 50, timestamp=NOW_MS, **fields))
+    values = (b"a" * 50,) if ALONE in change else (b"a" * 50, b"b" * 50)
+    batch = bytearray(batch_of(*values, timestamp=NOW_MS, **fields))
     for name, value in change.items():
-        at, form = FIELDS[name]
-        data = pack(form, value)
-        batch[at : at + len(data)] = data
+        if name == COUNTED:
+            batch[23:27], batch[57:61] = pack(">i", value - 1), pack(">i", value)
+        elif name != ALONE:
+            at, form = FIELDS[name]
+            data = pack(form, value)
+            batch[at : at + len(data)] = data
     if fixes_crc:
         batch[17:21] = pack(">I", crc32c(bytes(batch[21:])))
     return bytes(batch) + bytes(tail) if tail >= 0 else bytes(batch[:tail])
@@ -198,7 +205,15 @@ async def compare(runs: list[list[Any]], version: int, data: str) -> None:
         assert_same(broker, "short", "long_")
 
 
+def one_too_many(codec: Codec) -> Any:
+    return {ALONE: 0, COUNTED: 2}, True, 0, codec, None, 1
+
+
+MISCOUNTED = [[one_too_many(codec) for codec in Codec], [({COUNTED: 1}, True, 0, Codec.NONE, None, 1)]]
+
+
 @settings(max_examples=40)
+@example(MISCOUNTED, 9)
 @given(
     st.lists(st.lists(sent, min_size=1, max_size=8), min_size=1, max_size=6),
     st.sampled_from([3, 5, 6, 7, 8, 9, 12]),
