@@ -58,6 +58,7 @@ from broker.replicas.wal.parts import WalParts
 from broker.turns import Turns
 from broker.wal_tier import WalTier, build_wal_tier
 from protocol.apis import Api
+from protocol.work import let_go_of_all
 from remote.cold.chunks import ChunkCache
 from remote.cold.copier import Copier
 from remote.cold.copies import OpenCopies
@@ -125,7 +126,9 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         flush_single=config.log_flush_single_replica,
     )
     sessions = FetchSessions(
-        max_sessions=config.max_incremental_fetch_session_cache_slots, randrange=world.random.randrange
+        max_sessions=config.max_incremental_fetch_session_cache_slots,
+        randrange=world.random.randrange,
+        discard=lambda named: spawn(turns.run(let_go_of_all(named))),
     )
     wal_parts = WalParts(is_enabled=config.remote_log_wal_storage_system_enable, image=lambda: cluster.image)
     fetchers = ReplicaFetchers(
@@ -144,6 +147,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         sessions=sessions,
         purgatory=purgatory,
         now_ms=world.now_ms,
+        spawn=spawn,
+        turns=turns,
         max_bytes=config.fetch_max_bytes,
         wal_stats=wal_stats,
     )
@@ -229,6 +234,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         purgatory=purgatory,
         now_ms=world.now_ms,
         spawn=spawn,
+        turns=turns,
+        rows_max=lambda: cluster.broker_config.request_rows_max,
         max_bytes=config.fetch_max_bytes,
     )
     commands: list[Commands] = [tier_metadata] if isinstance(tier_metadata, TierMetadata) else []
@@ -241,6 +248,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         now_ms=world.now_ms,
         offload=world.offload,
         spawn=spawn,
+        turns=turns,
+        rows_max=lambda: cluster.broker_config.request_rows_max,
         commands=commands,
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)

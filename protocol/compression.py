@@ -34,7 +34,7 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
-_RATIO_MAX = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32_768}
+_RATIO_MAX: dict[int, int] = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32_768}
 """What each codec can make of a byte at most: a DEFLATE match of 258 bytes takes 2 bits, a snappy copy of 64
 takes 3 bytes, LZ4 adds 255 to a length with a byte, and a zstd block of 128 KiB takes 4 bytes."""
 

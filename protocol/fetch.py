@@ -38,8 +38,12 @@ from protocol.pointers import (
 )
 from protocol.primitives import (
     INT32,
+    NO_LIMIT,
     NO_TAGS,
+    ROWS_A_STEP,
+    ROWS_AT_ONCE,
     TopicKey,
+    check_rows,
     pack_count,
     pack_text,
     pack_topic,
@@ -54,12 +58,14 @@ from protocol.primitives import (
     skip_tags,
     take,
 )
+from protocol.work import Work, finish
 
 FETCH_FLEXIBLE: Final = 12
 FETCH_TOPIC_IDS: Final = 13
 
 _PAIR: Final = Struct(">ii")
 _CLIENT_ID_AT: Final = 8
+_STEP: Final = ROWS_A_STEP - 1
 
 # --- request ---
 
@@ -139,13 +145,39 @@ _ITEM_V12: Final = Struct(">iiqiqi")
 
 def parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     """Return the request, of version 4 or newer."""
+    return finish(parsing_fetch(frame, at, version, NO_LIMIT))
+
+
+def parse_short_fetch(frame: memoryview, at: int, version: int, rows_max: int) -> FetchRequest | None:
+    """Return the request; None if it has more than `ROWS_AT_ONCE` rows, which takes `parsing_fetch`."""
     try:
-        return _parse_fetch(frame, at, version)
-    except (StructError, IndexError) as error:
-        raise MalformedRequest(f"Fetch v{version} is cut short or garbled: {error}") from None
+        next(_parsing_fetch(frame, at, version, rows_max))
+    except StopIteration as end:
+        request: FetchRequest = end.value
+        return request
+    except (StructError, IndexError, MalformedRequest) as error:
+        raise _malformed(version, error) from None
+    return None
 
 
-def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
+def parsing_fetch(frame: memoryview, at: int, version: int, rows_max: int) -> Work[FetchRequest]:
+    """`parse_fetch` in steps; at most `rows_max` topics and partitions together are taken."""
+    try:
+        return (yield from _parsing_fetch(frame, at, version, rows_max))
+    except (StructError, IndexError, MalformedRequest) as error:
+        raise _malformed(version, error) from None
+
+
+def _malformed(version: int, error: Exception) -> MalformedRequest:
+    what = f"Fetch v{version}"
+    return MalformedRequest(
+        f"{what}: {error}"
+        if isinstance(error, MalformedRequest)
+        else f"{what} is cut short or garbled: {error}"
+    )
+
+
+def _parsing_fetch(frame: memoryview, at: int, version: int, rows_max: int) -> Work[FetchRequest]:
     flexible = version >= FETCH_FLEXIBLE
     replica_id = replica_epoch = -1
     if version < FETCH_REPLICA_TAG:
@@ -158,19 +190,28 @@ def _parse_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     if version >= 7:
         session_id, session_epoch = _PAIR.unpack_from(frame, at)
         at += 8
+    items: list[FetchItem] = []
     item_ats: list[int] = []
-    items, at = _parse_items(frame, at, version, item_ats)
+    at, rows = yield from _parsing_items(frame, at, version, rows_max, items, item_ats)
     forgotten: list[tuple[TopicKey, int]] = []
     if version >= 7:
         count, at = read_count(frame, at, flexible, 2)
-        for _ in range(count):
+        rows += count
+        check_rows(rows, rows_max)
+        for number in range(count):
             topic, at = _read_topic(frame, at, version)
             partitions, at = read_count(frame, at, flexible, 4)
-            for _ in range(partitions):
+            rows += partitions
+            check_rows(rows, rows_max)
+            for each in range(partitions):
                 forgotten.append((topic, INT32.unpack_from(frame, at)[0]))
                 at += 4
+                if each & _STEP == _STEP and rows > ROWS_AT_ONCE:
+                    yield
             if flexible:
                 at = skip_tags(frame, at)
+            if number & _STEP == _STEP and rows > ROWS_AT_ONCE:
+                yield
     rack: str | None = ""
     if version >= 11:
         rack, at = read_text(frame, at, flexible)
@@ -202,16 +243,20 @@ def _read_topic(frame: memoryview, at: int, version: int) -> tuple[TopicKey, int
     return read_name(frame, at, version >= FETCH_FLEXIBLE)
 
 
-def _parse_items(
-    frame: memoryview, at: int, version: int, item_ats: list[int]
-) -> tuple[list[FetchItem], int]:
+def _parsing_items(
+    frame: memoryview, at: int, version: int, rows_max: int, items: list[FetchItem], item_ats: list[int]
+) -> Work[tuple[int, int]]:
+    """Fill in the items; return the position behind them, and how many rows they are."""
     flexible = version >= FETCH_FLEXIBLE
     count, at = read_count(frame, at, flexible, 2)
-    items: list[FetchItem] = []
-    for _ in range(count):
+    rows = count
+    check_rows(rows, rows_max)
+    for number in range(count):
         topic, at = _read_topic(frame, at, version)
         partitions, at = read_count(frame, at, flexible, 16)
-        for _ in range(partitions):
+        rows += partitions
+        check_rows(rows, rows_max)
+        for each in range(partitions):
             item_ats.append(at)
             if flexible:
                 index, epoch, offset, last, start, size = _ITEM_V12.unpack_from(frame, at)
@@ -235,9 +280,13 @@ def _parse_items(
                 index, offset, size = _ITEM_V4.unpack_from(frame, at)
                 at += 16
                 items.append(FetchItem(topic, index, -1, offset, -1, size))
+            if each & _STEP == _STEP and rows > ROWS_AT_ONCE:
+                yield
         if flexible:
             at = skip_tags(frame, at)
-    return items, at
+        if number & _STEP == _STEP and rows > ROWS_AT_ONCE:
+            yield
+    return at, rows
 
 
 def _parse_fetch_tags(frame: memoryview, at: int, version: int, replica_id: int) -> tuple[int, int, bool]:

@@ -67,6 +67,12 @@ def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
     raise MalformedRequest(f"a varint that ends at {at} has more than 31 bits")
 
 
+ROWS_AT_ONCE: Final = 256
+"""A request or an answer of so many rows is read, carried out or packed in one go; a longer one in turns."""
+ROWS_A_STEP: Final = 32
+"""How many rows of a longer one lie between two yields: about 100 µs."""
+NO_LIMIT: Final = 2**31 - 1
+
 # --- tagged fields ---
 
 
@@ -143,6 +149,12 @@ def read_count(buf: memoryview, at: int, flexible: bool, smallest: int) -> tuple
     if count * smallest > len(buf) - at:
         raise MalformedRequest(f"an array of {count} is longer than the rest of the message")
     return count, at
+
+
+def check_rows(rows: int, rows_max: int) -> None:
+    """Refuse a request of more rows, topics and partitions together, before anything is made for them."""
+    if rows > rows_max:
+        raise MalformedRequest(f"{rows} rows or more, request.rows.max is {rows_max}")
 
 
 def pack_topic(topic: TopicKey, flexible: bool) -> bytes:

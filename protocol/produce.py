@@ -21,8 +21,12 @@ from protocol.errors import MalformedRequest
 from protocol.leader_hint import Address, Hint, pack_endpoints, pack_leader
 from protocol.primitives import (
     INT32,
+    NO_LIMIT,
     NO_TAGS,
+    ROWS_A_STEP,
+    ROWS_AT_ONCE,
     TopicKey,
+    check_rows,
     pack_count,
     pack_text,
     pack_topic,
@@ -36,6 +40,7 @@ from protocol.primitives import (
     take,
 )
 from protocol.records import HEADER_LAYOUT, HEADER_SIZE, RECORD_BYTES_MIN, lone_record_size
+from protocol.work import Work, finish
 
 PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_TOPIC_IDS: Final = 13
@@ -43,6 +48,7 @@ PRODUCE_TOPIC_IDS: Final = 13
 _ACKS_TIMEOUT: Final = Struct(">hi")
 _HEAD: Final = Struct(">ii")
 """Size and correlation id."""
+_STEP: Final = ROWS_A_STEP - 1
 
 # --- request ---
 
@@ -70,13 +76,39 @@ class ProduceRequest:
 
 def parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
     """Return the request, of version 3 or newer."""
+    return finish(parsing_produce(frame, at, version, NO_LIMIT))
+
+
+def parse_short_produce(frame: memoryview, at: int, version: int, rows_max: int) -> ProduceRequest | None:
+    """Return the request; None if it has more than `ROWS_AT_ONCE` rows, which takes `parsing_produce`."""
     try:
-        return _parse_produce(frame, at, version)
-    except (StructError, IndexError) as error:
-        raise MalformedRequest(f"Produce v{version} is cut short or garbled: {error}") from None
+        next(_parsing_produce(frame, at, version, rows_max))
+    except StopIteration as end:
+        request: ProduceRequest = end.value
+        return request
+    except (StructError, IndexError, MalformedRequest) as error:
+        raise _malformed(version, error) from None
+    return None
 
 
-def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
+def parsing_produce(frame: memoryview, at: int, version: int, rows_max: int) -> Work[ProduceRequest]:
+    """`parse_produce` in steps; at most `rows_max` topics and partitions together are taken."""
+    try:
+        return (yield from _parsing_produce(frame, at, version, rows_max))
+    except (StructError, IndexError, MalformedRequest) as error:
+        raise _malformed(version, error) from None
+
+
+def _malformed(version: int, error: Exception) -> MalformedRequest:
+    what = f"Produce v{version}"
+    return MalformedRequest(
+        f"{what}: {error}"
+        if isinstance(error, MalformedRequest)
+        else f"{what} is cut short or garbled: {error}"
+    )
+
+
+def _parsing_produce(frame: memoryview, at: int, version: int, rows_max: int) -> Work[ProduceRequest]:
     flexible = version >= PRODUCE_FLEXIBLE
     transactional_id, at = read_text(frame, at, flexible)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
@@ -84,7 +116,9 @@ def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
     topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     single_at = -1
     only = False
-    for _ in range(topic_count):
+    rows = topic_count
+    check_rows(rows, rows_max)
+    for number in range(topic_count):
         topic: TopicKey
         if version >= PRODUCE_TOPIC_IDS:
             topic, at = read_uuid(frame, at)
@@ -92,8 +126,10 @@ def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
             topic, at = read_name(frame, at, flexible)
         count, at = read_count(frame, at, flexible, 5)
         only = topic_count == 1 and count == 1
+        rows += count
+        check_rows(rows, rows_max)
         partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(count):
+        for each in range(count):
             index = INT32.unpack_from(frame, at)[0]
             at += 4
             single_at = at
@@ -110,9 +146,13 @@ def _parse_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
                 at += size
             if flexible:
                 at = skip_tags(frame, at)
+            if each & _STEP == _STEP and rows > ROWS_AT_ONCE:
+                yield
         topics.append((topic, partitions))
         if flexible:
             at = skip_tags(frame, at)
+        if number & _STEP == _STEP and rows > ROWS_AT_ONCE:
+            yield
     if flexible:
         at = skip_tags(frame, at)
     end = at
@@ -173,32 +213,64 @@ def encode_produce(
     for topic, results in topics:
         out.append(pack_topic(topic, flexible))
         out.append(pack_count(len(results), flexible))
-        for result in results:
-            if version >= 5:
-                out.append(
-                    _PRODUCED_V5.pack(
-                        result.index, result.error, result.base_offset, result.append_time, result.start
-                    )
-                )
-            else:
-                out.append(_PRODUCED.pack(result.index, result.error, result.base_offset, result.append_time))
-            if version >= 8:
-                out.append(pack_count(len(result.record_errors), flexible))
-                for at, why in result.record_errors:
-                    out.append(INT32.pack(at))
-                    out.append(pack_text(why, flexible))
-                    if flexible:
-                        out.append(NO_TAGS)
-                out.append(pack_text(result.message, flexible))
-            if flexible:
-                hint = result.hint if version >= 10 else None
-                out.append(pack_leader(0, hint))
-                if hint is not None and hint.address is not None:
-                    addresses[hint.leader_id] = hint.address
+        _pack_results(out, version, results, addresses)
         if flexible:
             out.append(NO_TAGS)
+    return _pack_response(out, version, correlation_id, addresses, throttle_ms)
+
+
+def encoding_produce(
+    version: int, correlation_id: int, topics: Sequence[tuple[TopicKey, Sequence[ProduceResult]]]
+) -> Work[bytes]:
+    """`encode_produce` in steps."""
+    flexible = version >= PRODUCE_FLEXIBLE
+    out = [b"", NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
+    addresses: dict[int, Address] = {}
+    for number, (topic, results) in enumerate(topics):
+        out.append(pack_topic(topic, flexible))
+        out.append(pack_count(len(results), flexible))
+        for at in range(0, len(results), ROWS_A_STEP):
+            if at or number & _STEP == _STEP:
+                yield
+            _pack_results(out, version, results[at : at + ROWS_A_STEP], addresses)
+        if flexible:
+            out.append(NO_TAGS)
+    return _pack_response(out, version, correlation_id, addresses, 0)
+
+
+def _pack_results(
+    out: list[bytes], version: int, results: Sequence[ProduceResult], addresses: dict[int, Address]
+) -> None:
+    flexible = version >= PRODUCE_FLEXIBLE
+    for result in results:
+        if version >= 5:
+            out.append(
+                _PRODUCED_V5.pack(
+                    result.index, result.error, result.base_offset, result.append_time, result.start
+                )
+            )
+        else:
+            out.append(_PRODUCED.pack(result.index, result.error, result.base_offset, result.append_time))
+        if version >= 8:
+            out.append(pack_count(len(result.record_errors), flexible))
+            for at, why in result.record_errors:
+                out.append(INT32.pack(at))
+                out.append(pack_text(why, flexible))
+                if flexible:
+                    out.append(NO_TAGS)
+            out.append(pack_text(result.message, flexible))
+        if flexible:
+            hint = result.hint if version >= 10 else None
+            out.append(pack_leader(0, hint))
+            if hint is not None and hint.address is not None:
+                addresses[hint.leader_id] = hint.address
+
+
+def _pack_response(
+    out: list[bytes], version: int, correlation_id: int, addresses: dict[int, Address], throttle_ms: int
+) -> bytes:
     out.append(INT32.pack(throttle_ms))
-    if flexible:
+    if version >= PRODUCE_FLEXIBLE:
         out.append(pack_endpoints(addresses))
     body = b"".join(out)
     return _HEAD.pack(len(body) + 4, correlation_id) + body

@@ -47,3 +47,11 @@ def let_go(kept: list[Any]) -> Work[None]:
     while kept:
         del kept[-_FREED:]
         yield
+
+
+def let_go_of_all(kept: dict[Any, Any]) -> Work[None]:
+    """`let_go` for a mapping."""
+    while kept:
+        for _ in range(min(len(kept), _FREED)):
+            kept.popitem()
+        yield

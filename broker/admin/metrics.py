@@ -72,7 +72,7 @@ def collect(
     yield from _fetch_sessions(fetch_sessions)
     yield from _sockets(network)
     yield from _groups(groups)
-    yield from _memory(network, groups, replicas)
+    yield from _memory(network, groups, replicas, fetch_sessions)
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _loop(loop_monitor)
@@ -255,7 +255,9 @@ def _sockets(network: NetworkServer) -> Iterator[Metric]:
     )
 
 
-def _memory(network: NetworkServer, groups: GroupCoordinator, replicas: ReplicaManager) -> Iterator[Metric]:
+def _memory(
+    network: NetworkServer, groups: GroupCoordinator, replicas: ReplicaManager, sessions: FetchSessions
+) -> Iterator[Metric]:
     """What clients make the broker keep; the names are ours, since Kafka has no such accounts."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -276,7 +278,9 @@ def _memory(network: NetworkServer, groups: GroupCoordinator, replicas: ReplicaM
     producers = sum(len(partition.log.producer_table.entries) for partition in replicas.partitions())
     held.add_metric(["group_metadata"], groups.memory.held_bytes)
     held.add_metric(["producer_ids"], producers * PRODUCER_BYTES)
+    held.add_metric(["fetch_sessions"], sessions.bytes)
     refused.add_metric(["group_metadata"], groups.memory.refused)
+    refused.add_metric(["fetch_sessions"], sessions.refusals)
     yield held
     yield refused
     yield closed

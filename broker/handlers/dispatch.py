@@ -123,10 +123,12 @@ class FetchFrames(FrameHandler, Protocol):
 class Memo(ProduceMemo):
     """What is remembered of a connection's requests."""
 
-    __slots__ = ("last_fetch",)
+    __slots__ = ("holder", "last_fetch")
 
     def __init__(self) -> None:
         super().__init__()
+        self.holder: object | None = None
+        """What fetch sessions are held for, once there is one."""
         self.last_fetch: object | None = None
         """The business of `FetchFrames`; None where its `repeat` cannot take a request."""
 

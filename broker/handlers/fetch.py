@@ -1,37 +1,58 @@
 """Fetch: from a request to its answer, at once or when there is more to read.
 
-Owns: what is due at once, the long poll, and the short way of a Fetch that continues the one before it. Does
-not own: reading (broker.replicas.read), the wait for the tier (remote_fetch), the session's bookkeeping
-(fetch_sessions), packing (fetch_response), sending (net), what a leader learns from followers
-(follower_fetch). Invariant: a Fetch is answered once: with what it asked for, with an error, or with what
-there is when its wait is over; a wait that ended stands at no partition.
+Owns: what is due at once, the long poll, the short way of a Fetch that continues the one before it, and the
+turns that a long one takes. Does not own: reading (broker.replicas.read), the wait for the tier
+(remote_fetch), the session's bookkeeping (fetch_sessions), packing (fetch_response), sending (net), what a
+leader learns from followers (follower_fetch). Invariant: a Fetch is answered once: with what it asked for,
+with an error, or with what there is when its wait is over; a wait that ended stands at no partition.
+
+A Fetch of more than `ROWS_AT_ONCE` partitions, its own or its session's, is parsed, read and packed in turns
+of the loop, while its connection waits. Its long poll looks only at the partitions that have moved.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from broker.control.cluster import Cluster
-from broker.handlers.fetch_response import FetchResponse, pack_error
+from broker.handlers.fetch_response import FetchResponse, holder_of, pack_error
 from broker.handlers.remote_fetch import RemoteFetches
 from broker.net.connection import Answer, AnswerSlot, Connection, Frame
 from broker.net.sending import Bulk
-from broker.replicas.fetch_sessions import FetchSessions, FetchTurn
+from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, PartitionRequest
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import ClientReader, FetchPass, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.tier_reads import TierReads
-from protocol.errors import ErrorCode
-from protocol.fetch import FETCH_SHAPES_FROM, FETCH_TOPIC_IDS, FetchRequest, FetchShape, parse_fetch
+from broker.turns import Turns
+from protocol.errors import ErrorCode, MalformedRequest
+from protocol.fetch import (
+    FETCH_SHAPES_FROM,
+    FETCH_TOPIC_IDS,
+    FetchRequest,
+    FetchShape,
+    parse_short_fetch,
+    parsing_fetch,
+)
+from protocol.primitives import ROWS_A_STEP, ROWS_AT_ONCE
+from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
 _SHAPE_BYTES_MAX: Final = 64 * 1024
 """The longest request that is kept with what it was parsed to, some 2,000 partitions."""
+_SHAPE_ROWS_MAX: Final = 65_536
+"""How many partitions of such requests all connections keep together, each about 500 bytes."""
+_SHAPE_ROWS_MIN: Final = 32
+"""How many each may keep, however many connections there are."""
+_LONG_MAX: Final = 4
+"""How many Fetches that are parsed in turns are in work at once: each takes some 100 MB at its largest."""
+_LEFT_A_STEP: Final = 1024
 
 
 class Followers(Protocol):
@@ -45,6 +66,17 @@ class Followers(Protocol):
         version: int,
         correlation_id: int,
     ) -> Answer: ...
+
+    async def answer_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        """Answer one of many partitions, in turns of the loop."""
 
 
 class LastFetch(NamedTuple):
@@ -70,9 +102,15 @@ class Fetch:
         purgatory: Purgatory,
         now_ms: Callable[[], int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
+        rows_max: Callable[[], int],
         max_bytes: int,
     ) -> None:
-        """Without a `tier` there is none."""
+        """Without a `tier` there is none. More than `rows_max` topics and partitions are refused."""
+        self._spawn = spawn
+        self._turns = turns
+        self._rows_max = rows_max
+        self._long = asyncio.Semaphore(_LONG_MAX)
         self._followers = followers
         self._sessions = sessions
         self._purgatory = purgatory
@@ -80,8 +118,10 @@ class Fetch:
         self._max_bytes = max_bytes
         reader = ClientReader(replicas=replicas, cluster=cluster, near=near, tier=tier, max_bytes=max_bytes)
         response = FetchResponse(cluster=cluster, sessions=sessions, now_ms=now_ms, count=_count)
+        self.reader = reader
         self.read = reader.read
         self.respond = response.respond
+        self._responding = response.responding
         self.remote: RemoteFetches | None = None
         if tier is not None:
             self.remote = RemoteFetches(
@@ -92,10 +132,23 @@ class Fetch:
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
     ) -> Answer:
         view = memoryview(frame)
-        request = parse_fetch(view, body_at, version)
-        turn = self._sessions.turn(request, uses_ids=version >= FETCH_TOPIC_IDS, now_ms=self._now_ms())
+        request = parse_short_fetch(view, body_at, version, self._rows_max())
         connection.memo.last_fetch = None
-        is_small = len(frame) <= _SHAPE_BYTES_MAX
+        if request is None:
+            slot = connection.slot()
+            kept = memoryview(connection.keep(frame))
+            self._spawn(self._take_turns(connection, slot, kept, body_at, version, correlation_id))
+            return slot
+        turn = self._sessions.turn(
+            request,
+            uses_ids=version >= FETCH_TOPIC_IDS,
+            now_ms=self._now_ms(),
+            holder=holder_of(connection, self._sessions) if request.session_id else None,
+        )
+        is_small = len(frame) <= _SHAPE_BYTES_MAX and (
+            len(request.items) <= _SHAPE_ROWS_MIN
+            or len(request.items) <= _SHAPE_ROWS_MAX // connection.connection_count
+        )
         if request.replica_id < 0 and version >= FETCH_SHAPES_FROM and is_small and _repeats(request, turn):
             shape = FetchShape(view, body_at, version, request)
             connection.memo.last_fetch = LastFetch(shape, version, request, turn)
@@ -115,7 +168,10 @@ class Fetch:
         if request.session_id:
             request.session_epoch = session_epoch
             turn = self._sessions.turn(
-                request, uses_ids=last.version >= FETCH_TOPIC_IDS, now_ms=self._now_ms()
+                request,
+                uses_ids=last.version >= FETCH_TOPIC_IDS,
+                now_ms=self._now_ms(),
+                holder=connection.memo.holder,
             )
         elif session_epoch != request.session_epoch:
             return None
@@ -136,6 +192,14 @@ class Fetch:
             return pack_error(version, correlation_id, turn.error, 0)
         if request.replica_id >= 0:
             return self._followers.answer(connection, turn, request, version, correlation_id)
+        if len(turn.wanted) > ROWS_AT_ONCE:
+            slot = connection.slot()
+            self._spawn(
+                self._in_turns(
+                    connection, self._answer_long(connection, slot, request, turn, version, correlation_id)
+                )
+            )
+            return slot
         fetched = self.read(turn, request, version)
         if fetched.wants is not None and self.remote is not None:
             slot = connection.slot()
@@ -156,6 +220,130 @@ class Fetch:
         if fetched.is_held_back:
             wait.hold_back()
         return wait.slot
+
+    # --- in turns ---
+
+    async def _take_turns(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        frame: memoryview,
+        body_at: int,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        """Take a request that is too long to be parsed at once."""
+        await self._in_turns(
+            connection, self._parse_long(connection, slot, frame, body_at, version, correlation_id)
+        )
+
+    async def _in_turns(self, connection: Connection, answering: Coroutine[Any, Any, None]) -> None:
+        try:
+            await answering
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except MalformedRequest as error:
+            connection.close(str(error))
+        except Exception as error:
+            logger.error("a Fetch failed", exc_info=error)
+            connection.close("its Fetch failed")
+
+    async def _parse_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        frame: memoryview,
+        body_at: int,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        async with self._long:
+            request = await self._turns.run(parsing_fetch(frame, body_at, version, self._rows_max()))
+            turn = await self._turns.run(
+                self._sessions.turning(
+                    request,
+                    uses_ids=version >= FETCH_TOPIC_IDS,
+                    now_ms=self._now_ms(),
+                    holder=holder_of(connection, self._sessions) if request.session_id else None,
+                )
+            )
+            if turn.error:
+                connection.answer(slot, pack_error(version, correlation_id, turn.error, 0))
+                connection.resume()
+            elif request.replica_id >= 0:
+                await self._followers.answer_long(connection, slot, turn, request, version, correlation_id)
+            else:
+                await self._answer_long(connection, slot, request, turn, version, correlation_id)
+
+    async def _answer_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        request: FetchRequest,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        min_bytes = min(request.min_bytes, request.max_bytes, self._max_bytes)
+        wait = LongFetchWait(self, connection, slot, turn, request, version, correlation_id, min_bytes)
+        try:
+            fetched = await self._turns.run(self._reading(turn, request, version, wait))
+            if wait.done:
+                return  # the client is gone
+            if fetched.wants is None and not fetched.is_due and request.max_wait_ms > 0 and wait.stands:
+                self._purgatory.watch(wait, request.max_wait_ms / 1000)
+                wait.begin(fetched)
+                if fetched.is_held_back and not wait.done:
+                    wait.hold_back()
+                return
+        except BaseException:
+            wait.abandoned()
+            raise
+        await self._turns.run(wait.leaving())
+        await self._respond_long(connection, slot, turn, version, correlation_id, fetched)
+
+    async def _respond_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+        fetched: FetchPass,
+    ) -> None:
+        if fetched.wants is not None and self.remote is not None:
+            self.remote.wait(connection, turn, version, correlation_id, fetched, slot)
+            return
+        answer = await self._turns.run(self._responding(connection, turn, version, correlation_id, fetched))
+        connection.answer(slot, answer)
+        connection.resume()
+
+    def _reading(
+        self, turn: FetchTurn, request: FetchRequest, version: int, wait: LongFetchWait | None = None
+    ) -> Work[FetchPass]:
+        """`read` in steps. A wait is told of each partition before anything else can happen to it."""
+        fetched = self.reader.begin(request)
+        all_wanted = list(turn.wanted)
+        for at in range(0, len(all_wanted), ROWS_A_STEP):
+            some = all_wanted[at : at + ROWS_A_STEP]
+            before = len(fetched.reads)
+            self.reader.read_some(fetched, some, turn, request, version)
+            if wait is not None:
+                wait.stand_at(some, fetched.reads[before:])
+            yield
+        return fetched
+
+    def end_long(self, wait: LongFetchWait) -> None:
+        """Answer a wait that is over."""
+        self._spawn(self._in_turns(wait.connection, self._ending(wait)))
+
+    async def _ending(self, wait: LongFetchWait) -> None:
+        await self._turns.run(wait.leaving())
+        fetched = await self._turns.run(self._reading(wait.turn, wait.request, wait.version))
+        await self._respond_long(
+            wait.connection, wait.slot, wait.turn, wait.version, wait.correlation_id, fetched
+        )
 
 
 class FetchSide(Protocol):
@@ -197,9 +385,10 @@ class FetchWait(Waiter):
         min_bytes: int,
         partitions: list[Partition],
         failures: int,
+        slot: AnswerSlot | None = None,
     ) -> None:
         super().__init__()
-        self.slot: AnswerSlot = connection.slot()
+        self.slot: AnswerSlot = connection.slot() if slot is None else slot
         self._fetch = fetch
         self._connection = connection
         self._turn = turn
@@ -257,12 +446,139 @@ class FetchWait(Waiter):
         self._partitions = []
 
 
+class LongFetchWait(Waiter):
+    """The long poll of a Fetch of many partitions. A wake costs what has moved: those partitions are read
+    again, and all of them only once the wait is over."""
+
+    __slots__ = (
+        "_available",
+        "_fetch",
+        "_has_begun",
+        "_min_bytes",
+        "_sizes",
+        "_standing",
+        "connection",
+        "correlation_id",
+        "request",
+        "slot",
+        "turn",
+        "version",
+    )
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        connection: Connection,
+        slot: AnswerSlot,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+        min_bytes: int,
+    ) -> None:
+        super().__init__()
+        self.moved = {}
+        self.connection = connection
+        self.slot = slot
+        self.turn = turn
+        self.request = request
+        self.version = version
+        self.correlation_id = correlation_id
+        self._fetch = fetch
+        self._min_bytes = min_bytes
+        self._available = 0
+        self._sizes: dict[Partition, int] = {}
+        """What was there to read, where there was anything."""
+        self._standing: dict[Partition, PartitionRequest] = {}
+        self._has_begun = False
+        """It was begun; until then it only takes note of what moves."""
+        connection.waiter = self
+        if connection.is_closing:
+            self.done = True
+
+    @property
+    def stands(self) -> bool:
+        return bool(self._standing)
+
+    def stand_at(self, some: Iterable[PartitionRequest], reads: Iterable[PartitionRead]) -> None:
+        for wanted in some:
+            partition: Partition | None = wanted.partition
+            if partition is not None and not self.done:
+                self._standing[partition] = wanted
+                partition.data_waiters[self] = None
+        for read in reads:
+            if read.part is not None:
+                self._sizes[read.wanted.partition] = read.part.size
+
+    def begin(self, fetched: FetchPass) -> None:
+        """Wait for more than was read, unless it has come meanwhile."""
+        self._available = fetched.available
+        self._has_begun = True
+        self.poke()
+
+    def poke(self) -> None:
+        if not self._has_begun:
+            return
+        moved, self.moved = self.moved, {}
+        assert moved is not None
+        if self._available >= self._min_bytes or len(moved) > ROWS_AT_ONCE or self._ends_by(moved):
+            self.expired()
+
+    def _ends_by(self, moved: Iterable[Partition]) -> bool:
+        reader = self._fetch.reader
+        for partition in moved:
+            wanted = self._standing.get(partition)
+            if wanted is None:
+                continue
+            one = reader.begin(self.request)
+            reader.read_some(one, (wanted,), self.turn, self.request, self.version)
+            if one.is_due or one.failures or one.wants is not None:
+                return True
+            if one.is_held_back:
+                self.hold_back()
+            self._available += one.available - self._sizes.get(partition, 0)
+            self._sizes[partition] = one.available
+            if self._available >= self._min_bytes:
+                return True
+        return False
+
+    def hold_back(self) -> None:
+        """Look again when the quota of the tier allows it."""
+        if self._fetch.remote is not None and self.moved is not None:
+            self.moved.update(dict.fromkeys(self._standing))
+            self._fetch.remote.tier.poke_when_open(self)
+
+    def expired(self) -> None:
+        self.finish()
+        self._fetch.end_long(self)
+
+    def abandoned(self) -> None:
+        self.finish()
+        for _ in self.leaving():
+            pass
+
+    def broke(self, error: Exception) -> None:
+        self.abandoned()
+        logger.error("a Fetch failed after its wait", exc_info=error)
+        self.connection.close("its Fetch failed")
+
+    def leaving(self) -> Work[None]:
+        """Stand at no partition any more."""
+        self.done = True
+        while self._standing:
+            partition, _ = self._standing.popitem()
+            partition.data_waiters.pop(self, None)
+            if not len(self._standing) % _LEFT_A_STEP:
+                yield
+        self._sizes = {}
+
+
 def _repeats(request: FetchRequest, turn: FetchTurn) -> bool:
     """Whether the next request may be like this one: within a session, or without one and each partition
     asked for once."""
     if request.session_id:
         return request.session_epoch > 0
-    return request.session_epoch < 0 and len(list(turn.wanted)) == len(request.items)
+    return request.session_epoch < 0 and len(turn.wanted) == len(request.items)
 
 
 def _count(partition: Partition, read: PartitionRead) -> None:

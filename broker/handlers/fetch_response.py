@@ -9,6 +9,7 @@ bytes of records or more; a disk that fails under an answer costs its own partit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from broker.control.cluster import Cluster
 from broker.handlers.leader_hints import leader_hint
 from broker.net.connection import Connection
 from broker.net.sending import SENDFILE_MIN, Bulk
-from broker.replicas.fetch_sessions import FetchSessions, FetchTurn
+from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, Holder, PartitionRequest
 from broker.replicas.partition import Partition
 from broker.replicas.read import FetchPass, PartitionRead, error_known_to
 from protocol.errors import ErrorCode
@@ -31,6 +32,8 @@ from protocol.fetch import (
 )
 from protocol.leader_hint import Address
 from protocol.pointers import ObjectPlace, SlicePointer
+from protocol.primitives import ROWS_A_STEP
+from protocol.work import Work, let_go, let_go_of_all
 from remote.cold.reader import RemoteSlice
 from remote.wal.combined_object import Place
 from remote.wal.extents import Extent
@@ -75,13 +78,54 @@ class FetchResponse:
         elif turn.creates:
             for read in reads:
                 is_news(read)
-            session_id = self._sessions.create(
-                turn.wanted,
-                uses_ids=version >= FETCH_TOPIC_IDS,
-                now_ms=self._now_ms(),
-                is_privileged=self._for_followers,
-            )
+            session_id = self._create(connection, turn, version)
         return self._pack(connection, version, correlation_id, session_id, reads)
+
+    def responding(
+        self, connection: Connection, turn: FetchTurn, version: int, correlation_id: int, fetched: FetchPass
+    ) -> Work[bytes | Bulk]:
+        """`respond` in steps."""
+        session_id = 0
+        reads = fetched.reads
+        news: list[PartitionRead] = []
+        if turn.session is not None and turn.session.epoch != turn.epoch:
+            error = ErrorCode.invalid_fetch_session_epoch
+            return pack_error(version, correlation_id, error, turn.session.id)
+        for at in range(0, len(reads), ROWS_A_STEP):
+            news += [read for read in reads[at : at + ROWS_A_STEP] if is_news(read)]
+            yield
+        if turn.session is not None:
+            session = turn.session
+            session_id = session.id
+            reads = news
+            served = [read.wanted for read in reads if read.part is not None or read.pointers]
+            for at in range(0, len(served), ROWS_A_STEP):
+                session.to_back(served[at : at + ROWS_A_STEP])
+                yield
+        elif turn.creates:
+            session_id = self._create(connection, turn, version)
+        answer = yield from self._packing(
+            connection,
+            version,
+            correlation_id,
+            session_id,
+            reads,
+            is_joined=fetched.size < SENDFILE_MIN,
+        )
+        yield from let_go(news)
+        yield from let_go(fetched.reads)
+        if turn.session is None and not session_id:
+            yield from let_go_of_all(turn.named)
+        return answer
+
+    def _create(self, connection: Connection, turn: FetchTurn, version: int) -> int:
+        return self._sessions.create(
+            turn,
+            uses_ids=version >= FETCH_TOPIC_IDS,
+            now_ms=self._now_ms(),
+            holder=holder_of(connection, self._sessions),
+            is_privileged=self._for_followers,
+        )
 
     def _pack(
         self,
@@ -91,52 +135,111 @@ class FetchResponse:
         session_id: int,
         reads: list[PartitionRead],
     ) -> bytes | Bulk:
-        listener, count = connection.listener, self._count
-        gives_hints = version >= _HINT_FROM and not self._for_followers
-        pieces: list[Any] = [b"", b""]
-        addresses: dict[int, Address] = {}
-        objects: dict[Place, int] = {}
-        topics = at = records_size = 0
+        out = _Pieces()
+        pieces = out.pieces
+        topics = at = 0
         while at < len(reads):
             topic = reads[at].wanted.topic
             stop = at + 1
             while stop < len(reads) and reads[stop].wanted.topic == topic:
                 stop += 1
-            pieces.append(fetch_topic_head(version, topic, stop - at))
-            for read in reads[at:stop]:
-                wanted, part = read.wanted, read.part
-                size = 0 if part is None else part.size
-                pieces.append(
-                    fetch_partition_head(
-                        version,
-                        wanted.index,
-                        read.error.value,
-                        read.high_watermark,
-                        read.last_stable,
-                        read.start,
-                        read.aborted,
-                        size,
-                        read.preferred,
-                    )
-                )
-                if part is not None:
-                    records_size += size
-                    pieces.append(part)
-                if wanted.partition is not None:
-                    count(wanted.partition, read)
-                hint = None
-                if read.error in _LEADER_MOVED and gives_hints:
-                    hint = leader_hint(self._cluster.image, topic, wanted.index, listener)
-                    if hint is not None and hint.address is not None:
-                        addresses[hint.leader_id] = hint.address
-                pointers = _pointers(read.pointers, objects) if read.pointers else ()
-                pieces.append(fetch_partition_tail(version, read.diverging, hint, pointers))
+            pieces.append(_topic_head(version, reads[at].wanted, stop - at))
+            self._pack_rows(out, pieces, connection.listener, version, reads[at:stop])
             pieces.append(fetch_topic_tail(version))
             topics += 1
             at = stop
-        pieces.append(fetch_tail(version, addresses, [_named(place) for place in objects]))
+        return self._sealed(out, connection, version, correlation_id, session_id, topics, reads)
+
+    def _packing(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        session_id: int,
+        reads: list[PartitionRead],
+        *,
+        is_joined: bool,
+    ) -> Work[bytes | Bulk]:
+        """`_pack` in steps; neighbouring bytes are joined in each, records too where they are few."""
+        out = _Pieces()
+        pieces = out.pieces
+        topics = at = done = 0
+        while at < len(reads):
+            topic = reads[at].wanted.topic
+            stop = at + 1
+            while stop < len(reads) and reads[stop].wanted.topic == topic:
+                stop += 1
+                if not stop % 1024:
+                    yield
+            pieces.append(_topic_head(version, reads[at].wanted, stop - at))
+            topics += 1
+            while at < stop:
+                end = min(at + ROWS_A_STEP, stop)
+                rows: list[Any] = []
+                some = reads[at:end]
+                if is_joined:
+                    _drop_unreadable(some, version)
+                self._pack_rows(out, rows, connection.listener, version, some)
+                if is_joined:
+                    rows = [piece if piece.__class__ is bytes else piece.read() for piece in rows]
+                pieces += _joined(rows)
+                done += end - at
+                at = end
+                if done >= ROWS_A_STEP:
+                    done = 0
+                    yield
+            pieces.append(fetch_topic_tail(version))
+        return self._sealed(out, connection, version, correlation_id, session_id, topics, reads)
+
+    def _pack_rows(
+        self, out: _Pieces, pieces: list[Any], listener: str, version: int, reads: list[PartitionRead]
+    ) -> None:
+        """Append what some partitions of one topic are answered."""
+        count = self._count
+        gives_hints = version >= _HINT_FROM and not self._for_followers
+        for read in reads:
+            wanted, part = read.wanted, read.part
+            size = 0 if part is None else part.size
+            pieces.append(
+                fetch_partition_head(
+                    version,
+                    wanted.index,
+                    read.error.value,
+                    read.high_watermark,
+                    read.last_stable,
+                    read.start,
+                    read.aborted,
+                    size,
+                    read.preferred,
+                )
+            )
+            if part is not None:
+                out.records_size += size
+                pieces.append(part)
+            if wanted.partition is not None:
+                count(wanted.partition, read)
+            hint = None
+            if read.error in _LEADER_MOVED and gives_hints:
+                hint = leader_hint(self._cluster.image, wanted.topic, wanted.index, listener)
+                if hint is not None and hint.address is not None:
+                    out.addresses[hint.leader_id] = hint.address
+            pointers = _pointers(read.pointers, out.objects) if read.pointers else ()
+            pieces.append(fetch_partition_tail(version, read.diverging, hint, pointers))
+
+    def _sealed(
+        self,
+        out: _Pieces,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        session_id: int,
+        topics: int,
+        reads: list[PartitionRead],
+    ) -> bytes | Bulk:
+        pieces = out.pieces
+        pieces.append(fetch_tail(version, out.addresses, [_named(place) for place in out.objects]))
         pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
-        if records_size < SENDFILE_MIN:
+        if out.records_size < SENDFILE_MIN:
             try:
                 body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
             except OSError:
@@ -146,6 +249,40 @@ class FetchResponse:
         size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
         pieces[0] = _SIZE.pack(size)
         return Bulk(_joined(pieces), size + 4)
+
+
+class _Pieces:
+    """An answer while it is packed."""
+
+    __slots__ = ("addresses", "objects", "pieces", "records_size")
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = [b"", b""]
+        """Bytes and log slices; the first two are filled in at the end."""
+        self.addresses: dict[int, Address] = {}
+        self.objects: dict[Place, int] = {}
+        self.records_size = 0
+
+
+def holder_of(connection: Connection, sessions: FetchSessions) -> Holder:
+    """Return what sessions are held for; they hear when the connection is gone."""
+    holder: Holder | None = connection.memo.holder
+    if holder is None:
+        holder = connection.memo.holder = Holder(connection.peer_host)
+        connection.on_lost = partial(_lost, sessions, holder, connection.on_lost)
+    return holder
+
+
+def _lost(sessions: FetchSessions, holder: Holder, before: Callable[[], None] | None) -> None:
+    sessions.left(holder)
+    if before is not None:
+        before()
+
+
+def _topic_head(version: int, wanted: PartitionRequest, partition_count: int) -> bytes:
+    """What names a topic that is not there is not kept: it may be as long as the client likes."""
+    head = fetch_topic_head if wanted.partition is not None else fetch_topic_head.__wrapped__
+    return head(version, wanted.topic, partition_count)
 
 
 def _pointers(extents: Sequence[Extent], objects: dict[Place, int]) -> list[SlicePointer]:

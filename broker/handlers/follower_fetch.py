@@ -9,25 +9,32 @@ one; each request counts once, when it comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from broker.control.cluster import Cluster
 from broker.handlers.fetch import FetchWait
 from broker.handlers.fetch_response import FetchResponse
-from broker.net.connection import Answer, Connection
+from broker.net.connection import Answer, AnswerSlot, Connection
 from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, PartitionRequest
 from broker.replicas.partition import UNKNOWN, FetchTime, Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import FetchPass, FollowerReader, PartitionRead, offer_to
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.throttle import Throttle
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchRequest
 from protocol.pointers import BYTES
+from protocol.primitives import ROWS_A_STEP, ROWS_AT_ONCE
+from protocol.work import Work
 from remote.wal.stats import WalStats
 from remote.wal.tail import Offer, Tail
+
+logger = logging.getLogger(__name__)
 
 WATERMARK_WAIT_S: Final = 0.01
 """How long a high watermark waits for a batch to travel with. The next Fetch of a busy follower carries it
@@ -187,9 +194,13 @@ class FollowerFetch:
         sessions: FetchSessions,
         purgatory: Purgatory,
         now_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
         max_bytes: int,
         wal_stats: WalStats,
     ) -> None:
+        self._spawn = spawn
+        self._turns = turns
         self.remote = None
         """A follower reads nothing from the tier through its leader."""
         self._node_id = node_id
@@ -200,9 +211,11 @@ class FollowerFetch:
         self._reader = FollowerReader(
             node_id=node_id, replicas=replicas, cluster=cluster, throttle=throttle, max_bytes=max_bytes
         )
-        self.respond = FetchResponse(
+        response = FetchResponse(
             cluster=cluster, sessions=sessions, now_ms=now_ms, count=self._count, for_followers=True
-        ).respond
+        )
+        self.respond = response.respond
+        self._responding = response.responding
         self._sessions: dict[tuple[int, bool], FollowerSession] = {}
         """The one that counts of each broker, and the one in which it takes pointers: an older one is of a
         connection that is lost."""
@@ -229,19 +242,100 @@ class FollowerFetch:
     ) -> Answer:
         connection.is_peer = True
         session = self._session(turn, request)
-        self._learn(turn, request, session)
+        asked = list(_changed(turn))
+        if len(asked) > ROWS_AT_ONCE:
+            slot = connection.slot()
+            self._spawn(self._in_turns(connection, slot, turn, request, version, correlation_id))
+            return slot
+        self._learn(asked, request, session)
+        self._learned(session)
         fetched = self.read(turn, request, version)
-        if (
+        if self._is_due(fetched, request, session):
+            answer = self.respond(connection, turn, version, correlation_id, fetched)
+            connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
+            return answer
+        assert session is not None
+        return self._wait(connection, session, turn, request, version, correlation_id, fetched.failures)
+
+    async def _in_turns(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        try:
+            await self.answer_long(connection, slot, turn, request, version, correlation_id)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except Exception as error:
+            logger.error("a follower's Fetch failed", exc_info=error)
+            connection.close("its Fetch failed")
+
+    async def answer_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        """Answer one for which many partitions must be looked at, in turns of the loop."""
+        session = self._session(turn, request)
+        fetched = await self._turns.run(self._reading(turn, request, session))
+        if self._is_due(fetched, request, session):
+            answer = await self._turns.run(
+                self._responding(connection, turn, version, correlation_id, fetched)
+            )
+            connection.answer(slot, answer)
+            connection.resume()
+            return
+        assert session is not None
+        if connection.is_closing:
+            return
+        self._wait(connection, session, turn, request, version, correlation_id, fetched.failures, slot)
+
+    def _reading(
+        self, turn: FetchTurn, request: FetchRequest, session: FollowerSession | None
+    ) -> Work[FetchPass]:
+        """Learn from all partitions, then read those that changed, in steps."""
+        asked = list(_changed(turn))
+        for at in range(0, len(asked), ROWS_A_STEP):
+            self._learn(asked[at : at + ROWS_A_STEP], request, session)
+            yield
+        self._learned(session)
+        fetched = self._reader.begin(request)
+        asked = list(_changed(turn))
+        for at in range(0, len(asked), ROWS_A_STEP):
+            self._reader.read_some(fetched, asked[at : at + ROWS_A_STEP], request)
+            yield
+        return fetched
+
+    def _is_due(self, fetched: FetchPass, request: FetchRequest, session: FollowerSession | None) -> bool:
+        return (
             fetched.available >= request.min_bytes
             or fetched.is_due
             or request.max_wait_ms <= 0
             or session is None
-        ):
-            answer = self.respond(connection, turn, version, correlation_id, fetched)
-            connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
-            return answer
+        )
+
+    def _wait(
+        self,
+        connection: Connection,
+        session: FollowerSession,
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+        correlation_id: int,
+        failures: int,
+        slot: AnswerSlot | None = None,
+    ) -> AnswerSlot:
         wait = FollowerFetchWait(
-            self, session, connection, turn, request, version, correlation_id, fetched.failures
+            self, session, connection, turn, request, version, correlation_id, failures, slot
         )
         session.wait = wait
         wait_s = request.max_wait_ms / 1000
@@ -287,11 +381,13 @@ class FollowerFetch:
                     session.changed[wanted] = None
         return session
 
-    def _learn(self, turn: FetchTurn, request: FetchRequest, session: FollowerSession | None) -> None:
+    def _learn(
+        self, asked: Iterable[PartitionRequest], request: FetchRequest, session: FollowerSession | None
+    ) -> None:
         """Count the follower's offset at each partition, before anything is read: a high watermark that moves
         by it leaves with this answer."""
         reader, now = self._reader, self._replicas.now()
-        for wanted in list(_changed(turn)):
+        for wanted in asked:
             if reader.find(wanted) is not None:
                 continue
             partition: Partition = wanted.partition
@@ -318,8 +414,10 @@ class FollowerFetch:
                 session.watch(wanted)
                 if _is_up_to_date(wanted, partition, request.replica_id):
                     session.changed.pop(wanted, None)
+
+    def _learned(self, session: FollowerSession | None) -> None:
         if session is not None:
-            session.fetch_time.at = now
+            session.fetch_time.at = self._replicas.now()
 
     def _count(self, partition: Partition, read: PartitionRead) -> None:
         """Count replication apart: it is no client's traffic."""
@@ -363,10 +461,11 @@ class FollowerFetchWait(FetchWait):
         version: int,
         correlation_id: int,
         failures: int,
+        slot: AnswerSlot | None = None,
     ) -> None:
         """It stands at no partition itself: the watches of its session do."""
         super().__init__(
-            owner, connection, turn, request, version, correlation_id, request.min_bytes, [], failures
+            owner, connection, turn, request, version, correlation_id, request.min_bytes, [], failures, slot
         )
         self._owner = owner
         self.session = session

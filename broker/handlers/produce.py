@@ -3,10 +3,10 @@
     way      when                                      entry                   where it appends
     short    one partition, and equal to an earlier    `ProduceRepeat.repeat`  `append_plain`
              request up to its plain batch
-    long     all others                                `Produce.handle`        `append`; `append_records` if
+    long     all others                                `Produce.handle`        `append`; `append_prepared` if
                                                                                the log must see records
-    walked   the log must see more records than one    `Produce._walk`         `append_prepared`
-             turn of the loop has time for
+    walked   more partitions, or more records to see,  `Produce._walk`         as the long way
+             than one turn of the loop has time for
 
 Owns: the long way and the walked one, what is checked before an append, the wait for the high watermark. Does
 not own: the short way (produce_repeat), bytes on the wire (protocol.produce), the log's own checks, the write
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -31,18 +31,37 @@ from broker.ports import Offload
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.replica_manager import ReplicaManager
-from protocol.errors import ErrorCode, KafkaError
-from protocol.primitives import TopicKey
-from protocol.produce import ProduceRequest, ProduceResult, encode_produce, parse_produce
+from broker.turns import Turns
+from protocol.errors import ErrorCode, KafkaError, MalformedRequest
+from protocol.primitives import ROWS_A_STEP, TopicKey
+from protocol.produce import (
+    ProduceRequest,
+    ProduceResult,
+    encode_produce,
+    encoding_produce,
+    parse_short_produce,
+    parsing_produce,
+)
 from protocol.records import HEADER_SIZE, check_first_batch, check_one_batch, check_produced, parse_header
-from storage.prepare import INLINE_BYTES, WALK_RECORDS, Prepared, RecordsRejected
+from protocol.work import Work, finish, let_go
+from storage.prepare import WALK_RECORDS, Prepared, RecordsRejected, Task
 
 logger = logging.getLogger(__name__)
 
 ACKS: Final = (-1, 0, 1)
 Topics: TypeAlias = list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
 Answered: TypeAlias = list[tuple[TopicKey, list[ProduceResult]]]
+Append: TypeAlias = tuple[Partition, int, ProduceResult, int]
 Command: TypeAlias = Callable[[], Coroutine[Any, Any, int]]
+BATCH_ENDED: Final = Task(lambda: None)
+"""Stands between two batches that were handed to a thread."""
+_LONG_MAX: Final = 16
+"""How many requests of the walked way are in work at once; the others wait as bytes that are counted."""
+_THREADS_MAX: Final = 2
+"""How many batches are unpacked in threads, and held unpacked, at once."""
+_BATCHES_AT_ONCE: Final = 8
+"""How many batches are looked into in one turn of the loop."""
+_APPENDS_A_STEP: Final = 8
 _HINT_FROM: Final = 10
 _TRANSACTION_ABORTABLE_FROM: Final = 11
 _NONE: Final = ErrorCode.none.value
@@ -79,10 +98,17 @@ class Produce:
         now_ms: Callable[[], int],
         offload: Offload,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
+        rows_max: Callable[[], int],
         commands: Sequence[Commands] = (),
     ) -> None:
-        """`commands` take what brokers send each other as records of topics that clients may not write."""
+        """`commands` take what brokers send each other as records of topics that clients may not write. A
+        request of more than `rows_max` topics and partitions is refused."""
         self._commands = commands
+        self._turns = turns
+        self._rows_max = rows_max
+        self._long = asyncio.Semaphore(_LONG_MAX)
+        self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._offload = offload
         self._spawn = spawn
         self._replicas = replicas
@@ -97,25 +123,25 @@ class Produce:
     def handle(
         self, connection: Connection, frame: Frame, *, version: int, correlation_id: int, body_at: int
     ) -> Answer:
-        request = parse_produce(memoryview(frame), body_at, version)
-        fatal = _refuse_all(request)
-        if fatal is None and self._must_walk(request):
-            # the read buffer is used again before the walk ends
-            request = parse_produce(memoryview(bytearray(frame)), body_at, version)
-            slot = connection.slot()
-            job = _job(connection, version, correlation_id, request)
-            self._spawn(self._walk(connection, slot, job, self._once_each(job, request)))
-            return slot
+        request = parse_short_produce(memoryview(frame), body_at, version, self._rows_max())
+        if request is None:
+            return self._walk_later(connection, frame, version, correlation_id, body_at)
         job = _job(connection, version, correlation_id, request)
+        _, fatal = _refuse_some(request, request.topics)
         job.failed = fatal is not None
-        for topic, partitions in self._once_each(job, request):
+        topics = self._once_each(job, request)
+        ready = self._ready(job, topics) if fatal is None else {}
+        if ready is None:
+            return self._walk_later(connection, frame, version, correlation_id, body_at)
+        for topic, partitions in topics:
             name = self._name(topic)
             results: list[ProduceResult] = []
             for index, records in partitions:
                 if fatal is not None:
                     results.append(ProduceResult(index, fatal.value))
                 else:
-                    result = self._append(job, name, index, records)
+                    prepared = ready.get((topic, index)) if ready else None
+                    result = self._append(job, name, index, records, prepared)
                     results.append(job.refused.get((topic, index), result))
             job.topics.append((topic, results))
         if request.single_at >= 0 and request.transactional_id is None and not job.failed:
@@ -128,16 +154,41 @@ class Produce:
         """Every partition once. Of one that is named twice Kafka appends the last record set that could be
         one and answers those that cannot; a topic without partitions is not answered.
         """
-        if request.single_at >= 0:
-            return request.topics
-        named: dict[TopicKey, dict[int, list[memoryview | None]]] = {}
+        return request.topics if request.single_at >= 0 else finish(self._ordering(job, request))
+
+    def _ordering(self, job: ProduceJob, request: ProduceRequest) -> Work[Topics]:
+        """Uses the request's rows up."""
+        named: dict[TopicKey, dict[int, memoryview | None]] = {}
+        repeated: dict[tuple[TopicKey, int], list[memoryview | None]] = {}
+        done = 0
         for topic, partitions in request.topics:
-            for index, records in partitions:
-                named.setdefault(topic, {}).setdefault(index, []).append(records)
-        return [
-            (topic, [(index, self._last(job, topic, index, given)) for index, given in partitions.items()])
-            for topic, partitions in named.items()
-        ]
+            if not partitions:
+                continue
+            known = named.setdefault(topic, {})
+            partitions.reverse()
+            while partitions:
+                index, records = partitions.pop()
+                if index in known:
+                    repeated.setdefault((topic, index), [known[index]]).append(records)
+                else:
+                    known[index] = records
+                done += 1
+                if not done % ROWS_A_STEP:
+                    yield
+        for (topic, index), given in repeated.items():
+            named[topic][index] = self._last(job, topic, index, given)
+            yield
+        topics: Topics = []
+        for topic, known in named.items():
+            ordered: list[tuple[int, memoryview | None]] = []
+            topics.append((topic, ordered))
+            while known:
+                ordered.append(known.popitem())
+                done += 1
+                if not done % ROWS_A_STEP:
+                    yield
+            ordered.reverse()
+        return topics
 
     def _last(
         self, job: ProduceJob, topic: TopicKey, index: int, given: list[memoryview | None]
@@ -156,45 +207,66 @@ class Produce:
             job.refused[topic, index] = _error_result(index, refused[-1])
         return sound[-1] if sound else given[-1]
 
-    def _must_walk(self, request: ProduceRequest) -> bool:
-        """Whether the log must see more records than one turn of the loop has time for."""
-        for topic, partitions in request.topics:
+    def _ready(
+        self, job: ProduceJob, topics: Topics
+    ) -> dict[tuple[TopicKey, int], Prepared | KafkaError | None] | None:
+        """Look at the records that the log must see; None if that takes more than a turn of the loop."""
+        ready: dict[tuple[TopicKey, int], Prepared | KafkaError | None] = {}
+        records_left = WALK_RECORDS
+        for topic, partitions in topics:
             for index, records in partitions:
+                name = self._name(topic)
+                partition = self._replicas.find(name or "", index)
+                if not isinstance(partition, Partition) or not partition.log.needs_walk:
+                    continue
                 if records is None or len(records) < HEADER_SIZE:
                     continue
-                partition = self._replicas.find(self._name(topic) or "", index)
-                if (
-                    isinstance(partition, Partition)
-                    and partition.log.needs_walk
-                    and (len(records) > INLINE_BYTES or parse_header(records).count > WALK_RECORDS)
-                ):
-                    return True
-        return False
+                records_left -= max(parse_header(records).count, WALK_RECORDS // _BATCHES_AT_ONCE)
+                if records_left < 0:
+                    return None
+                try:
+                    next(self._preparing(job, name, index, records))
+                    return None
+                except StopIteration as end:
+                    ready[topic, index] = end.value
+                except KafkaError as error:
+                    # its traceback would hold this frame, and so the error itself
+                    ready[topic, index] = error.with_traceback(None)
+        return ready
 
     # --- the walked way ---
 
-    async def _walk(self, connection: Connection, slot: AnswerSlot, job: ProduceJob, topics: Topics) -> None:
+    def _walk_later(
+        self, connection: Connection, frame: Frame, version: int, correlation_id: int, body_at: int
+    ) -> AnswerSlot:
+        slot = connection.slot()
+        kept = memoryview(connection.keep(frame))
+        self._spawn(self._walk(connection, slot, kept, version, correlation_id, body_at))
+        return slot
+
+    async def _walk(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        frame: memoryview,
+        version: int,
+        correlation_id: int,
+        body_at: int,
+    ) -> None:
         """Take the long way in turns of the loop: this connection waits, no other does."""
         try:
-            for topic, partitions in topics:
-                name = self._name(topic)
-                results: list[ProduceResult] = []
-                for index, records in partitions:
-                    prepared: Prepared | KafkaError | None
-                    try:
-                        prepared = await self._prepared(job, name, index, records)
-                    except KafkaError as error:
-                        prepared = error
-                    result = self._append(job, name, index, records, prepared)
-                    results.append(job.refused.get((topic, index), result))
-                    # nothing stays unwritten over the walk of the next one
-                    self._replicas.wake(self._replicas.flush())
-                job.topics.append((topic, results))
-            answer = self._complete(connection, job, slot)
+            async with self._long:
+                request = await self._turns.run(parsing_produce(frame, body_at, version, self._rows_max()))
+                job = _job(connection, version, correlation_id, request)
+                await self._append_all(job, request)
+            answer = await self._turns.run(self._completing(connection, job, slot))
+            if isinstance(answer, bytes):
+                for _topic, results in job.topics:
+                    await self._turns.run(let_go(results))
         except asyncio.CancelledError:
             connection.close()
             raise
-        except Disconnect as gone:
+        except (Disconnect, MalformedRequest) as gone:
             connection.close(str(gone))
             return
         except Exception as error:
@@ -206,9 +278,79 @@ class Produce:
             connection.answer(slot, answer or b"")
         connection.resume()
 
-    async def _prepared(
+    async def _append_all(self, job: ProduceJob, request: ProduceRequest) -> None:
+        """Append partition after partition. What is handed to a thread takes memory: few batches are in that
+        state at once, and each lets the others go first once it is appended."""
+        steps = self._appending(job, request)
+        task = await self._turns.run(_next_task(steps))
+        while task is not None:
+            async with self._threads:
+                while task is not None and task is not BATCH_ENDED:
+                    await self._offload(task.run)
+                    task = await self._turns.run(_next_task(steps))
+            if task is BATCH_ENDED:
+                task = await self._turns.run(_next_task(steps))
+
+    def _appending(self, job: ProduceJob, request: ProduceRequest) -> Generator[Task | None, None, None]:
+        """Append everything; a task that is yielded is to be run before the next step."""
+        fatal = None
+        for topic, partitions in request.topics:
+            is_settled = False
+            for at in range(0, len(partitions), ROWS_A_STEP):
+                some = [(topic, partitions[at : at + ROWS_A_STEP])]
+                is_settled, fatal = _refuse_some(request, some)
+                yield None
+                if is_settled:
+                    break
+            if is_settled:
+                break
+        job.failed = fatal is not None
+        topics = yield from self._ordering(job, request)
+        done = 0
+        for topic, named in topics:
+            results: list[ProduceResult] = []
+            job.topics.append((topic, results))
+            named.reverse()
+            while named:
+                index, records = named.pop()
+                done += 1
+                if fatal is not None:
+                    results.append(ProduceResult(index, fatal.value))
+                else:
+                    result = yield from self._appending_one(job, topic, index, records)
+                    results.append(job.refused.get((topic, index), result))
+                    if self._replicas.touched:
+                        # nothing stays unwritten while others have their turn
+                        self._replicas.wake(self._replicas.flush())
+                if not done % _APPENDS_A_STEP:
+                    yield None
+
+    def _appending_one(
+        self, job: ProduceJob, topic: TopicKey, index: int, records: memoryview | None
+    ) -> Generator[Task | None, None, ProduceResult]:
+        prepared: Prepared | KafkaError | None
+        steps = self._preparing(job, self._name(topic), index, records)
+        has_tasks = False
+        while True:
+            try:
+                task = next(steps)
+            except StopIteration as end:
+                prepared = end.value
+                break
+            except KafkaError as error:
+                prepared = error.with_traceback(None)
+                break
+            has_tasks = has_tasks or task is not None
+            yield task
+        result = self._append(job, self._name(topic), index, records, prepared)
+        prepared = None
+        if has_tasks:
+            yield BATCH_ENDED
+        return result
+
+    def _preparing(
         self, job: ProduceJob, topic: str | None, index: int, records: memoryview | None
-    ) -> Prepared | None:
+    ) -> Generator[Task | None, None, Prepared | None]:
         """Read the records; None where no walk is needed or where `_append` will find what is wrong."""
         partition = self._replicas.find(topic or "", index)
         if (
@@ -221,17 +363,7 @@ class Produce:
         assert records is not None
         if header.is_transactional or (job.acks < 0 and not partition.acks_all_ok):
             return None
-        steps = partition.log.prepare(records[: header.size], now_ms=self._now_ms())
-        while True:
-            try:
-                task = next(steps)
-            except StopIteration as end:
-                prepared: Prepared = end.value
-                return prepared
-            if task is None:
-                await asyncio.sleep(0)
-            else:
-                await self._offload(task.run)
+        return (yield from partition.log.prepare(records[: header.size], now_ms=self._now_ms()))
 
     # --- appending ---
 
@@ -388,21 +520,8 @@ class Produce:
             slot = AnswerSlot() if slot is None else slot
             self._spawn(self._carry_out(connection, job, slot))
             return slot
-        acks = job.acks
-        waiting = []
-        for partition, leader_epoch, result, needed in job.appended:
-            if partition.offline:
-                result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
-                job.failed = True
-            elif acks < 0 and partition.leader_epoch != leader_epoch:
-                # while another partition was walked: what stands at these offsets now may be another leader's
-                result.error = _NOT_LEADER
-            elif acks < 0 and partition.log.high_watermark < needed:
-                if partition.is_leader:
-                    waiting.append((partition, result, needed))
-                else:  # it resigned since the append: nothing would end the wait
-                    result.error = _NOT_LEADER
-        if acks == 0:
+        waiting = self._settle(job, job.appended)
+        if job.acks == 0:
             if job.failed:
                 raise Disconnect("a Produce with acks=0 failed")
             return None
@@ -414,16 +533,82 @@ class Produce:
         self._purgatory.watch(wait, max(job.timeout_ms, 0) / 1000)
         return wait.slot
 
+    def _completing(self, connection: Connection, job: ProduceJob, slot: AnswerSlot) -> Work[Answer]:
+        """`_complete` in steps."""
+        if job.commands:
+            return self._complete(connection, job, slot)
+        wait = CommitWait(self, connection, job.version, job.correlation_id, job.topics, slot)
+        wait.is_long = True
+        appended = job.appended
+        for at in range(0, len(appended), ROWS_A_STEP):
+            for partition, result, needed in self._settle(job, appended[at : at + ROWS_A_STEP]):
+                wait.on(partition, result, needed)
+            yield
+        if job.acks == 0:
+            if job.failed:
+                raise Disconnect("a Produce with acks=0 failed")
+            return None
+        if not wait.is_open:
+            wait.done = True
+            return (yield from self.encoding(connection, job.version, job.correlation_id, job.topics))
+        wait.is_counted = True
+        self._purgatory.watch(wait, max(job.timeout_ms, 0) / 1000)
+        return slot
+
+    def _settle(
+        self, job: ProduceJob, appended: Sequence[Append]
+    ) -> list[tuple[Partition, ProduceResult, int]]:
+        """Decide what some appends are answered; return those that must wait for a commit."""
+        acks = job.acks
+        waiting = []
+        for partition, leader_epoch, result, needed in appended:
+            if partition.offline:
+                result.error, result.base_offset = ErrorCode.kafka_storage_error.value, -1
+                job.failed = True
+            elif acks < 0 and partition.leader_epoch != leader_epoch:
+                # while another partition was walked: what stands at these offsets now may be another leader's
+                result.error = _NOT_LEADER
+            elif acks < 0 and partition.log.high_watermark < needed:
+                if partition.is_leader:
+                    waiting.append((partition, result, needed))
+                else:  # it resigned since the append: nothing would end the wait
+                    result.error = _NOT_LEADER
+        return waiting
+
     def encode(self, connection: Connection, version: int, correlation_id: int, topics: Answered) -> bytes:
         """Pack an answer, with a hint for each partition that this broker does not lead."""
         if version >= _HINT_FROM:
             for topic, results in topics:
-                for result in results:
-                    if result.error == _NOT_LEADER:
-                        result.hint = leader_hint(
-                            self._cluster.image, topic, result.index, connection.listener
-                        )
+                self._hint(connection, topic, results)
         return encode_produce(version, correlation_id, topics)
+
+    def encoding(
+        self, connection: Connection, version: int, correlation_id: int, topics: Answered
+    ) -> Work[bytes]:
+        """`encode` in steps."""
+        if version >= _HINT_FROM:
+            for topic, results in topics:
+                for at in range(0, len(results), ROWS_A_STEP):
+                    self._hint(connection, topic, results[at : at + ROWS_A_STEP])
+                    yield
+        return (yield from encoding_produce(version, correlation_id, topics))
+
+    def _hint(self, connection: Connection, topic: TopicKey, results: Sequence[ProduceResult]) -> None:
+        for result in results:
+            if result.error == _NOT_LEADER:
+                result.hint = leader_hint(self._cluster.image, topic, result.index, connection.listener)
+
+    def end_long(self, wait: CommitWait) -> None:
+        """Answer a wait of many partitions that is over."""
+        self._spawn(self._end_long(wait))
+
+    async def _end_long(self, wait: CommitWait) -> None:
+        try:
+            answer = await self._turns.run(wait.ending())
+        except asyncio.CancelledError:
+            wait.connection.close()
+            raise
+        wait.connection.answer(wait.slot, answer)
 
 
 class ProduceJob:
@@ -453,7 +638,7 @@ class ProduceJob:
         self.acks = acks
         self.timeout_ms = timeout_ms
         self.topics: Answered = []
-        self.appended: list[tuple[Partition, int, ProduceResult, int]] = []
+        self.appended: list[Append] = []
         """Each append's partition, leader epoch and result, and the offset that the high watermark must
         reach."""
         self.refused: dict[tuple[TopicKey, int], ProduceResult] = {}
@@ -468,7 +653,17 @@ class CommitWait(Waiter):
     Whatever ends the wait, the answer has the offset: the batch is in the log.
     """
 
-    __slots__ = ("_connection", "_correlation_id", "_open", "_produce", "_topics", "_version", "slot")
+    __slots__ = (
+        "_correlation_id",
+        "_open",
+        "_produce",
+        "_topics",
+        "_version",
+        "connection",
+        "is_counted",
+        "is_long",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -482,11 +677,19 @@ class CommitWait(Waiter):
         super().__init__()
         self._produce = produce
         self.slot = AnswerSlot() if slot is None else slot
-        self._connection = connection
+        self.connection = connection
+        self.is_long = False
+        """It has so many partitions that it is counted and answered in turns of the loop."""
+        self.is_counted = False
+        """All partitions of a long one are there."""
         self._version = version
         self._correlation_id = correlation_id
         self._topics = topics
         self._open: dict[_PartitionCommit, None] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
 
     def on(self, partition: Partition, result: ProduceResult, needed: int) -> None:
         commit = _PartitionCommit(self, partition, result, needed)
@@ -495,18 +698,37 @@ class CommitWait(Waiter):
 
     def ended(self, commit: _PartitionCommit) -> None:
         self._open.pop(commit, None)
-        if not self._open and not self.done:
+        if not self._open and not self.done and (self.is_counted or not self.is_long):
             self._answer()
 
     def expired(self) -> None:
+        if self.is_long:
+            self._answer()
+            return
         for commit in self._open:
             commit.timed_out()
         self._open.clear()
         self._answer()
 
+    def ending(self) -> Work[bytes]:
+        """Give up what is still open, then pack the answer."""
+        while self._open:
+            commit, _ = self._open.popitem()
+            commit.timed_out()
+            if not len(self._open) % ROWS_A_STEP:
+                yield
+        return (
+            yield from self._produce.encoding(
+                self.connection, self._version, self._correlation_id, self._topics
+            )
+        )
+
     def _answer(self) -> None:
         self.finish()
-        connection = self._connection
+        connection = self.connection
+        if self.is_long:
+            self._produce.end_long(self)
+            return
         answer = self._produce.encode(connection, self._version, self._correlation_id, self._topics)
         connection.answer(self.slot, answer)
 
@@ -559,18 +781,28 @@ def _error_result(index: int, error: KafkaError) -> ProduceResult:
     return ProduceResult(index, error.code.value, message=error.message, record_errors=errors)
 
 
-def _refuse_all(request: ProduceRequest) -> ErrorCode | None:
-    """The error of one record set that all partitions of the request are answered with, or None."""
+def _refuse_some(request: ProduceRequest, topics: Topics) -> tuple[bool, ErrorCode | None]:
+    """Whether some record set settles if the request is answered with one error for all of its partitions,
+    and that error, or None."""
     try:
-        for _topic, partitions in request.topics:
+        for _topic, partitions in topics:
             for _index, records in partitions:
                 first = check_first_batch(records)
                 if first is not None and first.is_transactional:
                     if request.transactional_id is None:
-                        return ErrorCode.transactional_id_authorization_failed
-                    return None
+                        return True, ErrorCode.transactional_id_authorization_failed
+                    return True, None
     except KafkaError as error:
-        return error.code
+        return True, error.code
+    return False, None
+
+
+def _next_task(steps: Generator[Task | None, None, None]) -> Work[Task | None]:
+    """Go on until something is to be run in a thread; None at the end."""
+    for task in steps:
+        if task is not None:
+            return task
+        yield
     return None
 
 

@@ -27,11 +27,13 @@ _COMPACT_AT: Final = 1024
 class Waiter(ABC):
     """Something with a deadline. What ends its wait calls `finish`; then it is not held here any more."""
 
-    __slots__ = ("done", "is_to_wake", "number", "watched")
+    __slots__ = ("done", "is_to_wake", "moved", "number", "watched")
 
     def __init__(self) -> None:
         self.done = False
         self.is_to_wake = False
+        self.moved: dict[Partition, None] | None = None
+        """Where something happened since it was poked last, if it wants to know."""
         self.number = 0
         self.watched: dict[int, Waiter] = _NOWHERE
         """Where it is found by its number until it is finished."""
@@ -98,6 +100,8 @@ class Purgatory:
         wakes = self._wakes
         waiter: Any
         for waiter in partition.data_waiters:
+            if waiter.moved is not None:
+                waiter.moved[partition] = None
             if not waiter.is_to_wake:
                 waiter.is_to_wake = True
                 wakes.append(waiter)
@@ -144,10 +148,12 @@ class Purgatory:
         self._timer = None
         heap, watched = self._heap, self._watched
         due = self._loop.time() + _SLACK_S
+        left = WAKE_PORTION
         try:
-            while heap and (heap[0][0] <= due or heap[0][1] not in watched):
+            while left and heap and (heap[0][0] <= due or heap[0][1] not in watched):
                 waiter = watched.pop(heappop(heap)[1], None)
                 if waiter is not None:
+                    left -= 1
                     try:
                         waiter.expired()
                     except Exception as error:

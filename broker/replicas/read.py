@@ -114,9 +114,13 @@ class Tier(Protocol):
 class FetchPass:
     """All reads of one pass. `is_due` when the answer must not wait for more bytes."""
 
-    __slots__ = ("available", "is_due", "is_held_back", "reads", "size", "wants")
+    __slots__ = ("available", "is_due", "is_held_back", "pointers_left", "reads", "room", "size", "wants")
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """How many bytes are still allowed."""
+        self.pointers_left = POINTERS_MAX
+        """How many slices a follower may still be pointed to."""
         self.reads: list[PartitionRead] = []
         self.wants: list[RemoteWant] | None = None
         """What is still to be read, from the tier."""
@@ -186,14 +190,29 @@ class ClientReader:
     def read(self, turn: FetchTurn, request: FetchRequest, version: int) -> FetchPass:
         """Read all partitions of a request, within the bytes it allows; what is in the tier is only planned,
         with its share of those bytes."""
-        fetched = FetchPass()
-        room = min(request.max_bytes, self._max_bytes)
+        fetched = self.begin(request)
+        self.read_some(fetched, turn.wanted, turn, request, version)
+        return fetched
+
+    def begin(self, request: FetchRequest) -> FetchPass:
+        return FetchPass(min(request.max_bytes, self._max_bytes))
+
+    def read_some(
+        self,
+        fetched: FetchPass,
+        some: Iterable[PartitionRequest],
+        turn: FetchTurn,
+        request: FetchRequest,
+        version: int,
+    ) -> None:
+        """Read some partitions of the request; `read` in pieces."""
+        room = fetched.room
         committed = request.isolation == _READ_COMMITTED
         only_changes = turn.session is not None
         near = self._near if request.rack else None
         generation = self._replicas.generation
         reads = fetched.reads
-        for wanted in turn.wanted:
+        for wanted in some:
             if wanted.generation != generation:
                 error = self._finder.find(wanted, reads_followers=version >= _RACK_FROM)
                 if error is not None:
@@ -242,7 +261,7 @@ class ClientReader:
             elif read.error is not ErrorCode.none or read.diverging is not None:
                 fetched.is_due = True
             reads.append(read)
-        return fetched
+        fetched.room = room
 
     def _read_one(
         self,
@@ -346,10 +365,17 @@ class FollowerReader:
 
     def read(self, asked: Iterable[PartitionRequest], request: FetchRequest) -> FetchPass:
         """Read the partitions of `asked`, within the bytes that the request allows."""
-        fetched = FetchPass()
-        room = min(request.max_bytes, self._max_bytes)
-        pointers_left = POINTERS_MAX
-        for wanted in asked:
+        fetched = self.begin(request)
+        self.read_some(fetched, asked, request)
+        return fetched
+
+    def begin(self, request: FetchRequest) -> FetchPass:
+        return FetchPass(min(request.max_bytes, self._max_bytes))
+
+    def read_some(self, fetched: FetchPass, some: Iterable[PartitionRequest], request: FetchRequest) -> None:
+        """Read some of the partitions; `read` in pieces."""
+        room, pointers_left = fetched.room, fetched.pointers_left
+        for wanted in some:
             error = self.find(wanted)
             if error is not None:
                 fetched.reads.append(PartitionRead(wanted, error=error))
@@ -369,7 +395,7 @@ class FollowerReader:
             elif read.error is not ErrorCode.none or read.diverging is not None:
                 fetched.is_due = True
             fetched.reads.append(read)
-        return fetched
+        fetched.room, fetched.pointers_left = room, pointers_left
 
     def find(self, wanted: PartitionRequest) -> ErrorCode | None:
         """Find the partition, as `PartitionFinder.find`; a leader alone is read from."""

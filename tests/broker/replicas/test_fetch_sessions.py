@@ -39,7 +39,7 @@ def sessions_of(most: int = 3) -> FetchSessions:
 def created(sessions: FetchSessions, *items: FetchItem, now_ms: int = 0, uses_ids: bool = False) -> int:
     turn = sessions.turn(request(0, 0, *items), uses_ids=uses_ids, now_ms=now_ms)
     assert turn.creates
-    return sessions.create(turn.wanted, uses_ids=uses_ids, now_ms=now_ms)
+    return sessions.create(turn, uses_ids=uses_ids, now_ms=now_ms)
 
 
 def wanted(turn: FetchTurn) -> list[tuple[TopicKey, int, int]]:

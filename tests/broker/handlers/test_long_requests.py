@@ -1,0 +1,265 @@
+"""Produce and Fetch of thousands of partitions: answered as any other, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from broker.handlers import fetch_response
+from broker.replicas import fetch_sessions
+from broker.replicas.purgatory import Waiter
+from protocol.apis import Api
+from protocol.errors import ErrorCode, KafkaError
+from protocol.fetch import FetchItem, fetch_topic_head
+from protocol.primitives import ROWS_AT_ONCE
+from protocol.records import build_batch
+from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
+
+if TYPE_CHECKING:
+    from broker.server import Broker
+
+MANY = 3 * ROWS_AT_ONCE
+
+
+def many(topic: str, *, missing: int = MANY, **changes: Any) -> dict[str, Any]:
+    """A Fetch of one partition that is there, behind many that are not."""
+    fields = fetch_fields(topic, 0, **changes)
+    row = fields["topics"][0]["partitions"][0]
+    names = [{"topic": f"no{at}", "partitions": [row]} for at in range(missing // 2)]
+    indexes = {"topic": "no", "partitions": [row | {"partition": at} for at in range(missing // 2)]}
+    fields["topics"] = [*names, indexes, *fields["topics"]]
+    return fields
+
+
+def fetch_of(broker: Broker) -> Any:
+    return broker.components.network.service._fetch  # type: ignore[attr-defined]
+
+
+def produce_of(broker: Broker) -> Any:
+    return broker.components.network.service._produce  # type: ignore[attr-defined]
+
+
+async def waiters(broker: Broker, topic: str, count: int = 1) -> Any:
+    partition = broker.components.replicas.partition(topic, 0)
+    async with asyncio.timeout(10):
+        while len(partition.data_waiters) != count or any(  # noqa: ASYNC110 - the broker's own state
+            not waiter.watched for waiter in cast("list[Waiter]", list(partition.data_waiters))
+        ):
+            await asyncio.sleep(0)
+    return partition
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing ends within the first slice."""
+    monkeypatch.setattr("broker.turns.INLINE_S", 0.0)
+    yield
+
+
+async def test_a_long_fetch_is_answered_as_a_short_one(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x" * 1000))
+        for version in (4, 11, 12):
+            short = (await client.call(Api.FETCH, version, **many("t", missing=2))).responses
+            long = (await client.call(Api.FETCH, version, **many("t"))).responses
+            assert len(long) == MANY // 2 + 2
+            assert [*long[:1], long[-1]] == [*short[:1], short[-1]]
+            assert {each.error_code for topic in long[:-1] for each in topic.partitions} == {
+                ErrorCode.unknown_topic_or_partition
+            }
+
+
+async def test_a_long_fetch_lets_others_go_first(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as long, await RawClient.open(broker) as other:
+        await other.call(Api.API_VERSIONS, 0)
+        order: list[str] = []
+
+        async def fetch() -> None:
+            await long.call(Api.FETCH, 11, **many("t", missing=20_000))
+            order.append("long")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fetch())
+            for _ in range(3):
+                await other.call(Api.API_VERSIONS, 0)
+            order.append("other")
+        assert order == ["other", "long"]
+
+
+async def test_a_long_poll_over_many_partitions_reads_what_moved_alone(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t", 400)
+    row = fetch_fields("t", 0)["topics"][0]["partitions"][0]
+    batch = batch_of(b"x" * 100)
+    fields = fetch_fields("t", 0, max_wait=60_000, min_bytes=3 * len(batch))
+    fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(400)]
+    async with await RawClient.open(broker) as consumer, await RawClient.open(broker) as producer:
+        waiting = asyncio.create_task(consumer.call(Api.FETCH, 12, **fields))
+        await waiters(broker, "t")
+        looked: list[int] = []
+        reader = fetch_of(broker).reader
+        read_some = reader.read_some
+
+        def counted(fetched: Any, some: Any, *rest: Any) -> None:
+            looked.append(len(some))
+            read_some(fetched, some, *rest)
+
+        monkeypatch.setattr(reader, "read_some", counted)
+        for index in (0, 7):
+            await producer.produce("t", batch, index=index)
+        assert (looked, waiting.done()) == ([1, 1], False)
+        await producer.produce("t", batch, index=7)
+        answer = await waiting
+        assert sum(looked) == 3 + 400
+        sizes = {each.partition_index: len(each.records) for each in answer.responses[0].partitions}
+        assert {index: size for index, size in sizes.items() if size} == {0: len(batch), 7: 2 * len(batch)}
+        assert all(not broker.components.replicas.partition("t", index).data_waiters for index in range(400))
+
+
+async def test_a_long_poll_ends_with_its_time_or_its_client(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        answer = await client.call(Api.FETCH, 12, **many("t", max_wait=50))
+        assert answer.responses[-1].partitions[0].error_code is ErrorCode.none
+        await client.send(client.encode(Api.FETCH, 12, many("t", max_wait=60_000)))
+        await waiters(broker, "t")
+    await waiters(broker, "t", 0)
+
+
+async def test_more_rows_than_allowed_end_the_connection(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for handler in (fetch_of(broker), produce_of(broker)):
+        monkeypatch.setattr(handler, "_rows_max", lambda: 1000)
+    records = [{"index": at, "records": None} for at in range(1001)]
+    produced = produce_fields("no", b"") | {"topic_data": [{"name": "no", "partition_data": records}]}
+    for api, fields in ((Api.FETCH, many("no", missing=2000)), (Api.PRODUCE, produced)):
+        async with await RawClient.open(broker) as client:
+            await client.send(client.encode(api, 9, fields))
+            assert await client.is_closed()
+    assert caplog.text.count("request.rows.max is 1000") == 2
+
+
+async def test_a_session_goes_with_its_connection_if_it_is_large(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t")
+    sessions = broker.components.fetch_sessions
+    async with await RawClient.open(broker) as client:
+        await client.call(Api.FETCH, 11, **fetch_fields("t", 0, session_epoch=0))
+    async with await RawClient.open(broker) as client:
+        monkeypatch.setattr(fetch_sessions, "LEFT_BYTES_MAX", 100_000)
+        answer = await client.call(Api.FETCH, 11, **many("t", session_epoch=0))
+        assert answer.session_id and sessions.partition_count == MANY + 2
+        changed = many("t", session_id=answer.session_id, session_epoch=1, missing=2 * MANY)
+        assert not (await client.call(Api.FETCH, 11, **changed)).error_code
+        assert sessions.partition_count == 2 * MANY + 2
+    async with asyncio.timeout(10):
+        while sessions.partition_count != 1:  # noqa: ASYNC110 - the broker's own state
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+async def test_a_long_produce_is_answered_as_a_short_one(broker: Broker, acks: int) -> None:
+    await create_topic(broker, "t", 400)
+    batch = batch_of(b"x" * 100)
+    given = [{"index": at, "records": batch} for at in range(400)]
+    other = {"name": "no", "partition_data": given[:100] + given[:1]}
+    fields = produce_fields("t", batch, acks=acks)
+    fields["topic_data"] = [{"name": "t", "partition_data": given}, other]
+    async with await RawClient.open(broker) as client:
+        for offset in (0, 1):
+            there, missing = (await client.call(Api.PRODUCE, 9, **fields)).responses
+            assert [each.index for each in there.partition_responses] == list(range(400))
+            assert {(each.error_code, each.base_offset) for each in there.partition_responses} == {
+                (ErrorCode.none, offset)
+            }
+            assert [each.index for each in missing.partition_responses] == list(range(100))
+            assert {each.error_code for each in missing.partition_responses} == {
+                ErrorCode.unknown_topic_or_partition
+            }
+
+
+async def test_a_bomb_is_unpacked_elsewhere(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(broker, "t", cleanup_policy="compact")
+    produce = produce_of(broker)
+    offload, calls = produce._offload, []
+
+    async def counted(call: Any) -> Any:
+        calls.append(call)
+        return await offload(call)
+
+    monkeypatch.setattr(produce, "_offload", counted)
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", bytes(build_batch([(b"k", b"v", (), 1)], codec=4)))
+        assert not calls
+        answer = await client.produce("t", bytes(build_batch([(b"k", bytes(1 << 20), (), 1)], codec=4)))
+        assert (answer.error_code, answer.base_offset, len(calls)) == (ErrorCode.none, 1, 1)
+
+
+async def test_what_is_refused_again_and_again_leaves_nothing(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    batch = bytes(
+        build_batch(
+            [(b"k", b"v", (), 1)], producer_id=1, producer_epoch=0, base_sequence=0, transactional=True
+        )
+    )
+    fields = produce_fields("t", batch) | {"transactional_id": "x"}
+    async with await RawClient.open(broker) as client:
+        await client.call(Api.PRODUCE, 11, **fields)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                answer = await client.call(Api.PRODUCE, 11, **fields)
+                assert answer.responses[0].partition_responses[0].error_code
+            assert not [each for each in gc.get_objects() if isinstance(each, KafkaError)]
+        finally:
+            gc.enable()
+
+
+def test_a_name_that_is_not_there_is_not_kept() -> None:
+    wanted = fetch_sessions.PartitionRequest(FetchItem("x" * 30_000, 0, -1, 0, -1, 1))
+    before = fetch_topic_head.cache_info().currsize
+    fetch_response._topic_head(11, wanted, 1)
+    assert fetch_topic_head.cache_info().currsize == before
+
+
+async def test_what_comes_while_a_long_fetch_is_read_ends_its_wait(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t", 400)
+    row = fetch_fields("t", 0)["topics"][0]["partitions"][0]
+    fields = fetch_fields("t", 0, max_wait=60_000)
+    fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(400)]
+    partition = broker.components.replicas.partition("t", 0)
+    fetch = fetch_of(broker)
+    reading = fetch._reading
+
+    def slowly(*arguments: Any) -> Any:
+        """Read the first partitions, then have somebody append to them."""
+        steps = reading(*arguments)
+        if not fetched:
+            fetched.append(True)
+            next(steps)
+            partition.log.append_records(
+                batch_of(b"x"), leader_epoch=partition.leader_epoch, now_ms=1_700_000_000_000
+            )
+            broker.components.replicas.touch(partition)
+            broker.components.replicas.wake(broker.components.replicas.flush())
+        yield
+        return (yield from steps)
+
+    fetched: list[bool] = []
+    monkeypatch.setattr(fetch, "_reading", slowly)
+    async with await RawClient.open(broker) as client:
+        answer = await client.call(Api.FETCH, 12, **fields)
+        assert answer.responses[0].partitions[0].records
