@@ -31,8 +31,8 @@ from tests.processes import BrokerProcess
 
 AFTER_S: Final = 10.0
 ANSWER_S: Final = 60.0
-LARGE_BYTES: Final = 40_000
-"""What a second probe produces: more than is read of a connection when memory for requests is short."""
+LARGE_BYTES: Final = 300_000
+"""What a second probe produces: more than fits any read buffer that a connection has at hand."""
 _SETTINGS: Final = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "6"}
 _READ_BYTES: Final = 1 << 20
 _PROBED: Final = "probed"
@@ -111,6 +111,13 @@ class Ground:
                 lambda: client.produce(name, partitions - 1, bytes(batch_of(b"first"))).error_code == 0,
                 f"the topic {name}",
             )
+
+    def ensure_topic(self, name: str) -> None:
+        """Make it again when a request has deleted it."""
+        with self.client() as client:
+            is_there = client.produce(name, 0, bytes(batch_of(b"again"))).error_code == 0
+        if not is_there:
+            self.make_topic(name)
 
     def topic_id(self, name: str) -> Any:
         with self.client() as client:
@@ -229,6 +236,13 @@ class Hostile:
             return None
         return size
 
+    def answer(self) -> bytes | None:
+        """The next answer without its size; None when the broker hung up instead."""
+        try:
+            return self._exactly(int.from_bytes(self._exactly(4, keep=True), "big"), keep=True)
+        except ConnectionError:
+            return None
+
     def ask(self, frame: bytes | bytearray | memoryview) -> str:
         """Send one request and tell what became of it."""
         was_sent = self.send(frame)
@@ -241,7 +255,7 @@ class Hostile:
         return f"{size / 1e6:.1f} MB answered"
 
     def _exactly(self, size: int, *, keep: bool = False) -> bytes:
-        kept = b""
+        kept = bytearray()
         while size:
             got = self.socket.recv_into(self._buffer[: min(size, _READ_BYTES)])
             if not got:
@@ -249,7 +263,7 @@ class Hostile:
             if keep:
                 kept += self._buffer[:got]
             size -= got
-        return kept
+        return bytes(kept)
 
 
 def hostile(ground: Ground, stack: ExitStack) -> Hostile:

@@ -28,6 +28,8 @@ from tests.hostile.memory import run_delay_s
 from tests.processes import ROOT
 
 EVERY_S: Final = 0.003
+_LARGE_EVERY_S: Final = 0.1
+_LARGE_BYTES: Final = 100_000
 TIMEOUT_S: Final = 60.0
 _TELL_S: Final = 2 * TIMEOUT_S
 _NICE: Final = -5
@@ -53,12 +55,12 @@ class Seen:
         return waits[min(int(len(waits) * share), len(waits) - 1)] if waits else 0.0
 
 
-class Probe:
-    """The probe's process, seen from the test."""
+class Watcher:
+    """A process of a client that is asked now and then what it has seen; it ends when it is left."""
 
-    def __init__(self, bootstrap: str, topic: str, *, broker_pid: int, size_bytes: int = 1000) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, bootstrap, topic, str(size_bytes), str(broker_pid)],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -90,8 +92,13 @@ class Probe:
         self._process.stdin.flush()
         ready, _, _ = select.select([self._process.stdout], [], [], _TELL_S)
         line = self._process.stdout.readline() if ready else ""
-        assert line, "the probe has ended, or hangs"
+        assert line, "it has ended, or hangs"
         return Seen(**json.loads(line))
+
+
+class Probe(Watcher):
+    def __init__(self, bootstrap: str, topic: str, *, broker_pid: int, size_bytes: int = 1000) -> None:
+        super().__init__(__name__, bootstrap, topic, str(size_bytes), str(broker_pid))
 
 
 def run(bootstrap: str, topic: str, size_bytes: int, broker_pid: int) -> None:
@@ -99,6 +106,7 @@ def run(bootstrap: str, topic: str, size_bytes: int, broker_pid: int) -> None:
     frame = messages.encode_request(
         Api.PRODUCE, PRODUCE_VERSION, 1, "probe", produce_fields(topic, 0, batch, acks=1)
     )
+    every_s = EVERY_S if size_bytes < _LARGE_BYTES else _LARGE_EVERY_S
     client: BlockingClient | None = None
     seen = Seen()
     while True:
@@ -120,12 +128,21 @@ def run(bootstrap: str, topic: str, size_bytes: int, broker_pid: int) -> None:
         seen.waits_ms.append(round(wait_s * 1000, 3))
         seen.longest_raw_ms = max(seen.longest_raw_ms, wait_s * 1000)
         seen.longest_ms = max(seen.longest_ms, (wait_s - excused_s) * 1000)
-        if select.select([sys.stdin], [], [], EVERY_S)[0]:
+        if is_asked(every_s):
             if not sys.stdin.readline():
                 return
-            sys.stdout.write(json.dumps(asdict(seen)) + "\n")
-            sys.stdout.flush()
+            answer_with(seen)
             seen = Seen()
+
+
+def is_asked(within_s: float) -> bool:
+    """Whether there is a line on stdin, or its end."""
+    return bool(select.select([sys.stdin], [], [], within_s)[0])
+
+
+def answer_with(seen: Seen) -> None:
+    sys.stdout.write(json.dumps(asdict(seen)) + "\n")
+    sys.stdout.flush()
 
 
 def delays_s(broker_pid: int) -> float:

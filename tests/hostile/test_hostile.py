@@ -1,0 +1,60 @@
+"""The small form: one large request of each API, and honest clients are served meanwhile.
+
+Which shapes are sent hangs on the seed of the run's order, which is printed; a failure names its shape.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from protocol.messages import decode_response
+from tests.compat.peers import until
+from tests.hostile.ground import Ground, Hostile
+from tests.hostile.memory import peak_bytes, reset_peak, rss_bytes
+from tests.hostile.shapes import Shape, request
+from tests.hostile.sweep import chosen, known_for
+
+ROWS: int = 20_000
+BYTES_MAX: int = 20 << 20
+PEAK_BYTES_MAX = 256 << 20
+LEFT_BYTES_MAX = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with Ground(tmp_path_factory.mktemp("hostile") / "data") as ground:
+        yield ground
+
+
+def test_a_large_request_of_each_api_is_answered_and_stops_nobody(ground: Ground) -> None:
+    rest = rss_bytes(ground.pid)
+    for shape in chosen(random.getrandbits(32)):
+        reset_peak(ground.pid)
+        was_answered = answered(ground, shape)
+        seen = ground.seen()
+        assert seen.answers > 0, shape
+        assert not seen.lost, shape
+        assert not seen.refused, shape
+        assert peak_bytes(ground.pid) - rest < PEAK_BYTES_MAX, shape
+        assert was_answered, f"{shape} lost its connection"
+    until(lambda: rss_bytes(ground.pid) - rest < LEFT_BYTES_MAX, "memory to be given back")
+    assert "Traceback" not in ground.broker.stderr
+
+
+def answered(ground: Ground, shape: Shape) -> bool:
+    """Whether it has a sound answer."""
+    ground.ensure_topic(ground.known.topic)
+    frame, _ = request(shape, known_for(ground, shape), rows_max=ROWS, bytes_max=BYTES_MAX)
+    with ExitStack() as stack:
+        connection = stack.enter_context(Hostile(ground.dial()))
+        connection.socket.sendall(frame)
+        answer = connection.answer()
+    if answer is None:
+        return False
+    correlation_id, _ = decode_response(shape.api, shape.version, answer)
+    assert correlation_id == 1, shape
+    return True
