@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-idle bench-tier bench-wal bench-verify soak chaos compose-test kafka minio spark verify lock conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-idle bench-tier bench-wal bench-verify soak hostile chaos compose-test kafka minio spark verify lock conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-verify: setup ## a proof from the bytes, by processes and by Spark (make s
 
 soak: setup ## half an hour of mixed load on one broker, and what grew: make soak MINUTES=30; samples go to build/soak.jsonl
 	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) $(ARGS)
+
+hostile: setup ## the largest requests of every API, and what others see of them; goes on where it stopped; ARGS="--table", "--cluster"
+	@$(COMPILED_ONCE) $(BIN)/python -m tests.hostile.run $(ARGS)
 
 chaos: setup ## rounds of faults on real clusters, their links and their store: ROUNDS=5 FROM=0; goes on where it stopped
 	@$(COMPILED_ONCE) $(BIN)/python -m pytest -q -s -p no:randomly -m chaos tests/e2e tests/links --chaos-rounds $(ROUNDS) --chaos-from $(FROM) \

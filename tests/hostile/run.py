@@ -1,5 +1,5 @@
-"""What hostile clients cost: the largest requests of every API, the named attacks (`--table`), a cluster under
-attack (`--cluster`).
+"""What hostile clients cost: the largest requests of every API, the named attacks (`--table`), a cluster
+under attack (`--cluster`).
 
 Owns the command and its journals, by which an interrupted run goes on. Does not own what is measured.
 Invariant: the exit code is 1 when anything measured is past its limit.
