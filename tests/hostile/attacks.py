@@ -653,6 +653,7 @@ ATTACKS: Final = (
         name="many-groups",
         what="20,000 groups of one member each",
         make=many_groups,
+        settings={"offsets.retention.check.interval.ms": "1000"},
     ),
     Attack(
         name="trickling",

@@ -8,11 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from struct import pack
 
 import pytest
 
+from protocol.apis import Api
 from protocol.messages import decode_response
 from tests.compat.peers import until
+from tests.e2e.load import batch_of
 from tests.hostile.ground import Ground, Hostile
 from tests.hostile.memory import peak_bytes, reset_peak, rss_bytes
 from tests.hostile.shapes import Kind, Shape, request
@@ -21,6 +25,7 @@ from tests.hostile.sweep import chosen, known_for
 ROWS = 20_000
 BYTES_MAX = 20 << 20
 PEAK_BYTES_MAX = 256 << 20
+PATIENCE_S = 30.0
 LEFT_BYTES_MAX = 64 << 20
 
 
@@ -43,6 +48,19 @@ def test_a_large_request_of_each_api_is_answered_and_stops_nobody(ground: Ground
         assert was_answered or shape.kind is Kind.TAGS, f"{shape} lost its connection"
     until(lambda: rss_bytes(ground.pid) - rest < LEFT_BYTES_MAX, "memory to be given back")
     assert "Traceback" not in ground.broker.stderr
+
+
+def test_who_announces_much_and_falls_silent_does_not_keep_others_from_sending(tmp_path: Path) -> None:
+    """Six hold more than all requests together may; a large one of somebody else passes all the same."""
+    announced, part = 1 << 20, bytes(900_000)
+    limits = {"queued.max.request.bytes": str(4 << 20)}
+    with Ground(tmp_path / "data", settings=limits) as ground, ExitStack() as stack:
+        for _ in range(6):
+            silent = stack.enter_context(ground.dial())
+            silent.sendall(announced.to_bytes(4, "big") + pack(">hhih", Api.PRODUCE, 9, 1, 0) + part)
+        with ground.client(timeout_s=PATIENCE_S) as honest:
+            large = bytes(batch_of(bytes(700_000)))
+            assert honest.produce(ground.known.topic, 0, large).error_code == 0
 
 
 def answered(ground: Ground, shape: Shape) -> bool:
