@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.clusters import ClusterProcesses
-from tests.compat.peers import Java, stable_port
+from tests.compat.peers import Java, stable_port, until
 from tests.hostile.crowd import Crowd
 from tests.hostile.ground import pause
 from tests.hostile.memory import peak_bytes, reset_peak, rss_bytes
@@ -30,7 +30,9 @@ REST_S: Final = 60.0
 P99_TIMES_MAX: Final = 5.0
 _BEHIND_S: Final = 150.0
 """How far behind its rate a producer may be at the end: its own patience is two minutes."""
-_LOOK_S: Final = 60.0
+_LOOK_S: Final = 10.0
+_SETTLE_S: Final = 300.0
+"""How long a broker may be busy with what it was sent, once the attack is over, before this gives up."""
 _SAID: Final = {
     "fencings": re.compile(r"fencing brokers"),
     "elections of a controller": re.compile(r"starts an election"),
@@ -166,8 +168,21 @@ def told(cluster: ClusterProcesses, admins: Mapping[int, str]) -> Counter[str]:
         text = cluster.life(node_id).stderr
         for name, pattern in _SAID.items():
             logged[name] += len(pattern.findall(text))
-        with urllib.request.urlopen(f"http://{admins[node_id]}/metrics", timeout=_LOOK_S) as answer:
-            samples = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#"]
+        samples = until(
+            lambda address=admins[node_id]: samples_of(address),  # type: ignore[misc]
+            f"metrics of broker {node_id}",
+            timeout_s=_SETTLE_S,
+        )
         for name, pattern in _COUNTED.items():
             counted[name] += sum(int(float(value)) for sample, value in samples if pattern.search(sample))
     return logged | counted
+
+
+def samples_of(address: str) -> list[tuple[str, str]]:
+    """(name and labels, value) of each sample; none when there is no answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_LOOK_S) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return []
+    return [(name, value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")]
