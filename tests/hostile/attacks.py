@@ -23,7 +23,7 @@ from protocol.compression import Codec
 from protocol.records import build_batch, crc_of
 from tests.clients.blocking import PRODUCE_VERSION, produce_fields
 from tests.compat.samples import FIRST_MS
-from tests.hostile.ground import Ground, Hostile, hostile, pause
+from tests.hostile.ground import ELSEWHERE, Ground, Hostile, hostile, pause
 from tests.hostile.memory import cpu_s
 from tests.hostile.shapes import Kind, Known, Shape, request
 
@@ -111,6 +111,21 @@ def silent_frames(ground: Ground) -> Run:
         pause(_HOLD_S)
         closed = sum(is_closed(connection) for connection in connections)
         return f"{taken} of 6 taken, {closed} closed"
+
+    return run
+
+
+def many_silent_frames(ground: Ground) -> Run:
+    """From another address than the honest clients', and with far more than there is memory for."""
+    part = memoryview(pack(">ihhih", 99 * _MB, Api.PRODUCE, 9, 1, 0) + bytes(9 * _MB))
+
+    def run(stack: ExitStack) -> str:
+        connections = [stack.enter_context(Hostile(ground.dial(source=ELSEWHERE))) for _ in range(60)]
+        for connection in connections:
+            connection.socket.setblocking(False)
+            connection.send(part)
+        pause(_HOLD_S)
+        return f"{sum(is_closed(connection) for connection in connections)} of {len(connections)} closed"
 
     return run
 
@@ -497,6 +512,12 @@ ATTACKS: Final = (
         name="silent-frames",
         what="six connections send 90 of 99 announced MB and fall silent",
         make=silent_frames,
+        has_large_probe=True,
+    ),
+    Attack(
+        name="silent-frames-many",
+        what="60 connections announce 99 MB, send what is taken at once, and fall silent",
+        make=many_silent_frames,
         has_large_probe=True,
     ),
     Attack(

@@ -30,6 +30,8 @@ from tests.hostile.shapes import Known
 from tests.processes import BrokerProcess
 
 AFTER_S: Final = 10.0
+ELSEWHERE: Final = "127.0.0.2"
+"""Another address than that of the honest clients."""
 ANSWER_S: Final = 60.0
 LARGE_BYTES: Final = 300_000
 """What a second probe produces: more than fits any read buffer that a connection has at hand."""
@@ -92,9 +94,10 @@ class Ground:
     def client(self, *, timeout_s: float = ANSWER_S) -> BlockingClient:
         return BlockingClient(self.bootstrap, timeout_s=timeout_s)
 
-    def dial(self) -> socket.socket:
+    def dial(self, *, source: str = "") -> socket.socket:
+        """A connection of a client, from an address of its own if one is given."""
         host, _, port = self.bootstrap.rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=ANSWER_S)
+        return socket.create_connection((host, int(port)), timeout=ANSWER_S, source_address=(source, 0))
 
     def make_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         configs = [{"name": key, "value": value} for key, value in (config or {}).items()]

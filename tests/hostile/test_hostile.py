@@ -17,7 +17,7 @@ from protocol.apis import Api
 from protocol.messages import decode_response
 from tests.compat.peers import until
 from tests.e2e.load import batch_of
-from tests.hostile.ground import Ground, Hostile
+from tests.hostile.ground import ELSEWHERE, Ground, Hostile
 from tests.hostile.memory import peak_bytes, reset_peak, rss_bytes
 from tests.hostile.shapes import Kind, Shape, request
 from tests.hostile.sweep import chosen, known_for
@@ -51,12 +51,12 @@ def test_a_large_request_of_each_api_is_answered_and_stops_nobody(ground: Ground
 
 
 def test_who_announces_much_and_falls_silent_does_not_keep_others_from_sending(tmp_path: Path) -> None:
-    """Six hold more than all requests together may; a large one of somebody else passes all the same."""
+    """Six of one address hold more than all requests may; a large one of another passes all the same."""
     announced, part = 1 << 20, bytes(900_000)
     limits = {"queued.max.request.bytes": str(4 << 20)}
     with Ground(tmp_path / "data", settings=limits) as ground, ExitStack() as stack:
         for _ in range(6):
-            silent = stack.enter_context(ground.dial())
+            silent = stack.enter_context(ground.dial(source=ELSEWHERE))
             silent.sendall(announced.to_bytes(4, "big") + pack(">hhih", Api.PRODUCE, 9, 1, 0) + part)
         with ground.client(timeout_s=PATIENCE_S) as honest:
             large = bytes(batch_of(bytes(700_000)))
