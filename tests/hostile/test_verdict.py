@@ -20,7 +20,7 @@ QUIET = Measured(wait_ms=5, raw_wait_ms=9, peak_mb=100, left_mb=1, answers=1000,
 SENT = Sent(
     api="Metadata", shape="Metadata v12 topics", rows=9, mb=1, wait_ms=9, peak_mb=9, outcome="answered"
 )
-REST = Clients(librdkafka=Seen(answers=9, waits_ms=[2.0] * 100), java_p99_ms=4, java_sent=9)
+REST = Clients(librdkafka=Seen(answers=9, waits_ms=[2.0] * 100), java_p99_ms=4, java_asked=9, java_sent=9)
 PROOF = Proof(
     seconds=300,
     rest=REST,
@@ -79,6 +79,7 @@ def test_a_sweep_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
         {"changes": {"fencings": 1, "ISR changes": 0}},
         {"controllers": (1, 2)},
         {"attacked": replace(PROOF.attacked, java_p99_ms=21)},
+        {"attacked": replace(PROOF.attacked, java_sent=8)},
         {"attacked": replace(PROOF.attacked, librdkafka=Seen(waits_ms=[11.0] * 100))},
         {"attacked": replace(PROOF.attacked, librdkafka=Seen(refused=1, waits_ms=[2.0]))},
     ],
