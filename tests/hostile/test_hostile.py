@@ -23,10 +23,10 @@ from tests.hostile.shapes import Kind, Shape, request
 from tests.hostile.sweep import chosen, known_for
 
 ROWS = 20_000
-BYTES_MAX = 20 << 20
+BYTES_MAX = 8 << 20
 PEAK_BYTES_MAX = 256 << 20
 PATIENCE_S = 30.0
-LEFT_BYTES_MAX = 64 << 20
+LEFT_BYTES_MAX = 32 << 20
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +36,32 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 def test_a_large_request_of_each_api_is_answered_and_stops_nobody(ground: Ground) -> None:
-    rest = rss_bytes(ground.pid)
-    for shape in chosen(random.getrandbits(32)):
-        reset_peak(ground.pid)
-        was_answered = answered(ground, shape)
-        seen = ground.seen()
-        assert seen.answers > 0, shape
-        assert not seen.lost, shape
-        assert not seen.refused, shape
-        assert peak_bytes(ground.pid) - rest < PEAK_BYTES_MAX, shape
-        assert was_answered or shape.kind is Kind.TAGS, f"{shape} lost its connection"
-    until(lambda: rss_bytes(ground.pid) - rest < LEFT_BYTES_MAX, "memory to be given back")
+    """Twice, since what an allocator keeps for later use is in the way of what leaks."""
+    shapes = list(chosen(random.getrandbits(32)))
+    for shape in shapes:
+        check(ground, shape)
+    rest, held = rss_bytes(ground.pid), {}
+    for shape in shapes:
+        check(ground, shape)
+        held[str(shape)] = rss_bytes(ground.pid) - rest
+    until(
+        lambda: rss_bytes(ground.pid) - rest < LEFT_BYTES_MAX,
+        f"memory to be given back; held after each: {held}",
+    )
     assert "Traceback" not in ground.broker.stderr
+
+
+def check(ground: Ground, shape: Shape) -> None:
+    rest = rss_bytes(ground.pid)
+    ground.seen()
+    reset_peak(ground.pid)
+    was_answered = answered(ground, shape)
+    seen = ground.seen()
+    assert seen.answers > 0, shape
+    assert not seen.lost, shape
+    assert not seen.refused, shape
+    assert peak_bytes(ground.pid) - rest < PEAK_BYTES_MAX, shape
+    assert was_answered or shape.kind is Kind.TAGS, f"{shape} lost its connection"
 
 
 def test_who_announces_much_and_falls_silent_does_not_keep_others_from_sending(tmp_path: Path) -> None:
