@@ -67,7 +67,7 @@ def check(ground: Ground, shape: Shape) -> None:
 def test_who_announces_much_and_falls_silent_does_not_keep_others_from_sending(tmp_path: Path) -> None:
     """Six of one address hold more than all requests may; a large one of another passes all the same."""
     announced, part = 1 << 20, bytes(900_000)
-    limits = {"queued.max.request.bytes": str(4 << 20)}
+    limits = {"queued.max.request.bytes": str(4 * announced), "socket.request.max.bytes": str(announced)}
     with Ground(tmp_path / "data", settings=limits) as ground, ExitStack() as stack:
         for _ in range(6):
             silent = stack.enter_context(ground.dial(source=ELSEWHERE))
