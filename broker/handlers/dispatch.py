@@ -272,7 +272,8 @@ class Dispatcher:
             return {"response_data": None, "error_code": ErrorCode.not_controller}
         try:
             data = await self._answer_embedded(outer.connection, request.request_data)
-        except (MalformedRequest, StructError) as error:
+        except (MalformedRequest, StructError, Disconnect) as error:
+            # the connection is the other broker's, which did nothing wrong
             raise KafkaError(ErrorCode.invalid_request, str(error)) from None
         return {
             "response_data": data,

@@ -142,9 +142,7 @@ def is_closed(connection: Hostile) -> bool:
 
 def trickling(ground: Ground) -> Run:
     """Three hundred connections that send a byte at a time."""
-    frame = requested(
-        Api.DESCRIBE_GROUPS, 5, groups=["g" * 1000] * 20, include_authorized_operations=False
-    )
+    frame = requested(Api.DESCRIBE_GROUPS, 5, groups=["g" * 1000] * 20, include_authorized_operations=False)
 
     def run(stack: ExitStack) -> str:
         connections = [hostile(ground, stack) for _ in range(300)]
