@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GC_THRESHOLDS: Final = (10_000, 10, 1000)
-"""A middle collection looks through the first two numbers' product at most, 8 ms here; with 50,000 and 20 one
-took 113 ms while rows of a large request were made. A full one takes 200 ms with two million objects; it is as
-rare as with (50,000, 20, 100), and what was there at the start is frozen."""
+"""A middle collection looks through as many objects as the first two numbers' product, which takes 8 ms; with
+50,000 and 20 one took 113 ms while rows of a large request were made. A full one takes 200 ms with two
+million objects; it is as rare as with (50,000, 20, 100), and what was there at the start is frozen."""
 
 
 def run(
