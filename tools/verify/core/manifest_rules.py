@@ -394,12 +394,9 @@ class _Comparison:
             self._found.counted.append(Counted("not-in-manifest", *place, amount=amount))
         if not again.any():
             return
-        files = self._files_of(place)
-        if not all(Guarantee.IDEMPOTENT in file.head.guarantees for file in files):
+        if not all(Guarantee.IDEMPOTENT in file.head.guarantees for file in self._files_of(place)):
             self._found.counted.append(Counted("sent-again", *place, amount=int(again.sum())))
-        elif not all(file.is_whole or Guarantee.UNIQUE in file.head.guarantees for file in files) or (
-            self._manifest.has_unread_file
-        ):
+        elif not self._is_all_told(place):
             self._found.counted.append(Counted("manifest-unfinished", *place, amount=int(again.sum())))
         else:
             self._blame(DUPLICATE, place, others, words, again, "each send once", "once more")
@@ -409,6 +406,12 @@ class _Comparison:
         return [
             file for file in self._manifest.files if place[0] in file.topics.values() or not file.is_whole
         ]
+
+    def _is_all_told(self, place: Partition) -> bool:
+        """Whether no send is untold that could be alike with one of the manifest."""
+        return not self._manifest.has_unread_file and all(
+            file.is_whole or Guarantee.UNIQUE in file.head.guarantees for file in self._files_of(place)
+        )
 
     def _judge_acknowledged(
         self, place: Partition, words: Words, counts: Numbers, sends: _Open, is_wanted: npt.NDArray[np.bool_]
@@ -459,8 +462,12 @@ class _Comparison:
                 exempt_first < end + absent and first - absent < exempt_end
                 for exempt_first, exempt_end, _ in wanted.exempt
             )
-            if not is_explained:
+            if is_explained:
+                continue
+            if self._is_all_told(place):
                 self._find(TORN, place, first, end, f"{len(own)} records or none", f"{len(present)} of them")
+            else:
+                self._found.counted.append(Counted("manifest-unfinished", *place, amount=len(present)))
 
     # --- sums without rows ---
 

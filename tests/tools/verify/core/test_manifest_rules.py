@@ -338,6 +338,26 @@ def test_a_batch_of_unknown_outcome_is_there_whole_or_not_at_all(present: int, t
     assert codes(play.run(tmp_path)) == torn
 
 
+@pytest.mark.parametrize("is_unique", [False, True])
+def test_a_part_of_a_batch_may_be_what_a_killed_writer_sent(is_unique: bool, tmp_path: Path) -> None:
+    """Unless it promised that no two sends are alike."""
+    play = Play(is_killed=True, is_unique=is_unique)
+    play.send(Outcome.OK, is_stored=True)
+    for number in range(3):
+        play.send(Outcome.UNKNOWN, is_stored=number < 1, batch=9)
+    found = play.run(tmp_path)
+    assert codes(found) == ([("manifest-torn-batch", 1, 2)] if is_unique else [])
+
+
+def test_a_part_of_a_batch_may_be_of_a_file_that_nobody_can_read(tmp_path: Path) -> None:
+    play = Play()
+    (tmp_path / "unread.manifest").write_bytes(b"?" * 100)
+    play.send(Outcome.OK, is_stored=True)
+    for number in range(3):
+        play.send(Outcome.UNKNOWN, is_stored=number < 1, batch=9)
+    assert [code for code, _, _ in codes(play.run(tmp_path))] == ["manifest-bad-file"]
+
+
 def test_acknowledged_without_an_offset_and_absent_is_lost(play: Play, tmp_path: Path) -> None:
     play.send(Outcome.OK, is_stored=False)
     assert codes(play.run(tmp_path)) == [("manifest-loss", -1, -1)]
