@@ -243,12 +243,16 @@ def offset_back(plan: Plan) -> Planted | None:
 
 @in_files
 def epoch_of_before(plan: Plan) -> Planted | None:
-    """The leader epoch is no part of the checksum either."""
+    """The leader epoch is no part of the checksum either. Of what lies below the log start no list of epochs
+    tells any more, and the batch before tells of lower ones alone."""
     for spot in spots(plan):
         replica, segment, batch, position = spot
         earlier = [each for each in segment.batches if each.base < batch.base]
-        if batch.epoch > 0 and earlier and take(plan, spot, whole=True):
-            epoch = plan.rng.randrange(batch.epoch)
+        if not batch.epoch or not earlier:
+            continue
+        epoch = plan.rng.randrange(batch.epoch)
+        is_told = earlier[-1].epoch > epoch or any(first <= batch.base for _, first in replica.epochs)
+        if is_told and take(plan, spot, whole=True):
             edit(plan, replica.path(segment), position + 12, epoch.to_bytes(4, "big"))
             return Planted(
                 "",
@@ -276,6 +280,8 @@ def altered_value(plan: Plan) -> Planted | None:
             continue
         if replica.history.is_compacted:
             continue  # each replica compacts for itself
+        if not plan.is_clear(replica.history, batch.base - 1, batch.end + 1):
+            continue  # differences that touch are told as one
         if not take(plan, spot):
             continue
         data = bytearray(batch.data)

@@ -33,6 +33,7 @@ from tests.verify.page import encode
 from tests.verify.world import MANIFEST
 
 BAD_FILE = "manifest-bad-file"
+RUBBISH = f"{MANIFEST}rubbish.manifest"
 
 
 def files(plan: Plan) -> list[Notes]:
@@ -42,6 +43,16 @@ def files(plan: Plan) -> list[Notes]:
         for notes in plan.candidates(list(plan.made.manifest.notes))
         if plan.files.get(notes.path) == notes.data() and plan.is_free(notes.path)
     ]
+
+
+def is_all_told(plan: Plan) -> bool:
+    """Whether no send is untold: of one that is untold may be what a rule would be broken by."""
+    manifest = plan.made.manifest
+    return (
+        RUBBISH not in plan.files
+        and len(files(plan)) == len(manifest.notes)
+        and all(notes.is_unique or not notes.is_killed for notes in manifest.notes)
+    )
 
 
 def say(plan: Plan, notes: Notes) -> None:
@@ -158,7 +169,7 @@ def manifest_order(plan: Plan) -> Planted | None:
 def manifest_torn_batch(plan: Plan) -> Planted | None:
     """Of a batch without an answer a part is in the log."""
     manifest = plan.made.manifest
-    for notes, row in placed(plan, is_single=True):
+    for notes, row in placed(plan, is_single=True) if is_all_told(plan) else ():
         history, batch = row.history, in_log(row.history)[row.offset]
         own = [each for each in notes.rows if each.is_placed and each.offset in range(batch.base, batch.end)]
         own = [each for each in own if each.history is history]
@@ -166,7 +177,8 @@ def manifest_torn_batch(plan: Plan) -> Planted | None:
             continue
         if not all(manifest.is_single(each.word) for each in own):
             continue
-        if take_rows(plan, notes, history, batch.base - 1, batch.end + 1):
+        told = [("rows", each.path, batch.base, history.id, "torn") for each in manifest.notes]
+        if plan.take(*told, history=history, first=batch.base - 1, end=batch.end + 1):
             number = notes.next_batch()
             for each in own:
                 each.outcome, each.offset, each.batch = UNKNOWN, NOWHERE, number
@@ -239,9 +251,11 @@ def manifest_stored_twice(plan: Plan) -> Planted | None:
 
 @in_files
 def manifest_sum_lies(plan: Plan) -> Planted | None:
-    """A sum, or the number of its records, is not that of the log."""
+    """A sum, or the number of its records, is not that of the log. What another file does not tell any more
+    would look like sent by others."""
     manifest = plan.made.manifest
-    for notes in files(plan):
+    whole = files(plan)
+    for notes in whole if len(whole) == len(manifest.notes) else ():
         row = next((row for row in notes.rows if row.is_placed), None)
         if notes.keeps_rows or row is None or notes.digest:
             continue
@@ -261,7 +275,8 @@ def manifest_sum_lies(plan: Plan) -> Planted | None:
             continue
         if history.id in manifest.shared or history.high < history.end:
             continue
-        if plan.take(("rows", notes.path, 0, history.id), history=history):
+        told = [("rows", each.path, 0, history.id) for each in manifest.notes]
+        if plan.take(*told, history=history):
             what = plan.rng.choice(["low", "high", "records"])
             notes.digest = {what: 1}
             if what == "records":
@@ -366,10 +381,11 @@ def manifest_block_lies(plan: Plan) -> Planted | None:
 
 @in_files
 def manifest_rubbish(plan: Plan) -> Planted | None:
-    """Of which nobody knows what it told: what is stored twice may have been sent twice."""
-    path = f"{MANIFEST}rubbish.manifest"
-    is_told_all = any(each.name == manifest_stored_twice.__name__ for each in plan.planted)
-    if is_told_all or not plan.world.has_manifest or not plan.take(path):
+    """Of which nobody knows what it told: it may be what is stored twice, or a part of a batch."""
+    need_all = {manifest_stored_twice.__name__, manifest_torn_batch.__name__}
+    is_told_all = any(each.name in need_all for each in plan.planted)
+    if is_told_all or not plan.world.has_manifest or not plan.take(RUBBISH):
         return None
-    plan.files[path] = plan.rng.choice([b"?" * 10, bytes(200), plan.rng.randbytes(40), b"TWMB" + bytes(60)])
+    data = plan.rng.choice([b"?" * 10, bytes(200), plan.rng.randbytes(40), b"TWMB" + bytes(60)])
+    plan.files[RUBBISH] = data
     return Planted("", [Expected((BAD_FILE,), place="manifest:rubbish.manifest", position=0)])

@@ -563,20 +563,24 @@ def floors_moved_to_two_places(plan: Plan) -> Planted | None:
 
 @in_files
 def floors_promise_what_is_nowhere(plan: Plan) -> Planted | None:
-    """A leader says that more is stored than anything holds: the end of the log is lost."""
+    """A leader says that more is stored than anything holds: the end of the log is lost. Behind a lost object
+    of a stream with the partition's slices it may be what that object held."""
     for history in plan.candidates(plan.users()):
         node = history.topic.partitions[history.number].leader
         rows = plan.made.wal.floors.get(node, [])
         own = [
             row for row in rows if (row["topic_id"], row["partition"]) == (history.topic.id, history.number)
         ]
-        key = f"wal/{node}/floors"
-        if not own or history.is_compacted or not plan.is_free(key, *META):
-            continue
-        if plan.take(key, *META, history=history):
+        streams = [
+            ("stream", life.stream)
+            for life in plan.made.wal.streams
+            if any(piece.history is history for each in life.objects for piece in each.slices)
+        ]
+        things = f"wal/{node}/floors", *META, *streams
+        if own and not history.is_compacted and plan.take(*things, history=history):
             end = history.end + plan.rng.choice([1, 40])
             own[0]["stored_to"] = end
-            plan.files[STORE + key] = plan.made.wal.floors_object(node, rows)
+            plan.files[f"{STORE}wal/{node}/floors"] = plan.made.wal.floors_object(node, rows)
             return Planted("", [about(history, "gap", first=history.end, end=end)])
     return None
 
