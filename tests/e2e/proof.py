@@ -38,9 +38,10 @@ def verified(
 
 def check_nothing_is_found(document: dict[str, Any], told: list[str], *, is_live: bool) -> None:
     """Of a log that is being written the last batch may be there in part, which is told as a warning."""
-    assert document["unread"] == [], told
+    assert document["unread"] == [], (document["unread"], told)
     legal = {"unclean-tail"} if is_live else set()
-    assert [each for each in document["findings"] if each["code"] not in legal] == [], told
+    found = [each for each in document["findings"] if each["code"] not in legal]
+    assert found == [], (found, told)
     assert document["exit_code"] == 0
     assert {each["what"] for each in document["unchecked"]} <= {"bootstrap"}, document["unchecked"]
     assert document["figures"]["scanned_bytes"] > 0
