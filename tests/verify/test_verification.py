@@ -115,3 +115,13 @@ def test_bytes_and_keys_that_nobody_wrote_are_findings_within_a_gigabyte() -> No
         [sys.executable, "-c", HOSTILE], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("seed", [155, 236, 312])
+def test_what_an_unread_rest_of_a_compacted_log_may_have_replaced_is_not_lost(
+    seed: int, tmp_path: Path
+) -> None:
+    """These tear the only batch with a later record of a key that a producer noted."""
+    wrong, plan = check_damaged(seed, tmp_path / "made", {"torn_closed_segment"}, count=2)
+    assert plan.planted
+    assert wrong == []

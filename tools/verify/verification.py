@@ -238,8 +238,12 @@ class Verification:
             for each in work.copies.findings:
                 if each.code == COLD_MISSING_DATA:
                     gone[each.topic_id, each.partition].append(each)
+            damage = {(each.topic_id, each.partition): each.damage for each in verdicts}
             damaged = {
-                place: damaged_ranges([*by_partition.get(place, ()), *gone.get(place, ())])
+                place: (
+                    *damaged_ranges([*by_partition.get(place, ()), *gone.get(place, ())]),
+                    *damage.get(place, ()),
+                )
                 for place in {*by_partition, *gone}
             }
             noted = check_manifests(

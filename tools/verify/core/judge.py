@@ -102,6 +102,8 @@ class Verdict(NamedTuple):
     suspects: tuple[Suspect, ...]
     holders: tuple[Holder, ...] = ()
     """What counts of the offsets that findings or suspects name."""
+    damage: tuple[Range, ...] = ()
+    """Offsets without sound bytes in one copy at least, where a finding does not say how far it goes."""
 
 
 class _Facts:
@@ -206,6 +208,7 @@ class _Judge:
             tuple(chains) if found else (),
             tuple(found),
             tuple(self._holders(held, found)),
+            tuple(united(self._damage)),
         )
 
     def _holders(self, held: list[_Held], found: Sequence[Suspect]) -> list[Holder]:

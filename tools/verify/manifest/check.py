@@ -93,7 +93,11 @@ def _wanted(
         digests = [
             digest for columns in columns_of(log, start, end) for digest in record_digests("", *columns)
         ]
-        exempt = [(first, last, "damaged") for first, last in damaged.get(place, ())]
+        exempt = [
+            (first, last, "damaged")
+            for first, last in damaged.get(place, ())
+            if last < LIMITLESS or log.is_compacted  # there what cannot be read may have replaced the rest
+        ]
         if place not in has_replica:
             exempt.append((end, LIMITLESS, "elsewhere"))
             why = f"of partition {place[1]} of {place[0]} no log of a replica in sync was given"
