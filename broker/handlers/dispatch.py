@@ -358,9 +358,9 @@ class Dispatcher:
         try:
             # what brokers ask of each other waits for no client
             if context.api_key not in PEER or context.api_key == PeerApi.ENVELOPE:
-                connection.on_lost = place.leave
+                connection.waiter = place
                 has_place = await place.take()
-                connection.on_lost = None
+                connection.waiter = None
                 if not has_place:
                     return
             request = await self._decoded(context, memoryview(frame)[body_at:], kept)

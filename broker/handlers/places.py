@@ -40,7 +40,12 @@ class Place:
         """Return with a place, before all who had none yet."""
         await self._take(is_back=True)
 
-    def leave(self) -> None:
+    @property
+    def done(self) -> bool:
+        """Whether it does not wait for a place."""
+        return self._waiting is None or self._waiting.done()
+
+    def abandoned(self) -> None:
         """Want none any longer, because nobody waits for what would be done in it."""
         waiting = self._waiting
         if waiting is not None and not waiting.done():

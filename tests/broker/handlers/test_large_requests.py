@@ -130,6 +130,30 @@ async def test_a_few_are_in_work_at_once_and_who_left_is_not_served(broker: Brok
     assert places_of(broker).taken == 0
 
 
+@pytest.mark.parametrize("has_to_wait", [False, True])
+async def test_who_is_to_hear_that_a_client_left_still_does_after_a_large_request(
+    broker: Broker, has_to_wait: bool
+) -> None:
+    gate = Gate()
+    put_handler(broker, Api.DELETE_GROUPS, gate)
+    connection, sink = connection_to(broker)
+    heard: list[str] = []
+    connection.on_lost = lambda: heard.append("lost")
+    places = places_of(broker)
+    places.taken = places.count if has_to_wait else 0
+    feed(connection, encode_request(Api.DELETE_GROUPS, 2, 1, "c", {"groups_names": NAMES}))
+    if has_to_wait:
+        await until(lambda: places.waiting)
+    else:
+        gate.is_open = True
+        await until(lambda: sink.written)
+    connection.connection_lost(None)
+    assert heard == ["lost"]
+    if has_to_wait:
+        assert places.waiting[0].done()
+        assert not gate.begun
+
+
 @pytest.mark.parametrize("size", [LARGE_BYTES, 1 << 18])
 async def test_requests_that_wait_for_other_clients_keep_no_place(broker: Broker, size: int) -> None:
     asked = 0
