@@ -75,6 +75,7 @@ PASSED_ON: Final = FOR_THE_CONTROLLER | {Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTE
 """The last two are passed on by their handlers, because a broker checks its own settings first."""
 
 LARGE_AT_ONCE: Final = 4
+"""Of those that wait for the controller, and of all others: while it is away it holds up nothing else."""
 _KEEPS_PLACE_BYTES: Final = 64 << 10
 """A request of so many bytes takes much memory while its handler waits, so it keeps its place."""
 _WAITS_FOR_OTHERS: Final = frozenset({Api.JOIN_GROUP, Api.SYNC_GROUP, Api.DELETE_RECORDS, Api.LIST_OFFSETS})
@@ -170,6 +171,7 @@ class Dispatcher:
         self._large_bytes = large_bytes
         self._rows_max = rows_max
         self._places = Places(LARGE_AT_ONCE)
+        self._controller_places = Places(LARGE_AT_ONCE)
         self._counts = requests
         self._errors = errors
         self._logged: set[tuple[object, ...]] = set()
@@ -354,7 +356,8 @@ class Dispatcher:
         the answer is left. A client that went away before there was a place is not served."""
         connection = context.connection
         kept: list[Any] = []
-        place = Place(self._places)
+        waits_for_controller = context.api_key in PASSED_ON or context.api_key == PeerApi.ENVELOPE
+        place = Place(self._controller_places if waits_for_controller else self._places)
         try:
             # what brokers ask of each other waits for no client
             if context.api_key not in PEER or context.api_key == PeerApi.ENVELOPE:

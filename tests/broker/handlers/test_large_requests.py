@@ -181,6 +181,40 @@ async def test_requests_that_wait_for_other_clients_keep_no_place(broker: Broker
     assert places_of(broker).taken == 0
 
 
+async def test_requests_that_wait_for_the_controller_hold_up_only_their_like(broker: Broker) -> None:
+    begun = 0
+    is_there = asyncio.Event()
+
+    async def create(ctx: Any, request: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        await is_there.wait()
+        raise KafkaError(ErrorCode.request_timed_out)
+
+    put_handler(broker, Api.CREATE_TOPICS, create)
+    gate = Gate()
+    gate.is_open = True
+    put_handler(broker, Api.DELETE_GROUPS, gate)
+    configs = [{"name": "x", "value": "x" * 30_000}] * 3
+    topic = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": configs}
+    fields = {"topics": [topic], "timeout": 2**31 - 1, "validate_only": False}
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(await RawClient.open(broker)) for _ in range(LARGE_AT_ONCE + 1)
+        ]
+        for client in clients:
+            await client.send(client.encode(Api.CREATE_TOPICS, 5, fields))
+        await until(lambda: begun == LARGE_AT_ONCE)
+        async with await RawClient.open(broker) as other:
+            await send_large(other)
+            await assert_answered(other)
+        assert begun == LARGE_AT_ONCE
+        is_there.set()
+        for client in clients:
+            (row,) = (await client.receive_as(Api.CREATE_TOPICS, 5)).topics
+            assert row.error_code is ErrorCode.request_timed_out
+
+
 async def test_more_rows_than_may_be_cost_the_connection(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
