@@ -67,6 +67,7 @@ class FollowerSession:
         "fetch_time",
         "generation",
         "is_over",
+        "moved",
         "replica_id",
         "takes_pointers",
         "wait",
@@ -77,6 +78,8 @@ class FollowerSession:
         self.takes_pointers = takes_pointers
         self.is_over = False
         self.changed: dict[PartitionRequest, None] = {}
+        self.moved: dict[PartitionRequest, Partition] | None = None
+        """What something happened to while a request is read in turns, before it can wait."""
         self.fetch_time = FetchTime()
         self.wait: FollowerFetchWait | None = None
         self.generation = -1
@@ -159,6 +162,8 @@ class PartitionWatch(Waiter):
         session.changed[self._wanted] = None
         if session.wait is not None and not session.wait.done:
             session.wait.partition_changed(self._wanted, self.partition)
+        elif session.moved is not None:
+            session.moved[self._wanted] = self.partition
 
     def expired(self) -> None:
         raise AssertionError("it has no deadline")
@@ -285,8 +290,16 @@ class FollowerFetch:
         correlation_id: int,
     ) -> None:
         """Answer one for which many partitions must be looked at, in turns of the loop."""
+        connection.is_peer = True
         session = self._session(turn, request)
-        fetched = await self._turns.run(self._reading(turn, request, session))
+        moved: dict[PartitionRequest, Partition] = {}
+        if session is not None:
+            session.moved = moved
+        try:
+            fetched = await self._turns.run(self._reading(turn, request, session))
+        finally:
+            if session is not None:
+                session.moved = None
         if self._is_due(fetched, request, session):
             answer = await self._turns.run(
                 self._responding(connection, turn, version, correlation_id, fetched)
@@ -298,6 +311,9 @@ class FollowerFetch:
         if connection.is_closing:
             return
         self._wait(connection, session, turn, request, version, correlation_id, fetched.failures, slot)
+        for wanted, partition in moved.items():
+            if session.wait is not None and not session.wait.done:
+                session.wait.partition_changed(wanted, partition)
 
     def _reading(
         self, turn: FetchTurn, request: FetchRequest, session: FollowerSession | None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.handlers import follower_fetch
 from broker.handlers.follower_fetch import GATHER_S, GATHER_WAIT_S, WATERMARK_WAIT_S, FollowerSession
 from broker.replicas.fetch_sessions import PartitionRequest
 from broker.replicas.read import FollowerReader, PartitionRead
@@ -44,6 +45,37 @@ def test_a_new_partition_does_not_wait_until_its_followers_have_waited_for_anoth
         assert len(asked_at) < 8, "it goes on hurrying"
 
     Replicas().run(main)
+
+
+def test_what_comes_while_many_are_read_for_a_follower_ends_its_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower_fetch, "ROWS_AT_ONCE", 0)
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        await world.append(1, b"x")
+        await asyncio.sleep(2 * GATHER_S)
+        leader = world.nodes[1]
+        reading = leader.fetch_followers._reading
+        appended_at: list[float] = []
+
+        def slowly(*arguments: Any) -> Any:
+            fetched = yield from reading(*arguments)
+            if not appended_at and not fetched.available:
+                appended_at.append(world.loop.now)
+                partition = leader.partition()
+                partition.log.append_records(batch_of(b"y"), leader_epoch=0, now_ms=world.now_ms())
+                leader.replicas.touch(partition)
+                leader.replicas.wake(leader.replicas.flush())
+            yield
+            return fetched
+
+        monkeypatch.setattr(leader.fetch_followers, "_reading", slowly)
+        await world.until(lambda: leader.partition().log.high_watermark == 2)
+        assert world.loop.now - appended_at[0] < 0.1
+
+    Replicas(2).run(main)
 
 
 def test_many_that_are_committed_at_once_are_not_all_looked_at_for_each(
