@@ -365,6 +365,7 @@ class Dispatcher:
                 has_place = await place.take()
                 connection.waiter = None
                 if not has_place:
+                    connection.let_go()
                     return
             request = await self._decoded(context, memoryview(frame)[body_at:], kept)
             if context.api_key in FOR_THE_CONTROLLER and not self._cluster.is_controller:
@@ -384,9 +385,11 @@ class Dispatcher:
             raise
         except Disconnect as gone:
             connection.close(str(gone))
+            connection.let_go()
         except Exception as error:
             self._log_once("a large request", error)
             connection.close("internal error (see the log above)")
+            connection.let_go()
         finally:
             place.give_back()
 

@@ -137,7 +137,8 @@ class Fetch:
         if request is None:
             slot = connection.slot()
             kept = memoryview(connection.keep(frame))
-            self._spawn(self._take_turns(connection, slot, kept, body_at, version, correlation_id))
+            answering = self._parse_long(connection, slot, kept, body_at, version, correlation_id)
+            self._spawn(self._in_turns(connection, answering))
             return slot
         turn = self._sessions.turn(
             request,
@@ -223,20 +224,6 @@ class Fetch:
 
     # --- in turns ---
 
-    async def _take_turns(
-        self,
-        connection: Connection,
-        slot: AnswerSlot,
-        frame: memoryview,
-        body_at: int,
-        version: int,
-        correlation_id: int,
-    ) -> None:
-        """Take a request that is too long to be parsed at once."""
-        await self._in_turns(
-            connection, self._parse_long(connection, slot, frame, body_at, version, correlation_id)
-        )
-
     async def _in_turns(self, connection: Connection, answering: Coroutine[Any, Any, None]) -> None:
         try:
             await answering
@@ -258,16 +245,24 @@ class Fetch:
         version: int,
         correlation_id: int,
     ) -> None:
+        """Take a request that is too long to be parsed at once."""
         async with self._long:
-            request = await self._turns.run(parsing_fetch(frame, body_at, version, self._rows_max()))
-            turn = await self._turns.run(
-                self._sessions.turning(
-                    request,
-                    uses_ids=version >= FETCH_TOPIC_IDS,
-                    now_ms=self._now_ms(),
-                    holder=holder_of(connection, self._sessions) if request.session_id else None,
+            try:
+                if connection.is_closing:
+                    return
+                request = await self._turns.run(parsing_fetch(frame, body_at, version, self._rows_max()))
+                turn = await self._turns.run(
+                    self._sessions.turning(
+                        request,
+                        uses_ids=version >= FETCH_TOPIC_IDS,
+                        now_ms=self._now_ms(),
+                        holder=holder_of(connection, self._sessions) if request.session_id else None,
+                    )
                 )
-            )
+            finally:
+                # a long poll may take weeks, and what waits has nothing of the frame
+                del frame
+                connection.let_go()
             if turn.error:
                 connection.answer(slot, pack_error(version, correlation_id, turn.error, 0))
                 connection.resume()

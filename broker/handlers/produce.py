@@ -273,6 +273,8 @@ class Produce:
             logger.error("Produce failed", exc_info=error)
             connection.close("its Produce failed")
             return
+        finally:
+            connection.let_go()
         if not isinstance(answer, AnswerSlot):
             assert answer is None or isinstance(answer, bytes)
             connection.answer(slot, answer or b"")

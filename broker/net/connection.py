@@ -130,8 +130,8 @@ class Host(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client. The service may use: `memo`, `slot`, `keep`, `answer`, `resume`, `waiter`, `on_lost`,
-    `unsent`, `connection_count` and `close`."""
+    """One client. The service may use: `memo`, `slot`, `keep`, `let_go`, `answer`, `resume`, `waiter`,
+    `on_lost`, `unsent`, `connection_count` and `close`."""
 
     def __init__(self, host: Host, listener: str) -> None:
         self.listener = listener
@@ -375,11 +375,24 @@ class Connection(asyncio.BufferedProtocol):
         return AnswerSlot()
 
     def keep(self, frame: Frame) -> Frame:
-        """Return the frame in hand, to be worked on until `resume`; it counts as waiting in memory."""
+        """Return the frame in hand, to be worked on until `let_go` or `resume`.
+
+        Until then it counts as waiting in memory, even when the client went away.
+        """
         kept = self._kept(frame)
         self._kept_bytes = len(kept)
         self._account()
         return kept
+
+    def let_go(self) -> None:
+        """Count the frame in work no longer, because nothing holds it any more."""
+        if not self._kept_bytes:
+            return
+        self._kept_bytes = 0
+        if self._stalled & CLOSED:
+            self._host.account(self, 0, open_frame=0)
+        else:
+            self._account()
 
     def _kept(self, frame: Frame) -> Frame:
         return frame if isinstance(frame, bytearray) else self._reader.keep(frame)
@@ -392,9 +405,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         self.waiter = None
         self._stalled &= ~WAIT
-        if self._kept_bytes and not self._stalled & CLOSED:
-            self._kept_bytes = 0
-            self._account()
+        self.let_go()
         self._continue()
 
     def _release(self, ready: list[bytes]) -> None:
@@ -532,6 +543,11 @@ class Connection(asyncio.BufferedProtocol):
     def connection_count(self) -> int:
         """How many connections share what the broker keeps for all of them; at least this one."""
         return max(self._host.connection_count, 1)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the frame that the broker works on."""
+        return self._kept_bytes
 
     @property
     def is_at_work(self) -> bool:

@@ -279,7 +279,11 @@ class NetworkServer:
             del self._per_ip[host]
         self.forget_large_buffer(connection)
         self.answers.forget(connection)
-        self.frames.forget(connection)
+        if connection.kept_bytes:
+            # its request is still worked on, and in memory
+            self.frames.hold(connection, connection.kept_bytes, open_frame=0)
+        else:
+            self.frames.forget(connection)
         self._admit_queued()
 
     # --- memory ---

@@ -17,6 +17,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchItem, fetch_topic_head
 from protocol.primitives import ROWS_AT_ONCE
 from protocol.records import build_batch
+from tests.broker.net.live import until
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:
@@ -263,3 +264,36 @@ async def test_what_comes_while_a_long_fetch_is_read_ends_its_wait(
     async with await RawClient.open(broker) as client:
         answer = await client.call(Api.FETCH, 12, **fields)
         assert answer.responses[0].partitions[0].records
+
+
+async def test_a_long_poll_over_many_partitions_holds_no_frame(broker: Broker) -> None:
+    await create_topic(broker, "t", 400)
+    row = fetch_fields("t", 0)["topics"][0]["partitions"][0]
+    fields = fetch_fields("t", 0, max_wait=2**31 - 1)
+    fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(400)]
+    async with await RawClient.open(broker) as client:
+        await client.send(client.encode(Api.FETCH, 12, fields))
+        await waiters(broker, "t")
+        assert broker.components.network.queued_bytes == 0
+
+
+@pytest.mark.parametrize("api", [Api.PRODUCE, Api.FETCH])
+async def test_a_request_that_is_in_work_counts_when_its_client_has_left(broker: Broker, api: Api) -> None:
+    """Otherwise whoever sends and leaves, again and again, takes all memory."""
+    await create_topic(broker, "t")
+    handler = produce_of(broker) if api is Api.PRODUCE else fetch_of(broker)
+    handler._long = turn = asyncio.Semaphore(0)
+    network = broker.components.network
+    async with await RawClient.open(broker) as client:
+        fields = many("t")
+        if api is Api.PRODUCE:
+            fields = produce_fields("t", batch_of(b"x"))
+            fields["topic_data"] = [fields["topic_data"][0] | {"name": f"no{at}"} for at in range(MANY)]
+        frame = client.encode(api, 9, fields)
+        await client.send(frame)
+        await until(lambda: network.queued_bytes)
+    await until(lambda: not network.connection_count)
+    assert network.queued_bytes == len(frame) - 4
+    turn.release()
+    await until(lambda: not network.queued_bytes)
+    assert network.frames.is_idle
