@@ -84,6 +84,7 @@ class ProducerEntry:
         "frozen",
         "kept",
         "last_timestamp",
+        "marker_offset",
         "next_sequence",
         "producer_id",
         "txn_first_offset",
@@ -97,8 +98,10 @@ class ProducerEntry:
         """`batches` as plain tuples: to name one costs as much as all else that a batch changes here."""
         self.frozen = frozen
         """How often the table was frozen before this was made: what is older belongs to who froze it."""
+        self.marker_offset = -1
+        """Of its last end-transaction marker, if that was since the table was read from a snapshot."""
         self.visited = -1
-        """Its last offset when it was last looked at for being silent."""
+        """Where it was last heard of when it was last looked at for being silent."""
         self.next_sequence = 0
         self.last_timestamp = -1
         self.coordinator_epoch = -1
@@ -111,6 +114,7 @@ class ProducerEntry:
         made.last_timestamp = self.last_timestamp
         made.coordinator_epoch = self.coordinator_epoch
         made.txn_first_offset = self.txn_first_offset
+        made.marker_offset = self.marker_offset
         made.visited = self.visited
         return made
 
@@ -129,6 +133,11 @@ class ProducerEntry:
     @property
     def last_offset(self) -> int:
         return self.kept[-1][3] if self.kept else -1
+
+    @property
+    def heard_at(self) -> int:
+        """The offset of its last batch or marker."""
+        return max(self.last_offset, self.marker_offset)
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -266,11 +275,12 @@ class ProducerTable:
         for producer_id in list(islice(self.entries, SILENT_LOOKS)):
             entry = self.entries.pop(producer_id)
             is_idle = entry.txn_first_offset < 0
-            if is_idle and entry.visited == entry.last_offset:
+            heard_at = entry.heard_at
+            if is_idle and entry.visited == heard_at:
                 return
-            if is_idle and (oldest is None or entry.last_offset < oldest.last_offset):
+            if is_idle and (oldest is None or heard_at < oldest.heard_at):
                 oldest = entry
-            entry.visited = entry.last_offset
+            entry.visited = heard_at
             self.entries[producer_id] = entry
         if oldest is not None:
             del self.entries[oldest.producer_id]
@@ -299,6 +309,7 @@ class ProducerTable:
         entry.set_epoch(header.producer_epoch)
         entry.last_timestamp = header.max_timestamp
         entry.coordinator_epoch = coordinator_epoch
+        entry.marker_offset = marker_offset
         first_offset, entry.txn_first_offset = entry.txn_first_offset, -1
         if first_offset < 0:
             return None

@@ -93,6 +93,19 @@ def test_a_bounded_table_forgets_who_is_silent(monkeypatch: pytest.MonkeyPatch) 
     assert len(table.entries) == 50
 
 
+def test_a_producer_whose_epoch_goes_up_with_each_transaction_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its batches are forgotten with its epoch, and what is left of it is still the newest."""
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 50)
+    table = ProducerTable()
+    for at in range(2_000):
+        fill(table, 1, first=at, offset=2 * at)
+        header = data_header(producer_id=1_000_000, epoch=at)
+        assert (table.entries.get(1_000_000) is not None) == (at > 0)
+        table.ended(header, 2 * at + 1, is_aborted=False, coordinator_epoch=0)
+
+
 def test_a_producer_in_a_transaction_is_not_forgotten() -> None:
     table = ProducerTable()
     fill(table, 2)
