@@ -133,8 +133,9 @@ class UnifiedLog(SegmentedLog):
         self._on_cut = on_cut
         self._on_start = on_start
         self._doomed: list[tuple[int, str]] = []
-        self._frozen: list[FrozenProducers] = []
         """When each is due, and its path; ascending."""
+        self._frozen: list[FrozenProducers] = []
+        """Snapshots that are still to be written, the oldest first."""
         self._unsynced = Unsynced(loaded.rewritten)
         self._snapshot_at = loaded.log_end_offset if loaded.has_snapshot else UNKNOWN
         self._marks: list[int] = []
