@@ -16,7 +16,7 @@ from typing import Any, Final
 from tidewal import FOLDER
 
 WORKER: Final = Path(__file__).resolve().with_name("spark_worker.sh")
-PYTHON_VARIABLE: Final = "TIDEWAL_SPARK_PYTHON"
+PYTHON_VARIABLE: Final = "SPARK_TIDEWAL_PYTHON"
 QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 """For short runs: what is compiled further never pays within a minute."""
 SETTINGS: Final[Mapping[str, str]] = {

@@ -11,4 +11,4 @@ while [ -n "$rest" ]; do
     *) kept=$kept${kept:+:}$each ;;
   esac
 done
-PYTHONPATH=$kept exec "${TIDEWAL_SPARK_PYTHON:-python3}" "$@"
+PYTHONPATH=$kept exec "${SPARK_TIDEWAL_PYTHON:-python3}" "$@"

@@ -16,3 +16,6 @@ class AtOnce(Turns):
 
     async def run(self, work: Work[T]) -> T:
         return finish(work)
+
+    def begin(self, work: Work[T]) -> tuple[T]:
+        return (finish(work),)

@@ -17,6 +17,7 @@ from broker.control.topics import CreateTopics
 from broker.decisions import Decision
 from broker.replicas.fetcher import Fetcher
 from broker.replicas.partition import Partition
+from protocol.work import Work
 from storage.log_manager import LogManager
 from tests.sim.client import BROKER_PORT
 from tests.sim.loop import SimFailure
@@ -421,10 +422,10 @@ def test_a_follower_that_keeps_what_differs_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_a_fold_that_trusts_whoever_lost_power_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest: Callable[..., None] = Image._reincarnate
+    honest: Callable[..., Work[None]] = Image._reincarnate
 
-    def reincarnate(self: Image, broker_id: int, **how: object) -> None:
-        honest(self, broker_id, **{**how, "clean": True})
+    def reincarnate(self: Image, broker_id: int, **how: object) -> Work[None]:
+        return honest(self, broker_id, **{**how, "clean": True})
 
     monkeypatch.setattr(Image, "_reincarnate", reincarnate)
     assert "13 the unclean leave" in broken(Play("trust"), fast_power_cut)
@@ -511,8 +512,8 @@ def test_a_controller_that_acknowledges_what_it_does_not_write_is_caught(
 ) -> None:
     honest = CreateTopics.decide
 
-    def decide(self: CreateTopics, image: Image, rules: Rules) -> Decision[Any]:
-        decided = honest(self, image, rules)
+    def decide(self: CreateTopics, image: Image, rules: Rules) -> Work[Decision[Any]]:
+        decided = yield from honest(self, image, rules)
         return Decision(response=decided.response) if len(image.topics) == 4 else decided
 
     monkeypatch.setattr(CreateTopics, "decide", decide)
