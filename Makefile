@@ -17,6 +17,8 @@ SEEDS  ?= 1000
 FROM   ?= 0
 MINUTES ?= 30
 ROUNDS ?= 5
+# One more than processors: tests of real processes wait more than they compute.
+WORKERS ?= $(shell echo $$(( $$(nproc) + 1 )))
 
 # Where the environment forbids Python to keep what it compiled, every worker and every broker of a run would compile
 # all of it again; collecting the tests alone then takes 11 s of CPU in place of 4, in each worker.
@@ -48,7 +50,7 @@ run: setup ## a broker; its logs and its object store live in DATA: make run LIS
 	@exec $(BIN)/tidewal broker --listen $(LISTEN) --data $(DATA) $(ARGS)
 
 test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
-	@$(COMPILED_ONCE) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	@$(COMPILED_ONCE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 sim: setup ## many simulation seeds on every CPU, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
