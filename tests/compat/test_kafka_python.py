@@ -80,6 +80,9 @@ def consumer(bootstrap: str, *topics: str, **config: Any) -> Iterator[KafkaConsu
         },
     )
     with closing(reader):
+        for topic in topics:
+            # who joins before it knows the topic assigns nothing, and does not join again for minutes
+            reader.partitions_for_topic(topic)
         yield reader
 
 
