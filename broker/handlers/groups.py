@@ -29,6 +29,7 @@ from broker.coordinators.groups.classic import (
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
+from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -58,10 +59,6 @@ _TRANSACTION_COORDINATOR: Final = 1
 _NOT_ASKED: Final = -(2**31)
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
-REPEATED_ROWS_MAX: Final = 100_000
-"""Of offsets in one answer, before a group that is named again is refused."""
-ROWS_PER_STEP: Final = 16
-"""Of work in turns."""
 _LONG_ID: Final = 1_000
 """A group's partition is found by a walk over its id: one so long is a step of its own."""
 _TOPIC_IDS_FROM: Final = 10
@@ -130,7 +127,7 @@ class GroupHandlers:
             if group_id not in seen:
                 seen.add(group_id)
                 sorted_out.setdefault(self._groups.partition_for(group_id), []).append(group_id)
-            if len(group_id) > _LONG_ID or at % ROWS_PER_STEP == 0:
+            if len(group_id) > _LONG_ID or at % ROWS_AT_ONCE == 0:
                 yield
         return sorted_out
 
@@ -378,7 +375,7 @@ class GroupHandlers:
         for at, group_id in enumerate(request.groups, 1):
             if group_id not in described:
                 described[group_id] = yield from self._describe(ctx, group_id, wants_operations)
-            if len(group_id) > _LONG_ID or at % ROWS_PER_STEP == 0:
+            if len(group_id) > _LONG_ID or at % ROWS_AT_ONCE == 0:
                 yield
         return {"throttle_time": 0, "groups": list(described.values())}
 
@@ -422,7 +419,7 @@ def _found(asked: Iterable[list[str]], answers: Iterable[Fields]) -> Work[dict[s
     for keys, answer in zip(asked, answers, strict=True):
         for key in keys:
             found[key] = answer
-            if len(found) % ROWS_PER_STEP == 0:
+            if len(found) % ROWS_AT_ONCE == 0:
                 yield
     return found
 
@@ -431,7 +428,7 @@ def _rows_of(found: Mapping[str, Fields], keys: Sequence[str]) -> Work[list[Fiel
     rows: list[Fields] = []
     for key in keys:
         rows.append({"key": key, **found[key]})
-        if len(rows) % ROWS_PER_STEP == 0:
+        if len(rows) % ROWS_AT_ONCE == 0:
             yield
     return rows
 
@@ -440,7 +437,7 @@ def _assignments(request: SyncGroupRequest) -> Work[dict[str, bytes]]:
     assignments = {}
     for at, one in enumerate(request.assignments, 1):
         assignments[one.member_id] = bytes(one.assignment)
-        if at % ROWS_PER_STEP == 0:
+        if at % ROWS_AT_ONCE == 0:
             yield
     return assignments
 
@@ -449,7 +446,7 @@ def _leavers(request: LeaveGroupRequest) -> Work[tuple[Leaver, ...]]:
     leavers = []
     for one in request.members:
         leavers.append(Leaver(one.member_id, one.group_instance_id))
-        if len(leavers) % ROWS_PER_STEP == 0:
+        if len(leavers) % ROWS_AT_ONCE == 0:
             yield
     return tuple(leavers)
 
@@ -460,7 +457,7 @@ def _left(leavers: Sequence[Leaver], errors: Sequence[ErrorCode]) -> Work[list[F
         rows.append(
             {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": code}
         )
-        if len(rows) % ROWS_PER_STEP == 0:
+        if len(rows) % ROWS_AT_ONCE == 0:
             yield
     return rows
 
@@ -469,7 +466,7 @@ def _deleted(group_ids: Sequence[str], errors: Sequence[ErrorCode]) -> Work[list
     rows: list[Fields] = []
     for group_id, code in zip(group_ids, errors, strict=True):
         rows.append({"group_id": group_id, "error_code": code})
-        if len(rows) % ROWS_PER_STEP == 0:
+        if len(rows) % ROWS_AT_ONCE == 0:
             yield
     return rows
 
@@ -477,7 +474,7 @@ def _deleted(group_ids: Sequence[str], errors: Sequence[ErrorCode]) -> Work[list
 def _set_errors(rows: Sequence[Row], errors: Sequence[ErrorCode]) -> Work[None]:
     for at, (row, code) in enumerate(zip(rows, errors, strict=True), 1):
         row["error_code"] = code
-        if at % ROWS_PER_STEP == 0:
+        if at % ROWS_AT_ONCE == 0:
             yield
 
 
@@ -486,7 +483,7 @@ def _normal(names: Sequence[str]) -> Work[set[str]]:
     normal = set()
     for at, name in enumerate(names, 1):
         normal.add(name.strip().lower())
-        if at % ROWS_PER_STEP == 0:
+        if at % ROWS_AT_ONCE == 0:
             yield
     return normal
 
@@ -505,7 +502,7 @@ def _to_commit(
         for one in asked.partitions:
             row: Row = {"partition_index": one.partition_index, "error_code": missing}
             answered.append(row)
-            if len(answered) % ROWS_PER_STEP == 0:
+            if len(answered) % ROWS_AT_ONCE == 0:
                 yield
             if topic is None or not 0 <= one.partition_index < len(topic.partitions):
                 continue
@@ -542,7 +539,7 @@ def _to_delete(
                 "error_code": ErrorCode.unknown_topic_or_partition,
             }
             answered.append(row)
-            if len(answered) % ROWS_PER_STEP == 0:
+            if len(answered) % ROWS_AT_ONCE == 0:
                 yield
             if topic is not None and 0 <= one.partition_index < len(topic.partitions):
                 rows.append(row)
@@ -567,7 +564,7 @@ def _topic_offsets(
     partitions: list[Fields] = []
     for index in asked.partition_indexes:
         partitions.append(_offset_asked(machine, group_id, name, topic_id, index, is_stable_only))
-        if len(partitions) % ROWS_PER_STEP == 0:
+        if len(partitions) % ROWS_AT_ONCE == 0:
             yield
     yield
     return {**names, "partitions": partitions}
@@ -593,7 +590,7 @@ def _all_failed(asked: TopicAsked, code: ErrorCode) -> Work[list[Fields]]:
     partitions: list[Fields] = []
     for index in asked.partition_indexes:
         partitions.append(_no_offset(index, code))
-        if len(partitions) % ROWS_PER_STEP == 0:
+        if len(partitions) % ROWS_AT_ONCE == 0:
             yield
     yield
     return partitions
@@ -611,7 +608,7 @@ def _all_offsets(
         found: list[Fields] = []
         yield
         for at, index in enumerate(list(machine.durable.offsets.get(group_id, {}).get(name, {})), 1):
-            if at % ROWS_PER_STEP == 0:
+            if at % ROWS_AT_ONCE == 0:
                 yield
             offset = machine.durable.get(group_id, name, index)
             if offset is None or (topic is not None and _is_of_another(offset.topic_id, topic.id)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.handlers.dispatch import Context, Handler
 from broker.handlers.follower_fetch import modes_of_followers
+from broker.handlers.results import ROWS_AT_ONCE
 from broker.ports import Offload
 from broker.replicas.offset_lookup import (
     EARLIEST,
@@ -59,8 +60,6 @@ _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 """Asks one replica about itself, leader or not."""
 _HIGH_WATERMARK: Final = -1
-ROWS_PER_STEP: Final = 16
-"""Of work in turns."""
 LOOK_UPS_AT_ONCE: Final = 16
 """In the tier, for one request: thousands that begin in one turn of the loop would hold it for seconds."""
 
@@ -115,7 +114,7 @@ class OffsetHandlers:
         for at, (answer, look_up) in enumerate(look_ups, 1):
             if (yield from self._look_up(look_up, answer)):
                 late.append((answer, look_up))
-            if at % ROWS_PER_STEP == 0:
+            if at % ROWS_AT_ONCE == 0:
                 yield None
 
     def _look_up(self, look_up: LookUp, answer: Row) -> Steps[bool]:
@@ -210,7 +209,7 @@ class OffsetHandlers:
                     epoch, end = found.log.end_offset_for_epoch(asked.leader_epoch)
                     answer["leader_epoch"], answer["end_offset"] = epoch, end
                 partitions.append(answer)
-                if len(partitions) % ROWS_PER_STEP == 0:
+                if len(partitions) % ROWS_AT_ONCE == 0:
                     yield
             topics.append({"topic": topic.topic, "partitions": partitions})
         return {"throttle_time": 0, "topics": topics}
@@ -237,7 +236,7 @@ class OffsetHandlers:
             for at, each in enumerate(topic.partitions, 1):
                 # of a partition named twice the last offset counts, as in Kafka
                 asked.setdefault(topic.name, {})[each.partition_index] = each.offset
-                if at % ROWS_PER_STEP == 0:
+                if at % ROWS_AT_ONCE == 0:
                     yield
         wait_s = request.timeout.total_seconds()
         topics: list[Fields] = []
@@ -296,7 +295,7 @@ def _rows(ctx: Context, request: ListOffsetsRequest) -> Work[tuple[list[Fields],
     for topic in request.topics:
         yield
         for at, each in enumerate(topic.partitions, 1):
-            if at % ROWS_PER_STEP == 0:
+            if at % ROWS_AT_ONCE == 0:
                 yield
             key = (topic.name, each.partition_index)
             if key in named:

@@ -7,11 +7,12 @@ log). Invariant: an error of one partition is answered in its place and stops no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from broker.control.cluster import Cluster
 from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
+from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
@@ -22,12 +23,6 @@ from protocol.work import Work
 if TYPE_CHECKING:
     from protocol.requests.describe_producers import DescribeProducersRequest
     from protocol.requests.init_producer_id import InitProducerIdRequest
-
-
-ROWS_PER_STEP: Final = 16
-"""Of work in turns."""
-REPEATED_ROWS_MAX: Final = 100_000
-"""Of producers in one answer, before a partition that is named again is refused."""
 
 
 class ProducerHandlers:
@@ -67,7 +62,7 @@ class ProducerHandlers:
                     "active_producers": [],
                 }
                 partitions.append(answer)
-                if len(partitions) % ROWS_PER_STEP == 0:
+                if len(partitions) % ROWS_AT_ONCE == 0:
                     yield
                 found = self._replicas.replica(topic.name, index)
                 if isinstance(found, ErrorCode):
@@ -98,6 +93,6 @@ def _described(partition: Partition) -> Work[list[Fields]]:
                 "current_txn_start_offset": producer.current_txn_start_offset,
             }
         )
-        if len(rows) % ROWS_PER_STEP == 0:
+        if len(rows) % ROWS_AT_ONCE == 0:
             yield
     return rows

@@ -1,4 +1,4 @@
-"""What the answers to operators' requests share: how long a decision may take, how an error is given, and
+"""What answers share: how long a decision may take, how an error is given, and
 how many rows are made, or sorted, between two turns.
 
 Owns: the wait of a request that names a time, the error of one item of a response. Does not own: an error of
@@ -24,6 +24,8 @@ R = TypeVar("R")
 
 ROWS_AT_ONCE: Final = 16
 """Rows, of a microsecond or a few each, between two turns."""
+REPEATED_ROWS_MAX: Final = 100_000
+"""In one answer, before what is named again in the request is refused."""
 SORTED_AT_ONCE: Final = 256
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
