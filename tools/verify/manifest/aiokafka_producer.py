@@ -160,4 +160,4 @@ def _outcome(future: Future, batch: Any) -> tuple[Outcome, int]:
         is_told = told is not None and (batch is None or batch.future.result().offset >= 0)
         return Outcome.OK, told.offset if is_told else NO_OFFSET
     code = error.errno if isinstance(error, BrokerResponseError) else _NO_ERROR_CODE
-    return outcome_of(code, is_retried=True), NO_OFFSET
+    return outcome_of(code), NO_OFFSET

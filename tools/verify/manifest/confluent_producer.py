@@ -46,10 +46,7 @@ class ManifestProducer(confluent_kafka.Producer):
     ) -> None:
         told = {name: str(value).lower() for name, value in config.items()}
         is_idempotent = told.get("enable.idempotence") == "true" or "transactional.id" in told
-        retries = told.get("retries", told.get("message.send.max.retries", ""))
-        in_flight = told.get("max.in.flight.requests.per.connection", told.get("max.in.flight", ""))
         acks = told.get("acks", told.get("request.required.acks", "all"))
-        self._is_retried = is_idempotent or retries != "0"
         self._acks = _ACKS.get(acks, -1)
         self._topic_ids = dict(topic_ids or {})
         self._then: Callback | None = config.get("on_delivery")
@@ -61,7 +58,8 @@ class ManifestProducer(confluent_kafka.Producer):
             Path(directory),
             writer=str(config.get("client.id", "confluent-kafka")),
             is_idempotent=is_idempotent,
-            is_ordered=is_idempotent or in_flight == "1" or retries == "0",
+            # Any other sends what an old leader refused once more, after what the new one already took.
+            is_ordered=is_idempotent,
             is_unique=is_unique,
             keeps_rows=keeps_rows,
         )
@@ -160,7 +158,7 @@ class ManifestProducer(confluent_kafka.Producer):
             known = message.offset()
             offset = NO_OFFSET if known is None else known
         else:
-            outcome = outcome_of(error.code(), is_retried=self._is_retried)
+            outcome = outcome_of(error.code())
         self._manifest.note(
             topic,
             -1 if partition is None else max(partition, -1),

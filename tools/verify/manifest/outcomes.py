@@ -33,23 +33,12 @@ ALWAYS_REFUSED: Final = frozenset(
 )
 """What is wrong with the record itself, which each attempt finds: none was appended."""
 
-REFUSED_AT_FIRST: Final = frozenset(
-    {
-        2,  # CORRUPT_MESSAGE
-        3,  # UNKNOWN_TOPIC_OR_PARTITION
-        5,  # LEADER_NOT_AVAILABLE
-        19,  # NOT_ENOUGH_REPLICAS
-    }
-)
-"""This attempt was not appended; one before it, whose answer was lost, may have been."""
 
-
-def outcome_of(error_code: int, *, is_retried: bool) -> Outcome:
+def outcome_of(error_code: int) -> Outcome:
     """Judge a broker's last answer.
 
-    A timeout (7), NOT_LEADER_OR_FOLLOWER (6), NOT_ENOUGH_REPLICAS_AFTER_APPEND (20), KAFKA_STORAGE_ERROR (56)
-    and whatever is not listed leave it open whether the record is there.
+    Whatever is not listed leaves it open whether the record is there: NOT_ENOUGH_REPLICAS (19) and the like
+    say that this attempt was not appended, but one before it, whose answer was lost or came from a leader
+    that was one no more, may have been. librdkafka makes such attempts with `retries` 0 too.
     """
-    if error_code in ALWAYS_REFUSED or (error_code in REFUSED_AT_FIRST and not is_retried):
-        return Outcome.FAIL
-    return Outcome.UNKNOWN
+    return Outcome.FAIL if error_code in ALWAYS_REFUSED else Outcome.UNKNOWN

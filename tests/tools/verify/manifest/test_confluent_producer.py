@@ -225,8 +225,7 @@ def test_a_killed_writer_leaves_a_manifest_that_agrees_with_the_log(
         ({"enable.idempotence": True}, Guarantee.IDEMPOTENT | Guarantee.ORDERED),
         ({"enable.idempotence": "true"}, Guarantee.IDEMPOTENT | Guarantee.ORDERED),
         ({"transactional.id": "t"}, Guarantee.IDEMPOTENT | Guarantee.ORDERED),
-        ({"max.in.flight.requests.per.connection": 1}, Guarantee.ORDERED),
-        ({"retries": 0}, Guarantee.ORDERED),
+        ({"max.in.flight.requests.per.connection": 1, "retries": 0}, Guarantee(0)),
         ({}, Guarantee(0)),
     ],
 )

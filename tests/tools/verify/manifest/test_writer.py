@@ -276,19 +276,18 @@ def test_no_rows_have_no_sums() -> None:
 
 
 @pytest.mark.parametrize("code", [6, 7, 20, 56, -1, 13, 45, 47, 9999])
-@pytest.mark.parametrize("is_retried", [True, False])
-def test_nobody_knows_after_a_timeout_or_a_change_of_leader(code: int, is_retried: bool) -> None:
-    assert outcomes.outcome_of(code, is_retried=is_retried) is outcomes.Outcome.UNKNOWN
+def test_nobody_knows_after_a_timeout_or_a_change_of_leader(code: int) -> None:
+    assert outcomes.outcome_of(code) is outcomes.Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("code", [10, 18, 87])
 def test_a_record_that_no_attempt_gets_in_is_refused(code: int) -> None:
-    assert outcomes.outcome_of(code, is_retried=True) is outcomes.Outcome.FAIL
+    assert outcomes.outcome_of(code) is outcomes.Outcome.FAIL
 
 
-def test_a_refusal_after_a_lost_answer_says_nothing_of_the_attempt_before() -> None:
-    assert outcomes.outcome_of(19, is_retried=False) is outcomes.Outcome.FAIL
-    assert outcomes.outcome_of(19, is_retried=True) is outcomes.Outcome.UNKNOWN
+@pytest.mark.parametrize("code", [2, 3, 5, 19])
+def test_a_refusal_says_nothing_of_the_attempt_before(code: int) -> None:
+    assert outcomes.outcome_of(code) is outcomes.Outcome.UNKNOWN
 
 
 def test_both_sides_mean_the_same_by_an_outcome() -> None:
