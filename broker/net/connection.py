@@ -38,7 +38,7 @@ _LARGE_BUFFER: Final = 1 << 20
 """What a read buffer grows to by itself; a larger one is there for a large frame."""
 
 # Why a connection handles no further request just now; any bit set stalls it.
-WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED = 1, 2, 4, 8, 16, 32
+WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED, ROOM = 1, 2, 4, 8, 16, 32, 64
 
 Frame: TypeAlias = "memoryview | bytearray"
 
@@ -338,7 +338,11 @@ class Connection(asyncio.BufferedProtocol):
         """Keep frames until the connection may continue."""
         self._held.extend(map(self._kept, frames))
         self._account()
-        if not self._paused and self._transport is not None:
+        self._pause()
+
+    def _pause(self) -> None:
+        """Stop reading, also where that was said before: uvloop reads on after a pause in `connection_made`."""
+        if self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -558,8 +562,8 @@ class Connection(asyncio.BufferedProtocol):
         return bool(self._stalled & CLOSED)
 
     @property
-    def is_paced(self) -> bool:
-        return bool(self._stalled & PACED)
+    def awaits_room(self) -> bool:
+        return bool(self._stalled & ROOM)
 
     @property
     def is_waiting(self) -> bool:
@@ -590,15 +594,26 @@ class Connection(asyncio.BufferedProtocol):
         return -1 if real is None else int(real.fileno())
 
     def pace(self) -> None:
-        """Read nothing until `unpace`."""
-        self._stalled |= PACED
-        if not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+        """Read nothing until `unpace`: it comes before it is to be served."""
+        self._stall(PACED)
+
+    def await_room(self) -> None:
+        """Read nothing until `given_room`: there is no memory for its request."""
+        self._stall(ROOM)
+
+    def _stall(self, reason: int) -> None:
+        self._stalled |= reason
+        self._pause()
 
     def unpace(self) -> None:
-        if self._stalled & PACED:
-            self._stalled &= ~PACED
+        self._go_on(PACED)
+
+    def given_room(self) -> None:
+        self._go_on(ROOM)
+
+    def _go_on(self, reason: int) -> None:
+        if self._stalled & reason:
+            self._stalled &= ~reason
             self._continue()
 
     def shrink(self) -> None:

@@ -292,9 +292,9 @@ class NetworkServer:
         """Count the request bytes that wait at a connection; stop reading from it if its frame has to wait
         for room."""
         if not self.frames.hold(connection, queued, open_frame=open_frame):
-            connection.pace()
-        elif connection.is_paced:
-            self.loop.call_soon(connection.unpace)
+            connection.await_room()
+        elif connection.awaits_room:
+            self.loop.call_soon(connection.given_room)
         if self.frames.has_changed:
             self._admit_queued()
         if self._watch_timer is None and not self.frames.is_idle:
@@ -314,7 +314,7 @@ class NetworkServer:
     def _admit_queued(self) -> None:
         for connection in self.frames.admit():
             # not from within the reading of another
-            self.loop.call_soon(connection.unpace)
+            self.loop.call_soon(connection.given_room)
 
     def _schedule_watch(self) -> None:
         if not self._closed:

@@ -10,6 +10,7 @@ import pytest
 
 from broker.net import server
 from broker.net.answers import AnswerAccount
+from broker.net.connection import Connection
 from protocol.apis import Api, PeerApi
 from protocol.errors import ErrorCode
 from protocol.messages import encode_request
@@ -206,6 +207,47 @@ async def test_connections_come_at_a_limited_rate(make_broker: MakeBroker) -> No
     assert loop.time() - started > 0.4
     for client in clients:
         client.writer.close()
+
+
+class Deaf(asyncio.Transport):
+    """Reads on after a pause in `connection_made`, as uvloop's transports do."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.pauses = 0
+        self.written = b""
+
+    def pause_reading(self) -> None:
+        self.pauses += 1
+
+    def resume_reading(self) -> None: ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_a_request_that_comes_before_the_broker_serves_waits_until_then(broker: Broker) -> None:
+    """Else a broker that starts says of every topic that it is not there, which producers take for final."""
+    network = broker.components.network
+    network._is_open = False
+    early, transport = Connection(network, "PLAINTEXT"), Deaf()
+    early.connection_made(transport)
+    request = encode_request(Api.API_VERSIONS, 0, 1, "early", {})
+    early.get_buffer(-1)[: len(request)] = request
+    early.buffer_updated(len(request))
+    assert transport.pauses == 2, "nothing more is read"
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert transport.written == b""
+    network.open()
+    await until(lambda: transport.written)
+    early.connection_lost(None)
 
 
 async def test_only_so_many_wait_for_their_turn(make_broker: MakeBroker) -> None:
