@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kio.static.constants import EntityType
 
 from protocol.apis import KNOWN, is_supported, request_header_version, response_header_version
-from protocol.codec import ELEMENTS_MAX, PIECE_BYTES, EntityCodec, Fields, Schema, struct_schema
+from protocol.codec import ELEMENTS_MAX, EntityCodec, Fields
+from protocol.coding.schema import Schema, struct_schema
+from protocol.coding.writing_in_turns import PIECE_BYTES
 from protocol.errors import MalformedRequest
 from protocol.peers import EXTENDED
 from protocol.primitives import Buffer, pack_text, skip_tags

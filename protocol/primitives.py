@@ -8,11 +8,14 @@ struct and an index say of a cut field is left to the reader of the whole messag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from io import BytesIO
 from struct import Struct
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from protocol.errors import MalformedRequest
+from protocol.work import Work
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 TopicKey: TypeAlias = str | UUID
@@ -23,6 +26,8 @@ UVARINT_MAX: Final = 0x7FFFFFFF
 TAGS_MAX: Final = 64
 """Tagged fields in one place; no version of any message has a quarter of it, and each takes time to skip."""
 NO_TAGS: Final = b"\x00"
+COPIED_BYTES: Final = 64 << 10
+"""Of a long field, copied in one go."""
 
 INT16: Final = Struct(">h")
 INT32: Final = Struct(">i")
@@ -174,3 +179,19 @@ def pack_text(text: str | None, flexible: bool) -> bytes:
 
 def pack_count(count: int, flexible: bool) -> bytes:
     return pack_uvarint(count + 1) if flexible else INT32.pack(count)
+
+
+# --- long fields ---
+
+
+def copied(pieces: Sequence[Buffer]) -> Work[bytes]:
+    """Return the pieces as one."""
+    if sum(map(len, pieces)) <= COPIED_BYTES:
+        return b"".join(pieces)
+    out = BytesIO()  # gives its bytes away without another copy
+    for piece in pieces:
+        view = memoryview(piece)
+        for at in range(0, len(view), COPIED_BYTES):
+            out.write(view[at : at + COPIED_BYTES])
+            yield
+    return out.getvalue()

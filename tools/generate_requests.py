@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.apis import KNOWN, ApiRow
-from protocol.codec import struct_schema
+from protocol.coding.schema import struct_schema
 from protocol.messages import message_class
 
 FOLDER = Path(__file__).resolve().parent.parent / "protocol" / "requests"

@@ -40,7 +40,8 @@ from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.turns import Turns
 from protocol.apis import KNOWN, PEER, SERVED, Api, PeerApi, is_supported
-from protocol.codec import PIECE_BYTES, Fields, copied
+from protocol.codec import Fields
+from protocol.coding.writing_in_turns import PIECE_BYTES
 from protocol.errors import ErrorCode, KafkaError, MalformedRequest, TooManyRows
 from protocol.messages import (
     decode_request,
@@ -48,6 +49,7 @@ from protocol.messages import (
     encode_response,
     encode_response_in_turns,
 )
+from protocol.primitives import copied
 from protocol.wire import RequestHead, parse_head
 from protocol.work import Work, finish, let_go
 

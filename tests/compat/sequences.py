@@ -736,7 +736,7 @@ Spot = tuple[tuple[Any, ...], Any, Any]
 
 
 def spots(api: Api, schema: Any, fields: Mapping[str, Any], path: tuple[Any, ...] = ()) -> list[Spot]:
-    from protocol.codec import struct_schema
+    from protocol.coding.schema import struct_schema
 
     found: list[Spot] = []
     for field in (*schema.fields, *schema.tagged):

@@ -17,7 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from protocol.apis import SERVED, Api, request_header_version
-from protocol.codec import Schema, struct_schema
+from protocol.coding.schema import Schema, struct_schema
 from protocol.messages import codec
 
 CLIENT_ID: Final = b"hostile"

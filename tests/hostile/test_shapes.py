@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.apis import SERVED, Api
-from protocol.codec import Schema, struct_schema
+from protocol.coding.schema import Schema, struct_schema
 from protocol.messages import codec, decode_request
 from protocol.wire import parse_head
 from tests.hostile.shapes import Kind, Known, Shape, column, request, shapes_of, versions

@@ -17,7 +17,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from protocol.apis import SERVED
-from protocol.codec import struct_schema
+from protocol.coding.schema import struct_schema
 from protocol.errors import ErrorCode
 from protocol.messages import Kind, codec
 

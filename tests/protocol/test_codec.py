@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
 from protocol.apis import SERVED, Api
-from protocol.codec import PIECE_BYTES, EntityCodec, MissingField
+from protocol.codec import EntityCodec
+from protocol.coding.writing import MissingField
+from protocol.coding.writing_in_turns import PIECE_BYTES
 from protocol.errors import ErrorCode, MalformedRequest, TooManyRows
 from protocol.messages import (
     Kind,

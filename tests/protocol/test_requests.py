@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.apis import KNOWN, Api, PeerApi
-from protocol.codec import struct_schema
+from protocol.coding.schema import struct_schema
 from protocol.messages import codec, decode_request, encode_request, message_class
 from protocol.requests.fetch import DEFAULT_REPLICA_STATE
 from protocol.requests.metadata import MetadataRequest, MetadataRequestTopic

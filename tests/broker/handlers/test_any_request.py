@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from protocol.apis import SERVED, Api
-from protocol.codec import struct_schema
+from protocol.coding.schema import struct_schema
 from protocol.messages import encode_request
 from tests.broker.raw_client import RawClient, batch_of, create_topic
 from tests.conftest import MakeBroker

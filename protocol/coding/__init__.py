@@ -1,0 +1,1 @@
+"""How messages are read and written, compiled from the classes that describe them (`protocol.codec`)."""
