@@ -341,7 +341,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pause()
 
     def _pause(self) -> None:
-        """Stop reading, also where that was said before: uvloop reads on after a pause in `connection_made`."""
+        """Stop reading, even if that was said before: uvloop reads on after a pause in `connection_made`."""
         if self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
