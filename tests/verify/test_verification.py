@@ -127,3 +127,10 @@ def test_what_an_unread_rest_of_a_compacted_log_may_have_replaced_is_not_lost(
     wrong, plan = check_damaged(seed, tmp_path / "made", {"torn_closed_segment"}, count=2)
     assert plan.planted
     assert wrong == []
+
+
+def test_a_log_without_its_epochs_is_read_by_those_of_its_batches(tmp_path: Path) -> None:
+    """Else it gives way to an older copy in the cold tier, and what is not in that seems lost."""
+    wrong, plan = check_damaged(361, tmp_path / "made")
+    assert "epochs_that_are_no_text" in [each.name for each in plan.planted]
+    assert wrong == []

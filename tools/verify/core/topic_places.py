@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -153,7 +154,7 @@ def local_replica(source: Source, directory: Directory, log: Log) -> LocalReplic
     bases = sorted(base for base, kind in files if kind == "log")
     if not bases:
         return None
-    epochs = _epochs(source, log)
+    epochs = _epochs(source, log) or _epochs_of_batches(source, [files[base, "log"] for base in bases])
     end = _log_end(source, files, bases[-1])
     places = []
     for base, following in [*pairwise(bases), (bases[-1], end)]:
@@ -181,11 +182,21 @@ def local_replica(source: Source, directory: Directory, log: Log) -> LocalReplic
 
 
 def _epochs(source: Source, log: Log) -> list[tuple[int, int]]:
-    """Return the epochs of a log, ascending; one that begins with the log where its file says nothing."""
+    """Return the epochs of a log, ascending, as their file says; nothing if it cannot be read."""
     try:
-        found = leader_epochs(source.read_all(f"{log.name}/{EPOCHS}", FILE_BYTES_MAX))
+        return leader_epochs(source.read_all(f"{log.name}/{EPOCHS}", FILE_BYTES_MAX))
     except (Gone, TooLarge, BadFile):
-        found = []
+        return []
+
+
+def _epochs_of_batches(source: Source, listed: Sequence[Listed]) -> list[tuple[int, int]]:
+    """Return the epochs of a log, ascending, as its batches say."""
+    found: list[tuple[int, int]] = []
+    for each in listed:
+        with suppress(Gone):
+            for batch in walk_sound(source, each.key, 0, each.size):
+                if not found or batch.head.leader_epoch > found[-1][0]:
+                    found.append((batch.head.leader_epoch, batch.head.base_offset))
     return found or [(-1, 0)]
 
 
