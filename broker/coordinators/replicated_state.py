@@ -526,12 +526,18 @@ class ReplicatedState(Generic[MachineT]):
             except (KafkaError, OSError, CorruptBatch) as error:
                 await self._load_failed(error)
                 continue
-            if self.status is Status.LOADING:
-                await self._turns.run(in_steps(machine.loaded(self._now())))
-            if self.status is Status.LOADING:
-                self._machine = machine
-                self._set_status(Status.ACTIVE)
-                self._arm_timer()
+            await self._turns.run(self._activate(machine))
+
+    def _activate(self, machine: MachineT) -> Work[None]:
+        """Have it build its soft state, and go by it. Nothing comes between: who hears from a machine that it
+        is loaded finds it active, and one that is closed before says nothing."""
+        if self.status is not Status.LOADING:
+            return
+        yield from in_steps(machine.loaded(self._now()))
+        if self.status is Status.LOADING:
+            self._machine = machine
+            self._set_status(Status.ACTIVE)
+            self._arm_timer()
 
     async def _wait_replicated(self) -> None:
         """Wait until no election can lose what was read back, which may be uncommitted. A follower that does

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
+from broker.coordinators.machine import Instant
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from broker.turns import Turns
 from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
+from protocol.work import Work
 from tests.broker.coordinators.fake_log import FakeLog, settle
 from tests.broker.coordinators.fake_log import turns as at_will
 from tests.broker.coordinators.groups.group_driver import subscription
@@ -45,12 +48,19 @@ async def make(disk: FakeLog) -> AsyncIterator[MakeState]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def make_state(*, turns: Turns | None = None, **config: Any) -> ReplicatedState[GroupMachine]:
+    def make_state(
+        *,
+        turns: Turns | None = None,
+        make_machine: Callable[[], GroupMachine] = lambda: GroupMachine(
+            GroupConfig(initial_rebalance_delay_ms=0)
+        ),
+        **config: Any,
+    ) -> ReplicatedState[GroupMachine]:
         state: ReplicatedState[GroupMachine] = ReplicatedState(
             topic=TOPIC,
             index=0,
             leader_epoch=3,
-            make_machine=lambda: GroupMachine(GroupConfig(initial_rebalance_delay_ms=0)),
+            make_machine=make_machine,
             partitions=disk,
             now_ms=lambda: 1_700_000_000_000,
             spawn=spawn,
@@ -531,6 +541,42 @@ async def test_records_nobody_knows_are_passed_over(disk: FakeLog, make: MakeSta
     await state.wait_settled()
     assert state.machine.durable.offsets["g"]["t"].keys() == {0}
     assert offset_of(state) == 5
+
+
+class Told(GroupMachine):
+    """Notes that it was loaded, which its owner may tell others at once."""
+
+    is_told = False
+
+    def loaded(self, now: Instant) -> Work[None]:
+        yield from super().loaded(now)
+        self.is_told = True
+
+
+@pytest.fixture
+async def busy_turns() -> Turns:
+    """Turns in which nothing ends within the turn of the loop in which it begins."""
+    steps = chain([0], repeat(1))
+    return Turns(loop=asyncio.get_running_loop(), elapsed_s=lambda: 0.0, steps=lambda: next(steps))
+
+
+async def test_it_is_active_as_soon_as_its_machine_is_loaded(make: MakeState, busy_turns: Turns) -> None:
+    machine = Told(GroupConfig())
+    state = make(turns=busy_turns, make_machine=lambda: machine)
+    while not machine.is_told:
+        assert state.status is Status.LOADING
+        await asyncio.sleep(0)
+    assert state.status is Status.ACTIVE
+    assert state.machine is machine
+
+
+async def test_closed_before_its_machine_is_loaded_it_never_is(make: MakeState, busy_turns: Turns) -> None:
+    machine = Told(GroupConfig())
+    state = make(turns=busy_turns, make_machine=lambda: machine)
+    await until(lambda: busy_turns.in_work > 0)
+    state.close()
+    await until(lambda: busy_turns.in_work == 0)
+    assert not machine.is_told
 
 
 # --- long commands ---
