@@ -605,12 +605,13 @@ class Stage:
         await self._take_census()
 
     async def _let_all_know_the_tier(self) -> None:
-        """What was decided a moment ago is on its way to everybody; who never hears of it is judged."""
+        """What was decided or stored a moment ago is on its way to everybody; who never hears of it is
+        judged."""
         deadline = self.loop.now + HEARD_S
         while self.loop.now < deadline:
             said = [(index, self.tier_said(index)) for _, index in self._tier_partitions()]
             known = {(fold.index, fold.copies) for fold in self._folds(said)}
-            if not self.restless_copies() and len(known) == len(said):
+            if not self.restless_copies() and not self.wal.restless() and len(known) == len(said):
                 return
             await asyncio.sleep(0.5)
 

@@ -11,6 +11,7 @@ from remote.keys import WalPart, floors_key, parse_wal_key
 from tests.sim.node import Node
 from tests.sim.operators import INTO_WAL
 from tests.sim.play import TP, Play
+from tests.sim.stage import Stage
 from tests.sim.test_wal_scenarios import (
     clean,
     followers,
@@ -217,3 +218,25 @@ def test_what_followers_lack_is_not_collected() -> None:
         await play.until("it is back", lambda: not play.stage.broken(), seconds=60)
 
     clean(in_wal("one lacks it").perform(script))
+
+
+def test_what_is_stored_while_the_end_is_read_is_told_before_it_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = in_wal("a late object")
+    tp, let_all_know = ("late", 0), Stage._let_all_know_the_tier
+
+    async def store_more(stage: Stage) -> None:
+        load = play.load("late load", tp=tp)
+        await play.until("more is stored than told", stage.wal.untold)
+        load.stop()
+        await let_all_know(stage)
+
+    async def script(play: Play) -> None:
+        play.stage.wal.rests = True
+        admin = play.stage.client("admin of late")
+        await play.stage.finish([admin.start(admin.create_topic_surely("late", 1, INTO_WAL, replicas=3))])
+
+    monkeypatch.setattr(Stage, "_let_all_know_the_tier", store_more)
+    play.perform(script)
+    assert play.stage.history.wal_untold == ()
