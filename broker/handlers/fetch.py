@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from broker.control.cluster import Cluster
 from broker.handlers.fetch_response import FetchResponse, holder_of, pack_error
+from broker.handlers.hang_up import or_hang_up
 from broker.handlers.remote_fetch import RemoteFetches
 from broker.net.connection import Answer, AnswerSlot, Connection, Frame
 from broker.net.sending import Bulk
@@ -30,7 +31,7 @@ from broker.replicas.read import ClientReader, FetchPass, PartitionRead
 from broker.replicas.replica_manager import ReplicaManager
 from broker.replicas.tier_reads import TierReads
 from broker.turns import Turns
-from protocol.errors import ErrorCode, MalformedRequest
+from protocol.errors import ErrorCode
 from protocol.fetch import (
     FETCH_SHAPES_FROM,
     FETCH_TOPIC_IDS,
@@ -138,7 +139,7 @@ class Fetch:
             slot = connection.slot()
             kept = memoryview(connection.keep(frame))
             answering = self._parse_long(connection, slot, kept, body_at, version, correlation_id)
-            self._spawn(self._in_turns(connection, answering))
+            self._in_turns(connection, answering)
             return slot
         turn = self._sessions.turn(
             request,
@@ -195,11 +196,8 @@ class Fetch:
             return self._followers.answer(connection, turn, request, version, correlation_id)
         if len(turn.wanted) > ROWS_AT_ONCE:
             slot = connection.slot()
-            self._spawn(
-                self._in_turns(
-                    connection, self._answer_long(connection, slot, request, turn, version, correlation_id)
-                )
-            )
+            answering = self._answer_long(connection, slot, request, turn, version, correlation_id)
+            self._in_turns(connection, answering)
             return slot
         fetched = self.read(turn, request, version)
         if fetched.wants is not None and self.remote is not None:
@@ -224,17 +222,8 @@ class Fetch:
 
     # --- in turns ---
 
-    async def _in_turns(self, connection: Connection, answering: Coroutine[Any, Any, None]) -> None:
-        try:
-            await answering
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        except MalformedRequest as error:
-            connection.close(str(error))
-        except Exception as error:
-            logger.error("a Fetch failed", exc_info=error)
-            connection.close("its Fetch failed")
+    def _in_turns(self, connection: Connection, answering: Coroutine[Any, Any, None]) -> None:
+        self._spawn(or_hang_up(connection, answering, "a Fetch", logger))
 
     async def _parse_long(
         self,
@@ -331,7 +320,7 @@ class Fetch:
 
     def end_long(self, wait: LongFetchWait) -> None:
         """Answer a wait that is over."""
-        self._spawn(self._in_turns(wait.connection, self._ending(wait)))
+        self._in_turns(wait.connection, self._ending(wait))
 
     async def _ending(self, wait: LongFetchWait) -> None:
         await self._turns.run(wait.leaving())

@@ -9,7 +9,6 @@ one; each request counts once, when it comes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from math import inf
@@ -18,6 +17,7 @@ from typing import Any, Final
 from broker.control.cluster import Cluster
 from broker.handlers.fetch import FetchWait
 from broker.handlers.fetch_response import FetchResponse
+from broker.handlers.hang_up import or_hang_up
 from broker.net.connection import Answer, AnswerSlot, Connection
 from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, PartitionRequest
 from broker.replicas.partition import UNKNOWN, FetchTime, Partition
@@ -250,7 +250,8 @@ class FollowerFetch:
         asked = list(_changed(turn))
         if len(asked) > ROWS_AT_ONCE:
             slot = connection.slot()
-            self._spawn(self._in_turns(connection, slot, turn, request, version, correlation_id))
+            answering = self.answer_long(connection, slot, turn, request, version, correlation_id)
+            self._spawn(or_hang_up(connection, answering, "a follower's Fetch", logger))
             return slot
         self._learn(asked, request, session)
         self._learned(session)
@@ -261,24 +262,6 @@ class FollowerFetch:
             return answer
         assert session is not None
         return self._wait(connection, session, turn, request, version, correlation_id, fetched.failures)
-
-    async def _in_turns(
-        self,
-        connection: Connection,
-        slot: AnswerSlot,
-        turn: FetchTurn,
-        request: FetchRequest,
-        version: int,
-        correlation_id: int,
-    ) -> None:
-        try:
-            await self.answer_long(connection, slot, turn, request, version, correlation_id)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        except Exception as error:
-            logger.error("a follower's Fetch failed", exc_info=error)
-            connection.close("its Fetch failed")
 
     async def answer_long(
         self,
