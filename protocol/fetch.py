@@ -599,6 +599,24 @@ def encode_replica_fetch(
     return b"".join(out)
 
 
+def asks_for_replica(frame: memoryview, at: int, version: int) -> bool:
+    """Say whether a replica asks, without reading the rows: a request of `FETCH_REPLICA_TAG` and newer is
+    looked at as `encode_replica_fetch` ends it. Whoever writes the same is taken for one."""
+    if version < FETCH_REPLICA_TAG:
+        return len(frame) >= at + 4 and bool(INT32.unpack_from(frame, at)[0] >= 0)
+    pointers = pack_takes_pointers()
+    end = len(frame) - len(pointers)
+    if end > 0 and frame[end:] == pointers:
+        count = 2
+    else:
+        count, end = 1, len(frame)
+    start = end - _ASK_STATE.size
+    if start <= at or frame[start - 1] != count:
+        return False
+    tag, size, replica_id, _, more = _ASK_STATE.unpack_from(frame, start)
+    return bool((tag, size, more) == (_REPLICA_STATE_TAG, _ASK_STATE_BYTES, 0) and replica_id >= 0)
+
+
 def _pack_topics(out: list[bytes], topics: Sequence[tuple[UUID, list[bytes]]]) -> None:
     out.append(pack_uvarint(len(topics) + 1))
     for topic_id, rows in topics:

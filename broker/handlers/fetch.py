@@ -12,7 +12,6 @@ of the loop, while its connection waits. Its long poll looks only at the partiti
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from broker.control.cluster import Cluster
 from broker.handlers.fetch_response import FetchResponse, holder_of, pack_error
 from broker.handlers.hang_up import or_hang_up
+from broker.handlers.places import Place, Places
 from broker.handlers.remote_fetch import RemoteFetches
 from broker.net.connection import Answer, AnswerSlot, Connection, Frame
 from broker.net.sending import Bulk
@@ -37,6 +37,7 @@ from protocol.fetch import (
     FETCH_TOPIC_IDS,
     FetchRequest,
     FetchShape,
+    asks_for_replica,
     parse_short_fetch,
     parsing_fetch,
 )
@@ -52,7 +53,8 @@ _SHAPE_ROWS_MAX: Final = 65_536
 _SHAPE_ROWS_MIN: Final = 32
 """How many each may keep, however many connections there are."""
 _LONG_MAX: Final = 4
-"""How many Fetches that are parsed in turns are in work at once: each takes some 100 MB at its largest."""
+"""How many Fetches of clients that go in turns are in work at once, and how many of followers: each takes
+some 100 MB at its largest."""
 _LEFT_A_STEP: Final = 1024
 
 
@@ -111,7 +113,8 @@ class Fetch:
         self._spawn = spawn
         self._turns = turns
         self._rows_max = rows_max
-        self._long = asyncio.Semaphore(_LONG_MAX)
+        self._places = Places(_LONG_MAX)
+        self._followers_places = Places(_LONG_MAX)
         self._followers = followers
         self._sessions = sessions
         self._purgatory = purgatory
@@ -196,7 +199,7 @@ class Fetch:
             return self._followers.answer(connection, turn, request, version, correlation_id)
         if len(turn.wanted) > ROWS_AT_ONCE:
             slot = connection.slot()
-            answering = self._answer_long(connection, slot, request, turn, version, correlation_id)
+            answering = self._continue_long(connection, slot, request, turn, version, correlation_id)
             self._in_turns(connection, answering)
             return slot
         fetched = self.read(turn, request, version)
@@ -235,9 +238,12 @@ class Fetch:
         correlation_id: int,
     ) -> None:
         """Take a request that is too long to be parsed at once."""
-        async with self._long:
+        # what brokers ask of each other waits for no client
+        is_follower = connection.is_peer or asks_for_replica(frame, body_at, version)
+        place = Place(self._followers_places if is_follower else self._places)
+        try:
             try:
-                if connection.is_closing:
+                if not await self._has_place(connection, place):
                     return
                 request = await self._turns.run(parsing_fetch(frame, body_at, version, self._rows_max()))
                 turn = await self._turns.run(
@@ -259,6 +265,34 @@ class Fetch:
                 await self._followers.answer_long(connection, slot, turn, request, version, correlation_id)
             else:
                 await self._answer_long(connection, slot, request, turn, version, correlation_id)
+        finally:
+            place.give_back()
+
+    async def _continue_long(
+        self,
+        connection: Connection,
+        slot: AnswerSlot,
+        request: FetchRequest,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        """Answer a short request of a session of many partitions."""
+        place = Place(self._places)
+        try:
+            if await self._has_place(connection, place):
+                await self._answer_long(connection, slot, request, turn, version, correlation_id)
+        finally:
+            place.give_back()
+
+    async def _has_place(self, connection: Connection, place: Place) -> bool:
+        """Return True with the place, or False where the client has gone before there was one."""
+        if connection.is_closing:
+            return False
+        connection.waiter = place
+        has_place = await place.take()
+        connection.waiter = None
+        return has_place and not connection.is_closing
 
     async def _answer_long(
         self,
@@ -323,11 +357,19 @@ class Fetch:
         self._in_turns(wait.connection, self._ending(wait))
 
     async def _ending(self, wait: LongFetchWait) -> None:
-        await self._turns.run(wait.leaving())
-        fetched = await self._turns.run(self._reading(wait.turn, wait.request, wait.version))
-        await self._respond_long(
-            wait.connection, wait.slot, wait.turn, wait.version, wait.correlation_id, fetched
-        )
+        place = Place(self._places)
+        try:
+            # before any that has not begun: what waits holds memory
+            await place.take_again()
+            await self._turns.run(wait.leaving())
+            if wait.connection.is_closing:
+                return
+            fetched = await self._turns.run(self._reading(wait.turn, wait.request, wait.version))
+            await self._respond_long(
+                wait.connection, wait.slot, wait.turn, wait.version, wait.correlation_id, fetched
+            )
+        finally:
+            place.give_back()
 
 
 class FetchSide(Protocol):

@@ -14,11 +14,13 @@ from protocol.apis import Api
 from protocol.errors import MalformedRequest
 from protocol.fetch import (
     FETCH_ITEMS_SHAPED,
+    FETCH_REPLICA_TAG,
     FETCH_SHAPES_FROM,
     REPLICA_FETCH_VERSION,
     FetchedPartition,
     FetchItem,
     FetchShape,
+    asks_for_replica,
     encode_replica_fetch,
     fetch_head,
     fetch_partition_head,
@@ -95,6 +97,8 @@ def test_fetch_requests_are_read_as_the_generated_reader_does(
         },
     )
     found = parse_fetch(frame, body_at, version)
+    if found.replica_id < 0 or version < FETCH_REPLICA_TAG:
+        assert asks_for_replica(frame, body_at, version) == (found.replica_id >= 0)
 
     def key(topic: Any) -> Any:
         return topic.topic_id if version >= 13 else topic.topic
@@ -386,6 +390,8 @@ def test_requests_of_followers_are_the_generated_ones(
         ],
         "rack_id": "",
     }
+    body_at = 8 + 2 + len("broker-1-fetch") + 1
+    assert asks_for_replica(memoryview(frame), body_at, REPLICA_FETCH_VERSION)
     version = REPLICA_FETCH_VERSION
     assert frame == encode_request(Api.FETCH, version, correlation_id, "broker-1-fetch", fields)[4:]
 

@@ -15,6 +15,7 @@ from protocol.fetch import (
     FetchedPartition,
     FetchItem,
     FetchShape,
+    asks_for_replica,
     encode_replica_fetch,
     fetch_head,
     fetch_partition_head,
@@ -87,6 +88,7 @@ def test_what_a_follower_asks_is_read_by_its_leader(items: list[FetchItem], take
     found = parse_fetch(frame, BODY_AT, REPLICA_FETCH_VERSION)
     assert found.items == items
     assert (found.takes_pointers, found.replica_id, found.replica_epoch) == (takes, 2, 3)
+    assert asks_for_replica(frame, BODY_AT, REPLICA_FETCH_VERSION)
     again = FetchShape(frame, BODY_AT, REPLICA_FETCH_VERSION, found)
     moved = [item._replace(offset=item.offset // 2) for item in items]
     read = again.read(memoryview(request_of(moved, takes_pointers=takes)))

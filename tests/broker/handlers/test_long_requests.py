@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import pytest
 
 from broker.handlers import fetch_response
+from broker.handlers.places import Place, Places
 from broker.replicas import fetch_sessions
 from broker.replicas.purgatory import Waiter
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.fetch import FetchItem, fetch_topic_head
+from protocol.fetch import FetchItem, fetch_topic_head, parsing_fetch
 from protocol.primitives import ROWS_AT_ONCE
 from protocol.records import build_batch
 from tests.broker.net.live import until
@@ -279,12 +282,108 @@ async def test_a_long_poll_over_many_partitions_holds_no_frame(broker: Broker) -
         assert broker.components.network.queued_bytes == 0
 
 
+def filled(places: Places) -> Place:
+    """Take all places; return the one that is given back last."""
+    taken = [Place(places) for _ in range(places.count)]
+    for place in taken:
+        place._is_taken = True
+    places.taken = places.count
+    return taken[0]
+
+
+def all_of(topic: str, count: int, **changes: Any) -> dict[str, Any]:
+    """A Fetch of many partitions that are there."""
+    fields = fetch_fields(topic, 0, **changes)
+    row = fields["topics"][0]["partitions"][0]
+    fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(count)]
+    return fields
+
+
+@pytest.mark.parametrize("version", [12, 16])
+async def test_a_follower_that_asks_for_many_waits_for_no_client(broker: Broker, version: int) -> None:
+    await create_topic(broker, "t")
+    filled(fetch_of(broker)._places)
+    async with await RawClient.open(broker) as client, await RawClient.open(broker) as follower:
+        await client.send(client.encode(Api.FETCH, 12, many("t")))
+        await until(lambda: fetch_of(broker)._places.waiting)
+        fields = many("t") | {"replica_id": 2, "replica_state": {"replica_id": 2, "replica_epoch": 1}}
+        fields["topics"] = [topic | {"topic_id": UUID(int=1)} for topic in fields["topics"]]
+        fields["rack_id"] = ""
+        answer = await follower.call(Api.FETCH, version, **fields)
+        assert answer.error_code is ErrorCode.none
+        assert fetch_of(broker)._places.waiting
+
+
+async def test_a_fetch_that_waits_for_its_turn_goes_with_its_client(broker: Broker) -> None:
+    await create_topic(broker, "t")
+    filled(fetch_of(broker)._places)
+    network = broker.components.network
+    async with await RawClient.open(broker) as client:
+        await client.send(client.encode(Api.FETCH, 12, many("t")))
+        await until(lambda: network.queued_bytes)
+    await until(lambda: not network.queued_bytes)
+    assert network.frames.is_idle
+
+
+async def test_long_polls_that_end_together_are_answered_a_few_at_once_and_before_newcomers(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t", 400)
+    count, fetch = 12, fetch_of(broker)
+    reading, in_work = fetch._reading, []
+    most = [0]
+
+    def counted(*arguments: Any) -> Any:
+        in_work.append(True)
+        most[0] = max(most[0], len(in_work))
+        fetched = yield from reading(*arguments)
+        in_work.pop()
+        return fetched
+
+    async with AsyncExitStack() as stack:
+        consumers = [await stack.enter_async_context(await RawClient.open(broker)) for _ in range(count)]
+        for each in consumers:
+            await each.send(each.encode(Api.FETCH, 12, all_of("t", 400, max_wait=60_000)))
+        await waiters(broker, "t", count)
+        monkeypatch.setattr(fetch, "_reading", counted)
+        last = filled(fetch._places)
+        late, producer = [await stack.enter_async_context(await RawClient.open(broker)) for _ in range(2)]
+        await late.send(late.encode(Api.FETCH, 12, all_of("t", 400)))
+        await until(lambda: len(fetch._places.waiting) == 1)
+        await producer.produce("t", batch_of(b"x"))
+        await until(lambda: len(fetch._places.waiting) == count + 1)
+        order: list[str] = []
+
+        async def answered(client: RawClient, name: str) -> None:
+            await client.receive_as(Api.FETCH, 12)
+            order.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(answered(late, "late"))
+            for each in consumers:
+                tasks.create_task(answered(each, "waited"))
+            last.give_back()
+        assert order == ["waited"] * count + ["late"]
+    assert most == [1], "there was one place"
+
+
 @pytest.mark.parametrize("api", [Api.PRODUCE, Api.FETCH])
-async def test_a_request_that_is_in_work_counts_when_its_client_has_left(broker: Broker, api: Api) -> None:
+async def test_a_request_that_is_in_work_counts_when_its_client_has_left(
+    broker: Broker, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise whoever sends and leaves, again and again, takes all memory."""
     await create_topic(broker, "t")
-    handler = produce_of(broker) if api is Api.PRODUCE else fetch_of(broker)
-    handler._long = turn = asyncio.Semaphore(0)
+    turn = asyncio.Semaphore(0)
+    if api is Api.PRODUCE:
+        produce_of(broker)._long = turn
+    else:
+
+        def slowly(*arguments: Any) -> Any:
+            while turn.locked():
+                yield
+            return (yield from parsing_fetch(*arguments))
+
+        monkeypatch.setattr("broker.handlers.fetch.parsing_fetch", slowly)
     network = broker.components.network
     async with await RawClient.open(broker) as client:
         fields = many("t")
