@@ -39,6 +39,8 @@ class Column:
     tag: int | None = None
     default: Any = _REQUIRED
     items: StoredSchema | None = None
+    is_array: bool = False
+    """Whether it is an array of `kafka_type`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,15 @@ class StoredSchema:
     columns: tuple[Column, ...]
 
 
-_PYTHON_TYPES: dict[str, type] = {"string": str, "bytes": bytes, "int32": int, "int64": int, "uuid": UUID}
+_PYTHON_TYPES: dict[str, type] = {
+    "string": str,
+    "bytes": bytes,
+    "int8": int,
+    "int16": int,
+    "int32": int,
+    "int64": int,
+    "uuid": UUID,
+}
 
 
 @cache
@@ -67,6 +77,8 @@ def _class(schema: StoredSchema, version: int) -> type[Any]:
             assert column.kafka_type is not None
             metadata["kafka_type"] = column.kafka_type
             python_type = _PYTHON_TYPES[column.kafka_type]
+            if column.is_array:
+                python_type = tuple[python_type, ...]
         if column.is_nullable:
             python_type |= None
         if column.tag is not None:

@@ -1,0 +1,201 @@
+"""Records of __transaction_state: what is known of each transactional id, in Kafka's own format.
+
+Owns: the record, its versions, the numbers of the states. Does not own: the batches around it (records.py),
+which state follows which (the transaction machine). A record has a version before its key, which is the
+record's type, and one before its value.
+Invariant: what Kafka wrote is read whatever its version, and what is written is what Kafka 4.3 writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from protocol.primitives import Buffer
+from protocol.stored.schema import (
+    BadRecord,
+    Column,
+    StoredSchema,
+    decode_versioned,
+    encode_versioned,
+    version_of,
+)
+from protocol.work import Work, finish
+
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+
+
+class TransactionState(IntEnum):
+    """The number of each state in a record."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    """Never stored: what expired is deleted."""
+    PREPARE_EPOCH_FENCE = 7
+    """Never stored: an open transaction of a fenced producer goes to PREPARE_ABORT at once."""
+
+    @property
+    def title(self) -> str:
+        """The name that clients and tools know it by."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One transactional id: its producer, and the transaction that is open or was the last."""
+
+    producer_id: int
+    previous_producer_id: int = NO_PRODUCER_ID
+    """The id before this one, until the first change after the producer got a new one."""
+    next_producer_id: int = NO_PRODUCER_ID
+    """The id that the producer has after this transaction, where its epochs are used up."""
+    producer_epoch: int
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    """The epoch before this one; it is not stored, as in Kafka."""
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
+    """Kept for what a newer Kafka wrote."""
+    timeout_ms: int
+    state: TransactionState
+    partitions: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The numbers of the partitions of each topic."""
+    started_ms: int = -1
+    updated_ms: int
+    client_version: int = 0
+    """The transaction version by which its producer works."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is committed, or about to be."""
+        return self.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+
+    def has(self, topic: str, index: int) -> bool:
+        return index in self.partitions.get(topic, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionRecord:
+    """`transaction` None deletes the id."""
+
+    transactional_id: str
+    transaction: Transaction | None
+    host: str = field(default="", compare=False)
+    """Of the client that brought the id; it is not stored."""
+
+
+def encode_transaction_record(record: TransactionRecord) -> tuple[bytes, bytes | None]:
+    """(key, value) as Kafka 4.3 writes them."""
+    return finish(encode_in_steps(record))
+
+
+def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None]]:
+    """`encode_transaction_record`, for the loop: a transaction may have thousands of partitions."""
+    key = encode_versioned(_KEY, 0, {"transactional_id": record.transactional_id})
+    found = record.transaction
+    if found is None:
+        return key, None
+    topics: list[dict[str, Any]] | None = None
+    if found.state is not TransactionState.EMPTY:
+        topics = []
+        for topic, indexes in found.partitions.items():
+            topics.append({"topic": topic, "partition_ids": sorted(indexes)})
+            if len(topics) % _TOPICS_PER_STEP == 0:
+                yield
+    values = {
+        "producer_id": found.producer_id,
+        "previous_producer_id": found.previous_producer_id,
+        "next_producer_id": found.next_producer_id,
+        "producer_epoch": found.producer_epoch,
+        "next_producer_epoch": found.next_producer_epoch,
+        "transaction_timeout_ms": found.timeout_ms,
+        "transaction_status": int(found.state),
+        "transaction_partitions": topics,
+        "last_update_timestamp_ms": found.updated_ms,
+        "start_timestamp_ms": found.started_ms,
+        "client_transaction_version": found.client_version,
+    }
+    return key, encode_versioned(_VALUE, _VERSION, values)
+
+
+def decode_transaction_record(key: Buffer, value: Buffer | None) -> TransactionRecord | None:
+    """The record, or None for a type we do not keep. Raises BadRecord for bytes that are none."""
+    if version_of(key) != 0:
+        return None
+    transactional_id = decode_versioned(_KEY, 0, key).transactional_id
+    return TransactionRecord(
+        transactional_id=transactional_id, transaction=None if value is None else _decode(value)
+    )
+
+
+def _decode(value: Buffer) -> Transaction:
+    stored = decode_versioned(_VALUE, version_of(value), value)
+    try:
+        state = TransactionState(stored.transaction_status)
+    except ValueError:
+        raise BadRecord(f"no state of a transaction is {stored.transaction_status}") from None
+    partitions: dict[str, frozenset[int]] = {}
+    for row in stored.transaction_partitions or ():
+        partitions[row.topic] = partitions.get(row.topic, frozenset()) | frozenset(row.partition_ids)
+    producer_id = stored.producer_id
+    previous_id = getattr(stored, "previous_producer_id", NO_PRODUCER_ID)
+    return Transaction(
+        producer_id=producer_id,
+        previous_producer_id=NO_PRODUCER_ID if previous_id == producer_id else previous_id,
+        next_producer_id=getattr(stored, "next_producer_id", NO_PRODUCER_ID),
+        producer_epoch=stored.producer_epoch,
+        next_producer_epoch=getattr(stored, "next_producer_epoch", NO_PRODUCER_EPOCH),
+        timeout_ms=stored.transaction_timeout_ms,
+        state=state,
+        partitions={} if state is TransactionState.EMPTY else partitions,
+        started_ms=stored.start_timestamp_ms,
+        updated_ms=stored.last_update_timestamp_ms,
+        client_version=getattr(stored, "client_transaction_version", 0),
+    )
+
+
+# --- schemas ---
+
+_VERSION = 1
+"""Of what is written: the one that transaction.version 2 asks for."""
+_TOPICS_PER_STEP = 16
+
+_KEY = StoredSchema(
+    name="TransactionLogKey",
+    versions=range(1),
+    flexible_from=1 << 15,
+    columns=(Column(name="transactional_id", kafka_type="string"),),
+)
+_PARTITIONS = StoredSchema(
+    name="PartitionsSchema",
+    versions=range(2),
+    flexible_from=1,
+    columns=(
+        Column(name="topic", kafka_type="string"),
+        Column(name="partition_ids", kafka_type="int32", is_array=True),
+    ),
+)
+_VALUE = StoredSchema(
+    name="TransactionLogValue",
+    versions=range(2),
+    flexible_from=1,
+    columns=(
+        Column(name="producer_id", kafka_type="int64"),
+        Column(name="previous_producer_id", kafka_type="int64", since=1, tag=0, default=NO_PRODUCER_ID),
+        Column(name="next_producer_id", kafka_type="int64", since=1, tag=1, default=NO_PRODUCER_ID),
+        Column(name="producer_epoch", kafka_type="int16"),
+        Column(name="next_producer_epoch", kafka_type="int16", since=1, tag=3, default=NO_PRODUCER_EPOCH),
+        Column(name="transaction_timeout_ms", kafka_type="int32"),
+        Column(name="transaction_status", kafka_type="int8"),
+        Column(name="transaction_partitions", kafka_type=None, items=_PARTITIONS, is_nullable=True),
+        Column(name="last_update_timestamp_ms", kafka_type="int64"),
+        Column(name="start_timestamp_ms", kafka_type="int64"),
+        Column(name="client_transaction_version", kafka_type="int16", since=1, tag=2, default=0),
+    ),
+)
