@@ -22,7 +22,7 @@ from uuid import UUID
 from confluent_kafka.admin import AdminClient
 from crc32c import crc32c
 
-from broker.coordinators.groups.coordinator import partition_of
+from broker.coordinators.topic_coordinator import partition_of
 from protocol.apis import Api
 from protocol.records import build_batch
 from tests.clients.blocking import BlockingClient, batch_bounds

@@ -12,8 +12,8 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.coordinators.account import MemoryShare
 from broker.coordinators.groups import classic
-from broker.coordinators.groups.account import MemoryShare
 from broker.coordinators.groups.membership import MEMBERS_PER_STEP, Group, State
 from broker.coordinators.groups.offsets import Commit
 from broker.coordinators.groups.shard import GroupCommand, GroupConfig, GroupDecision, GroupShard

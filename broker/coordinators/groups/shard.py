@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from broker.coordinators.groups.account import MemoryAccount, MemoryShare
+from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.durable import Durable
 from broker.coordinators.groups.membership import (
     MEMBER_BYTES,

@@ -17,7 +17,8 @@ from broker.config.topics import log_config
 from broker.config.values import ResourceType
 from broker.control.image import Delta, Image
 from broker.control.metadata_records import BrokerRegistered, PartitionImage, TopicCreated, TopicDeleted
-from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator, partition_of
+from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator
+from broker.coordinators.topic_coordinator import partition_of
 from broker.endpoint import Endpoint
 from broker.handlers.groups import GroupHandlers
 from protocol.apis import SERVED, Api

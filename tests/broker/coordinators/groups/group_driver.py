@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from broker.coordinators.groups.account import MemoryAccount
+from broker.coordinators.account import MemoryAccount
 from broker.coordinators.groups.classic import Heartbeat, Join, Leave, Leaver, Sync
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.coordinators.groups.account import MemoryAccount
+from broker.coordinators.account import MemoryAccount
 from broker.coordinators.groups.classic import Heartbeat, Sync
 from broker.coordinators.groups.membership import PROTOCOLS_MAX, State
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit

@@ -1,10 +1,10 @@
-"""The memory that the members of all groups take, and who may have how much of it.
+"""The memory that the machines of one coordinator take, and who may have how much of it.
 
-Owns the bounds, over all groups of a broker and for each client host, and what is counted against them. Does
-not own what a member takes (`broker.coordinators.groups.membership`), nor what is answered to whom it is
-refused.
-Invariant: what a shard has counted goes when the shard goes. Members that the log names are counted without
-being asked for, so that the bounds hold for what clients bring.
+Owns the bounds, over all machines of a broker and for each client host, and what is counted against them.
+Does not own what a member of a group takes (`broker.coordinators.groups.membership`) or a transactional id
+(`broker.coordinators.transactions.machine`), nor what is answered to whom it is refused.
+Invariant: what a shard has counted goes when the shard goes. What the log names is counted without being
+asked for, so that the bounds hold for what clients bring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOST_BYTES_MAX: Final = 16 << 20
 
 
 class MemoryAccount:
-    """What all groups of a broker hold, by the host of their members."""
+    """What all machines of one coordinator hold, by the host that brought it."""
 
     def __init__(self, *, bytes_max: int = BYTES_MAX, host_bytes_max: int = HOST_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -51,7 +51,7 @@ class MemoryAccount:
 
 
 class MemoryShare:
-    """What the groups of one shard hold of the account."""
+    """What one machine holds of the account."""
 
     def __init__(self, account: MemoryAccount) -> None:
         self._account = account
