@@ -25,6 +25,9 @@ from broker.control.image import Delta
 from broker.control.internal_topics import REMOTE_LOG_METADATA
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
+from broker.coordinators.transactions.marker_writer import MarkerWriter
+from broker.coordinators.transactions.offset_commits import TransactionalCommits
+from broker.coordinators.transactions.verification import TransactionVerifier
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Dispatcher, request_in
@@ -32,6 +35,7 @@ from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.handlers.groups import GroupHandlers
 from broker.handlers.log_dirs import LogDirHandlers
+from broker.handlers.markers import MarkerHandlers
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.peers import PeerHandlers
@@ -39,12 +43,14 @@ from broker.handlers.produce import Commands, Produce
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
+from broker.handlers.transactional_offsets import TransactionalOffsetHandlers
 from broker.loop_monitor import LoopMonitor
 from broker.net.descriptors import DescriptorRoom
 from broker.net.server import Limits, NetworkServer
 from broker.ports import World
 from broker.replicas.fetch_sessions import FetchSessions
 from broker.replicas.isr import IsrChanges
+from broker.replicas.markers import MarkerLogs
 from broker.replicas.nearest import ReplicaSelector
 from broker.replicas.pressure import Pressure
 from broker.replicas.purgatory import Purgatory
@@ -241,6 +247,15 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     commands: list[Commands] = [tier_metadata] if isinstance(tier_metadata, TierMetadata) else []
     if wal is not None:
         commands.append(wal.telling)
+    verifier = TransactionVerifier(
+        node_id=config.node_id,
+        image=lambda: cluster.image,
+        channels=cluster.channels,
+        coordinator=None,
+        spawn=spawn,
+        turns=turns,
+        timeout_s=lambda: cluster.broker_config.request_timeout_ms / 1000,
+    )
     produce = Produce(
         replicas=replicas,
         cluster=cluster,
@@ -250,6 +265,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         spawn=spawn,
         turns=turns,
         rows_max=lambda: cluster.broker_config.request_rows_max,
+        verifier=verifier,
         commands=commands,
     )
     isr = IsrChanges(replicas=replicas, controller=cluster)
@@ -258,6 +274,12 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         _give_way(world, cluster, counters, tiering)
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
     groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas, turns=turns)
+    markers = MarkerWriter(
+        logs=MarkerLogs(replicas=replicas, turns=turns, now_ms=world.now_ms),
+        groups=groups,
+        turns=turns,
+        timeout_ms=lambda: cluster.broker_config.request_timeout_ms,
+    )
     cluster.subscribe(counters.follow)
     if wal is not None:
         cluster.subscribe(wal.collecting.image_changed)  # after all of whom it tells
@@ -280,6 +302,18 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
             ).routes(),
             **GroupHandlers(groups=groups, cluster=cluster, turns=turns).routes(),
+            **MarkerHandlers(writer=markers, turns=turns).routes(),
+            **TransactionalOffsetHandlers(
+                commits=TransactionalCommits(
+                    groups=groups,
+                    logs=replicas,
+                    verifier=verifier,
+                    is_enabled=lambda: cluster.broker_config.transaction_partition_verification_enable,
+                    timeout_ms=lambda: cluster.broker_config.request_timeout_ms,
+                ),
+                cluster=cluster,
+                turns=turns,
+            ).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
             **MetadataHandlers(cluster=cluster).routes(),
             **TopicHandlers(cluster=cluster).routes(),

@@ -38,6 +38,8 @@ class Api(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
@@ -146,6 +148,8 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.DELETE_RECORDS: (2, Resource.TOPIC, Operation.DELETE, Throttle.REQUEST),
     Api.INIT_PRODUCER_ID: (2, Resource.CLUSTER, Operation.IDEMPOTENT_WRITE, Throttle.REQUEST),
     Api.OFFSET_FOR_LEADER_EPOCH: (4, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.WRITE_TXN_MARKERS: (1, Resource.CLUSTER, Operation.CLUSTER_ACTION, Throttle.REQUEST),
+    Api.TXN_OFFSET_COMMIT: (3, Resource.GROUP, Operation.READ, Throttle.REQUEST),
     Api.DESCRIBE_CONFIGS: (4, Resource.CONFIG, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
     Api.ALTER_CONFIGS: (2, Resource.CONFIG, Operation.ALTER_CONFIGS, Throttle.REQUEST),
     Api.ALTER_REPLICA_LOG_DIRS: (2, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),

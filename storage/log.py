@@ -18,11 +18,20 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
-from protocol.records import NO_TIMESTAMP, OVERHEAD, STAMP, BatchHeader, iter_batches
+from protocol.records import (
+    NO_TIMESTAMP,
+    OVERHEAD,
+    STAMP,
+    BatchHeader,
+    end_txn_marker,
+    iter_batches,
+    parse_header,
+    restamp_append_time,
+)
 from storage.epochs import EpochCache
 from storage.policy import LogConfig
 from storage.prepare import Buffer, Origin, Prepared, Preparing, bad_timestamp, check_size, prepare
-from storage.producers import ActiveProducer, CompletedTxn, ProducerTable, replay_marker
+from storage.producers import ActiveProducer, CompletedTxn, ProducerTable, Verification, replay_marker
 from storage.times import Finding, Found, run_here
 
 Writable = bytearray | memoryview
@@ -49,6 +58,24 @@ class FileBytes(Protocol):
     def pread(self, size: int, offset: int) -> bytes: ...
 
     def preadv(self, buffer: memoryview, offset: int) -> int: ...
+
+
+class NewMarker(NamedTuple):
+    """The end of a producer's transaction, as a log is told of it."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    committed: bool
+    transaction_version: int
+
+
+class CoordinatorBatch(NamedTuple):
+    """Records of a coordinator: plain ones, or those of a transaction with what the log needs for them."""
+
+    data: bytearray
+    is_transactional: bool = False
+    verified: Verification | None = None
 
 
 class ReadableFile(FileBytes, Protocol):
@@ -302,10 +329,18 @@ class AbstractLog(ABC):
     # --- append ---
 
     def append(
-        self, buf: Writable, header: BatchHeader, at: int, *, leader_epoch: int, now_ms: int
+        self,
+        buf: Writable,
+        header: BatchHeader,
+        at: int,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        verified: Verification | None = None,
     ) -> Appended:
         """Stage ONE batch of a client whose header and CRC were checked; `buf` must stay unchanged until
-        `flush_staged`. Only for logs that do not `needs_walk`."""
+        `flush_staged`. Only for logs that do not `needs_walk`. One that begins a transaction has to be
+        `verified`."""
         if self.offline is not None:
             raise LogOffline(self.offline)
         if header.length > self._batch_length_max:
@@ -315,7 +350,7 @@ class AbstractLog(ABC):
         ):
             raise bad_timestamp(header, now_ms)
         if header.producer_id >= 0:
-            sent = self.producer_table.check(header)
+            sent = self.producer_table.check(header, verified)
             if sent is not None:
                 return Appended(
                     sent.first_offset, sent.last_offset, sent.timestamp, self.log_start_offset, True
@@ -362,48 +397,68 @@ class AbstractLog(ABC):
         base_sequence: int,
         leader_epoch: int,
         now_ms: int,
+        in_transaction: bool = False,
     ) -> int:
         """`append` for the batch that nearly every batch is, without a header object: its first offset, or -1
         when `append` must look at it. Positional, because it is called for every batch of a busy producer."""
         return -1
 
     def append_records(
-        self, buf: Buffer, *, leader_epoch: int, now_ms: int, origin: Origin = "client"
+        self,
+        buf: Buffer,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        origin: Origin = "client",
+        verified: Verification | None = None,
     ) -> Appended:
         """The general way in: anything that must look at records or rewrite a batch. Appends and flushes; all
         batches or, on an error, none. A client's record set has one batch."""
-        steps = self.prepare(buf, now_ms=now_ms, origin=origin)
+        steps = self.prepare(buf, now_ms=now_ms, origin=origin, verified=verified)
         while True:
             try:
                 task = next(steps)
             except StopIteration as end:
                 prepared: Prepared = end.value
-                return self.append_prepared(prepared, leader_epoch=leader_epoch)
+                return self.append_prepared(prepared, leader_epoch=leader_epoch, verified=verified)
             if task is not None:
                 task.run()
 
-    def prepare(self, buf: Buffer, *, now_ms: int, origin: Origin = "client") -> Preparing:
+    def prepare(
+        self,
+        buf: Buffer,
+        *,
+        now_ms: int,
+        origin: Origin = "client",
+        verified: Verification | None = None,
+    ) -> Preparing:
         """Do everything of `append_records` that takes long, in slices and without changing the log. A
         yielded task is to be run, in a thread if that is at hand, before the next step; `buf` must stay
         unchanged meanwhile."""
         if self.offline is not None:
             raise LogOffline(self.offline)
-        return prepare(self, buf, now_ms=now_ms, origin=origin)
+        return prepare(self, buf, now_ms=now_ms, origin=origin, verified=verified)
 
-    def append_prepared(self, prepared: Prepared, *, leader_epoch: int) -> Appended:
-        """Append what `prepare` made. Sequences are checked now: others may have appended since."""
+    def append_prepared(
+        self, prepared: Prepared, *, leader_epoch: int, verified: Verification | None = None
+    ) -> Appended:
+        """Append what `prepare` made. Sequences and transactions are checked now: others may have appended
+        since."""
         assert prepared.log is self, f"{self}: prepared for {prepared.log}"
         if self.offline is not None:
             raise LogOffline(self.offline)
         first = prepared.batches[0][1]
         if prepared.origin == "client":
-            sent = self.producer_table.check(first)
+            sent = self.producer_table.check(first, verified)
             if sent is not None:
                 return Appended(
                     sent.first_offset, sent.last_offset, sent.timestamp, self.log_start_offset, True
                 )
             if not prepared.batches[0][0]:
                 raise KafkaError(ErrorCode.out_of_order_sequence_number, "the original is gone meanwhile")
+        elif first.producer_id >= 0 and not first.is_control:
+            assert all(each.producer_id == first.producer_id for _batch, each in prepared.batches)
+            self.producer_table.check_coordinated(first, verified)
         now_ms = prepared.now_ms
         append_time = now_ms if first.is_log_append_time else NO_TIMESTAMP
         appended = [
@@ -412,6 +467,26 @@ class AbstractLog(ABC):
         ]
         self.flush_staged()
         return appended[0]._replace(last_offset=appended[-1].last_offset)
+
+    def append_marker(self, marker: NewMarker, *, leader_epoch: int, now_ms: int) -> Appended:
+        """Stage the marker that ends a producer's transaction, for the next `flush_staged`."""
+        if self.offline is not None:
+            raise LogOffline(self.offline)
+        self.producer_table.check_marker(
+            marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_version
+        )
+        batch = end_txn_marker(
+            commit=marker.committed,
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp=now_ms,
+        )
+        append_time = NO_TIMESTAMP
+        if self.config.is_log_append_time:
+            append_time = now_ms
+            restamp_append_time(batch, now_ms)
+        return self._append_checked(batch, parse_header(batch), 0, leader_epoch, now_ms, append_time)
 
     def append_as_follower(self, buf: Buffer) -> Appended:
         """Append batches as the leader stamped them, offsets and epochs included. CorruptBatch when one is

@@ -25,7 +25,7 @@ from protocol.records import (
     restamp_append_time,
 )
 from storage.policy import LONG_MAX, LogConfig
-from storage.producers import ProducerTable, read_marker
+from storage.producers import ProducerTable, Verification, read_marker
 
 Buffer = bytes | bytearray | memoryview
 Origin = Literal["client", "coordinator"]
@@ -100,13 +100,15 @@ class Prepared(NamedTuple):
 Preparing = Generator[Task | None, None, Prepared]
 
 
-def prepare(log: TargetLog, buf: Buffer, *, now_ms: int, origin: Origin) -> Preparing:
+def prepare(
+    log: TargetLog, buf: Buffer, *, now_ms: int, origin: Origin, verified: Verification | None = None
+) -> Preparing:
     """Check batches and rebuild them as `log` stores them, in slices; see `AbstractLog.prepare`."""
     batches = _checked_batches(buf)
     if origin == "client":
         if len(batches) != 1:
             raise KafkaError(ErrorCode.invalid_record, f"{len(batches)} batches for one partition")
-        sent = log.producer_table.check(batches[0][1])
+        sent = log.producer_table.check(batches[0][1], verified)
         if sent is not None:
             return Prepared(log, [(bytearray(), batches[0][1])], now_ms, origin)
     ready = []
@@ -139,7 +141,7 @@ def _prepare_batch(
     if header.is_control:
         marker = read_marker(memoryview(buf)[at : at + header.size], header)
         if marker is not None and header.producer_id >= 0:
-            log.producer_table.check_marker(header, marker[1])
+            log.producer_table.check_marker(header.producer_id, header.producer_epoch, marker[1], 0)
     if is_rebuilt or reads_records:
         section = yield from _unpacked(buf, at, header)
         yield from _walk(log, section, header, now_ms, origin)

@@ -1,10 +1,11 @@
 """What a log remembers of its producers: sequences, epochs, and open transactions.
 
 Owns: one entry per producer id with its last five batches, the open and the decided-but-unreplicated
-transactions (from which the last stable offset follows), what an end-transaction marker does to them, and
-Kafka's snapshot format of it. Does not own: the
-log, files, clocks. Invariant: the table equals what applying the log's batches in order yields, apart from
-what expiry dropped.
+transactions (from which the last stable offset follows), what an end-transaction marker does to them, the
+questions to the transaction coordinator that are under way, and Kafka's snapshot format of the entries. Does
+not own: the log, files, clocks, asking the coordinator. Invariant: the entries equal what applying the log's
+batches in order yields, apart from what expiry dropped; no transaction begins in the log but with the answer
+to a question that was asked since the last one ended.
 
 A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before
 follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a
@@ -25,12 +26,17 @@ from protocol.records import BatchHeader, iter_records, parse_control
 from protocol.work import Work, finish
 
 REMEMBERED_BATCHES = 5
+VERIFICATIONS_MAX: Final = 10_000
+"""Questions about a transaction that are under way, or were answered with an error, in one log."""
 PRODUCERS_MAX: Final = 100_000
 """Of one log. Each takes about 460 bytes."""
 PRODUCER_BYTES: Final = 460
 SILENT_LOOKS: Final = 16
 _ENTRIES_PER_STEP: Final = 64
 NO_EPOCH = -1
+NO_SEQUENCE = -1
+EPOCH_PER_TRANSACTION: Final = 2
+"""The transaction version from which on every transaction has an epoch of its own."""
 SEQUENCE_MASK = 0x7FFFFFFF
 ABORT_MARKER = 0
 
@@ -71,6 +77,38 @@ class ActiveProducer:
     last_timestamp: int
     coordinator_epoch: int
     current_txn_start_offset: int
+
+
+class Verification:
+    """A question to the transaction coordinator whether a producer's transaction includes this log.
+
+    Its identity is what counts: the transaction that was asked about may end, and another begin, before the
+    answer is there.
+    """
+
+    __slots__ = ("adds", "epoch", "lowest_sequence", "since_ms")
+
+    def __init__(self, *, epoch: int, sequence: int, adds: bool, now_ms: int) -> None:
+        self.epoch = epoch
+        self.lowest_sequence = sequence
+        """The least one asked for: if its question fails, none above it may be appended before it."""
+        self.adds = adds
+        """Whether the coordinator includes the log in the transaction with the answer, which has an epoch of
+        its own then."""
+        self.since_ms = now_ms
+
+    def __repr__(self) -> str:
+        return f"<Verification epoch {self.epoch} from sequence {self.lowest_sequence}>"
+
+    def asked_again(self, epoch: int, sequence: int) -> None:
+        if epoch > self.epoch:
+            self.epoch, self.lowest_sequence = epoch, sequence
+        elif epoch == self.epoch:
+            self.lowest_sequence = min(self.lowest_sequence, sequence)
+
+
+UNASKED: Final = Verification(epoch=NO_EPOCH, sequence=NO_SEQUENCE, adds=False, now_ms=0)
+"""Stands for every answer while `transaction.partition.verification.enable` is false."""
 
 
 class CorruptSnapshot(Exception):
@@ -147,7 +185,11 @@ class ProducerEntry:
 
     def sent(self, sequence: int, first_offset: int, last_offset: int, timestamp: int) -> None:
         """Remember a data batch."""
-        last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
+        if sequence == NO_SEQUENCE:  # of a coordinator; in a snapshot it is told by its last sequence
+            last_sequence = NO_SEQUENCE
+            sequence = (NO_SEQUENCE - (last_offset - first_offset)) & SEQUENCE_MASK
+        else:
+            last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
         if len(self.kept) == REMEMBERED_BATCHES:
             del self.kept[0]
         self.kept.append((sequence, last_sequence, first_offset, last_offset, timestamp))
@@ -156,9 +198,11 @@ class ProducerEntry:
 
 
 class ProducerTable:
-    __slots__ = ("entries", "frozen", "ongoing", "unreplicated")
+    __slots__ = ("entries", "frozen", "ongoing", "unreplicated", "verifications")
 
     def __init__(self) -> None:
+        self.verifications: dict[int, Verification] = {}
+        """By producer id. Not part of a snapshot."""
         self.entries: dict[int, ProducerEntry] = {}
         self.ongoing: dict[int, int] = {}
         """The producer id by first offset, ascending."""
@@ -170,24 +214,91 @@ class ProducerTable:
     def __repr__(self) -> str:
         return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
 
+    # --- transactions of clients ---
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        entry = self.entries.get(producer_id)
+        return entry is not None and entry.txn_first_offset >= 0 and entry.epoch == epoch
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, adds: bool, now_ms: int
+    ) -> Verification | None:
+        """Return what a batch of a transaction needs to be appended once the transaction coordinator has
+        agreed; None where the transaction is open here already. KafkaError for an epoch that is over."""
+        entry = self.entries.get(producer_id)
+        if entry is not None:
+            if epoch < entry.epoch:
+                raise _old_epoch(producer_id, epoch, entry.epoch)
+            if entry.txn_first_offset >= 0 and entry.epoch == epoch:
+                return None
+        known = self.verifications.get(producer_id)
+        if known is not None:
+            known.asked_again(epoch, sequence)
+            return known
+        if len(self.verifications) >= VERIFICATIONS_MAX:
+            # who waits for its answer asks again
+            del self.verifications[next(iter(self.verifications))]
+        made = Verification(epoch=epoch, sequence=sequence, adds=adds, now_ms=now_ms)
+        self.verifications[producer_id] = made
+        return made
+
+    def check_verified(self, header: BatchHeader, verified: Verification | None) -> None:
+        """Refuse a data batch that would begin a transaction which the coordinator does not know of."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        entry = self.entries.get(producer_id)
+        if entry is not None:
+            if epoch < entry.epoch:
+                raise _old_epoch(producer_id, epoch, entry.epoch)
+            if entry.txn_first_offset >= 0 and entry.epoch == epoch:
+                return
+        if verified is UNASKED:
+            return
+        if verified is None or self.verifications.get(producer_id) is not verified:
+            raise KafkaError(ErrorCode.invalid_txn_state, "Record was not part of an ongoing transaction")
+
+    def _check_sequence_asked(
+        self, asked: Verification, entry: ProducerEntry | None, header: BatchHeader
+    ) -> None:
+        sequence = header.base_sequence
+        if asked.adds and sequence != 0 and (entry is None or not entry.kept):
+            raise KafkaError(
+                ErrorCode.out_of_order_sequence_number,
+                f"producer {header.producer_id} is not known here and starts with sequence {sequence}",
+            )
+        if sequence > asked.lowest_sequence:
+            raise KafkaError(
+                ErrorCode.out_of_order_sequence_number,
+                f"producer {header.producer_id} sent sequence {sequence} before {asked.lowest_sequence}",
+            )
+
     # --- appends of clients ---
 
-    def check(self, header: BatchHeader) -> SentBatch | None:
+    def check(self, header: BatchHeader, verified: Verification | None = None) -> SentBatch | None:
         """The remembered batch this one repeats, or None when it may be appended; KafkaError otherwise."""
         entry = self.entries.get(header.producer_id)
-        if entry is None:
-            return None  # expired or never seen: Kafka accepts any sequence
         epoch = header.producer_epoch
         sequence = header.base_sequence
-        if epoch == entry.epoch:
-            if sequence != entry.next_sequence:
-                return self._repeated(entry, header)
-        elif epoch < entry.epoch:
+        is_next = entry is None or epoch != entry.epoch or sequence == entry.next_sequence
+        if not is_next and entry is not None:
+            repeated = _repeated(entry, header)
+            if repeated is not None:
+                return repeated
+        if header.is_transactional:
+            self.check_verified(header, verified)
+        if self.verifications:
+            asked = self.verifications.get(header.producer_id)
+            if asked is not None and (entry is None or epoch >= entry.epoch):
+                self._check_sequence_asked(asked, entry, header)
+        if entry is None:
+            return None  # expired or never seen: Kafka accepts any sequence
+        if not is_next:
             raise KafkaError(
-                ErrorCode.invalid_producer_epoch,
-                f"producer {header.producer_id} has epoch {entry.epoch} here, the batch says {epoch}",
+                ErrorCode.out_of_order_sequence_number,
+                f"producer {header.producer_id} sent sequence {sequence}, expected {entry.next_sequence}",
             )
-        elif sequence != 0 and entry.epoch != NO_EPOCH:
+        if epoch < entry.epoch:
+            raise _old_epoch(header.producer_id, epoch, entry.epoch)
+        if epoch != entry.epoch and sequence != 0 and entry.epoch != NO_EPOCH:
             raise KafkaError(
                 ErrorCode.out_of_order_sequence_number,
                 f"producer {header.producer_id} starts epoch {epoch} with sequence {sequence}",
@@ -199,28 +310,26 @@ class ProducerTable:
             )
         return None
 
-    def _repeated(self, entry: ProducerEntry, header: BatchHeader) -> SentBatch:
-        first = header.base_sequence
-        last = header.last_sequence
-        for batch in entry.batches:
-            if batch.first_sequence == first and batch.last_sequence == last:
-                return batch
-        raise KafkaError(
-            ErrorCode.out_of_order_sequence_number,
-            f"producer {header.producer_id} sent sequence {first}, expected {entry.next_sequence}",
-        )
-
     def follow(
-        self, producer_id: int, epoch: int, sequence: int, first_offset: int, last_offset: int, timestamp: int
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        first_offset: int,
+        last_offset: int,
+        timestamp: int,
+        in_transaction: bool = False,
     ) -> bool:
-        """`check` and `appended` for a plain batch of a producer that goes on where it stopped, outside a
-        transaction; False for any other. Written out, because it runs for every batch of a busy producer."""
+        """`check` and `appended` for a batch of a producer that goes on where it stopped, in a transaction
+        that is open here or outside of one; False for any other. Written out, because it runs for every batch
+        of a busy producer."""
         entry = self.entries.get(producer_id)
         if (
             entry is None
             or entry.next_sequence != sequence
             or entry.epoch != epoch
-            or entry.txn_first_offset >= 0
+            or (entry.txn_first_offset >= 0) is not in_transaction
+            or (self.verifications and producer_id in self.verifications)
         ):
             return False
         if entry.frozen != self.frozen:
@@ -243,9 +352,12 @@ class ProducerTable:
         if entry.epoch != header.producer_epoch:
             entry.set_epoch(header.producer_epoch)
         entry.sent(header.base_sequence, first_offset, last_offset, header.max_timestamp)
-        if header.is_transactional and entry.txn_first_offset < 0:
-            entry.txn_first_offset = first_offset
-            self.ongoing[first_offset] = producer_id
+        if header.is_transactional:
+            if self.verifications:
+                self.verifications.pop(producer_id, None)
+            if entry.txn_first_offset < 0:
+                entry.txn_first_offset = first_offset
+                self.ongoing[first_offset] = producer_id
 
     def _entry(self, producer_id: int, epoch: int) -> ProducerEntry:
         """The entry of a producer, to be changed. A new one may take the place of one that was silent."""
@@ -285,14 +397,33 @@ class ProducerTable:
         if oldest is not None:
             del self.entries[oldest.producer_id]
 
-    def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
+    def check_coordinated(self, header: BatchHeader, verified: Verification | None) -> None:
+        """Refuse a batch of a coordinator's records, which have no sequence."""
+        if header.is_transactional:
+            self.check_verified(header, verified)
         entry = self.entries.get(header.producer_id)
         if entry is None:
             return
         if header.producer_epoch < entry.epoch:
+            raise _old_epoch(header.producer_id, header.producer_epoch, entry.epoch)
+        if entry.txn_first_offset >= 0 and not header.is_transactional:
+            raise KafkaError(
+                ErrorCode.invalid_txn_state,
+                f"producer {header.producer_id} wrote a plain batch inside its transaction",
+            )
+
+    def check_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int
+    ) -> None:
+        """Refuse a marker that is late. Where every transaction has an epoch of its own, its marker has the
+        next one: one of the same epoch is of the transaction before."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            return
+        if epoch < entry.epoch or (epoch == entry.epoch and transaction_version >= EPOCH_PER_TRANSACTION):
             raise KafkaError(
                 ErrorCode.invalid_producer_epoch,
-                f"marker of epoch {header.producer_epoch} for producer {header.producer_id} at {entry.epoch}",
+                f"marker of epoch {epoch} for producer {producer_id} at {entry.epoch}",
             )
         if coordinator_epoch < entry.coordinator_epoch:
             raise KafkaError(
@@ -310,6 +441,11 @@ class ProducerTable:
         entry.last_timestamp = header.max_timestamp
         entry.coordinator_epoch = coordinator_epoch
         entry.marker_offset = marker_offset
+        if self.verifications:
+            asked = self.verifications.get(producer_id)
+            # with an epoch for every transaction the marker has that of the next, which was asked about
+            if asked is not None and not (asked.adds and asked.epoch == header.producer_epoch):
+                del self.verifications[producer_id]
         first_offset, entry.txn_first_offset = entry.txn_first_offset, -1
         if first_offset < 0:
             return None
@@ -353,20 +489,23 @@ class ProducerTable:
             del self.unreplicated[first]
 
     def expire(self, before_ms: int) -> int:
-        """Forget producers silent since `before_ms` and outside a transaction."""
+        """Forget producers silent since `before_ms` and outside a transaction, and questions as old."""
         silent = [
             entry.producer_id
             for entry in self.entries.values()
-            if entry.last_timestamp < before_ms and entry.txn_first_offset < 0
+            if entry.last_timestamp <= before_ms and entry.txn_first_offset < 0
         ]
         for producer_id in silent:
             del self.entries[producer_id]
+        for producer_id in [each for each, it in self.verifications.items() if it.since_ms <= before_ms]:
+            del self.verifications[producer_id]
         return len(silent)
 
     def clear(self) -> None:
         self.entries.clear()
         self.ongoing.clear()
         self.unreplicated.clear()
+        self.verifications.clear()
 
     def active(self) -> Iterator[ActiveProducer]:
         """Those that are known now, each as it is when it is taken."""
@@ -384,6 +523,22 @@ class ProducerTable:
 
     def encode(self, note: bytes = b"") -> bytes:
         return finish(encode_producers(list(self.entries.values()), note))
+
+
+def _repeated(entry: ProducerEntry, header: BatchHeader) -> SentBatch | None:
+    first = header.base_sequence
+    last = header.last_sequence
+    for batch in entry.batches:
+        if batch.first_sequence == first and batch.last_sequence == last:
+            return batch
+    return None
+
+
+def _old_epoch(producer_id: int, epoch: int, newest: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.invalid_producer_epoch,
+        f"producer {producer_id} has epoch {newest} here, the batch says {epoch}",
+    )
 
 
 def encode_producers(entries: Sequence[ProducerEntry], note: bytes = b"") -> Work[bytes]:

@@ -245,6 +245,7 @@ class UnifiedLog(SegmentedLog):
         base_sequence: int,
         leader_epoch: int,
         now_ms: int,
+        in_transaction: bool = False,
     ) -> int:
         size = len(batch)
         active = self._active
@@ -264,7 +265,13 @@ class UnifiedLog(SegmentedLog):
         ):
             return -1
         if producer_id >= 0 and not self.producer_table.follow(
-            producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            first_offset,
+            last_offset,
+            max_timestamp,
+            in_transaction,
         ):
             return -1
         # the length between base offset and leader epoch is written again: one call is cheaper than two

@@ -58,6 +58,8 @@ class BrokerConfig(Levels):
     listeners: tuple[Listener, ...]
     advertised: tuple[Listener, ...]
     inter_broker_listener: str
+    add_partitions_to_txn_retry_backoff_max_ms: int
+    add_partitions_to_txn_retry_backoff_ms: int
     ignored: tuple[str, ...]
     """Settings that were given and mean nothing here."""
     remote_storage_manager_configs: Mapping[str, str]
@@ -162,6 +164,7 @@ class BrokerConfig(Levels):
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
+    transaction_partition_verification_enable: bool
     transaction_state_log_min_isr: int
     transaction_state_log_num_partitions: int
     transaction_state_log_replication_factor: int

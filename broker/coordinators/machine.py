@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from broker.decisions import Decision
 from protocol.work import Work
+from storage.producers import Verification
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 RecordT = TypeVar("RecordT")
@@ -29,6 +30,15 @@ class Instant(NamedTuple):
 
     mono_ms: int
     wall_ms: int
+
+
+class TransactionalProducer(NamedTuple):
+    """Whose transaction the records of a command are of: `producer` of such a command."""
+
+    producer_id: int
+    producer_epoch: int
+    verified: Verification | None = None
+    """What the log needs to begin the transaction."""
 
 
 class DecisionDraft(Generic[RecordT]):
@@ -92,7 +102,8 @@ class Machine(Protocol[CommandT_contra, RecordT]):
 
     def apply(self, record: RecordT, *, offset: int, producer_id: int) -> None: ...
 
-    def apply_marker(self, *, producer_id: int, committed: bool) -> None: ...
+    def apply_marker(self, *, producer_id: int, committed: bool) -> Work[None] | None:
+        """End a transaction of which records were applied."""
 
     def encode(self, record: RecordT) -> Encoded | Work[Encoded]: ...
 

@@ -1,8 +1,8 @@
 """Runs a pure state machine over one internal partition: decide, append, apply, answer.
 
 Owns the order of commands, the one append in flight, which client waits for which reply, the machine's timer,
-and reloading when the log and the machine may have parted. Does not own what is decided
-(`broker.coordinators.machine`), nor the log.
+and reloading when the log and the machine may have parted; the place of transactions and their markers among
+the records. Does not own what is decided (`broker.coordinators.machine`), nor the log.
 Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
 would read too; a reply leaves only after the records of its decision are durable and applied; after an append
 of unknown outcome the machine is rebuilt from the log.
@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
 
-from broker.coordinators.machine import Instant, Machine, in_steps
+from broker.coordinators.machine import Instant, Machine, TransactionalProducer, in_steps
 from broker.decisions import Decision
 from broker.turns import Turns
 from protocol import records as batches
@@ -26,6 +26,7 @@ from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.stored.schema import BadRecord
 from protocol.work import Work
+from storage.log import CoordinatorBatch, NewMarker
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ RECORD_OVERHEAD_BYTES: Final = 32
 STEPS_AT_ONCE: Final = 4
 """Of a command, on its arrival; most need none."""
 RECORDS_PER_STEP: Final = 16
+PARTS_MAX: Final = 16
+"""Of one round, each a batch of its own: they are appended in one go."""
 REPLIES_PER_STEP: Final = 8
 """Whoever waits for a reply goes on in the next turn of the loop, and encodes it there."""
 LOAD_SLICE_S: Final = 0.001
@@ -79,6 +82,9 @@ class Appended(Protocol):
     def first_offset(self) -> int: ...
 
 
+OutcomeT = Appended | KafkaError
+
+
 class CoordinatorLog(Protocol):
     """What a coordinator needs of the partitions of this broker."""
 
@@ -92,6 +98,19 @@ class CoordinatorLog(Protocol):
         expected_leader_epoch: int,
     ) -> Appended:
         """Return once the batch is on every replica in sync; raise KafkaError otherwise."""
+
+    async def append_all(
+        self,
+        topic: str,
+        index: int,
+        batches: Sequence[CoordinatorBatch | NewMarker],
+        *,
+        timeout_ms: int,
+        expected_leader_epoch: int,
+    ) -> Sequence[Appended | KafkaError]:
+        """Append in order; return once what was appended is on every replica in sync. A marker or a batch of
+        a transaction that is refused stops no other; after a plain batch that is refused nothing is appended.
+        Raise KafkaError where nothing was appended, or what was may be lost."""
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]: ...
 
@@ -116,6 +135,8 @@ class _Tick:
 
 
 _TICK: Final = _Tick()
+_MARKERS: Final = ("markers",)
+"""The scope of markers, which no command has."""
 
 
 class Asked(Protocol[R_co]):
@@ -124,20 +145,40 @@ class Asked(Protocol[R_co]):
     def decide(self, state: Any, means: Any, /) -> Decision[Any, R_co] | Work[Decision[Any, R_co]]: ...
 
 
-_Entry: TypeAlias = Asked[Any] | _Tick
+_Entry: TypeAlias = Asked[Any] | NewMarker | _Tick
+
+
+@dataclass(slots=True)
+class _Part(Generic[RecordT]):
+    """Decisions that share batches: plain ones, those of one transaction, or a marker."""
+
+    producer: TransactionalProducer | None = None
+    marker: NewMarker | None = None
+    records: list[RecordT] = field(default_factory=list)
+    encoded: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    replies: list[tuple[int, Any]] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.producer is None and self.marker is None
 
 
 @dataclass(slots=True)
 class _Round(Generic[RecordT]):
     """Decisions that share an append."""
 
-    records: list[RecordT] = field(default_factory=list)
-    encoded: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    replies: list[tuple[int, Any]] = field(default_factory=list)
+    parts: list[_Part[RecordT]] = field(default_factory=list)
     scopes: dict[Hashable | None, bool] = field(default_factory=dict)
     """What the records touch, and whether only stackable commands did."""
     size: int = 0
     soft: bool = False
+
+    def part(self, producer: TransactionalProducer | None) -> _Part[RecordT]:
+        """Return the part for more records: the last one, if those are plain and it is."""
+        parts = self.parts
+        if not parts or producer is not None or not parts[-1].is_plain:
+            parts.append(_Part(producer=producer))
+        return parts[-1]
 
 
 class Pace:
@@ -226,7 +267,11 @@ class ReplicatedState(Generic[MachineT]):
         """Return when it is loaded or closed."""
         await self._active.wait()
 
-    async def ask(self, command: Asked[R]) -> R:
+    @overload
+    async def ask(self, command: NewMarker) -> None: ...
+    @overload
+    async def ask(self, command: Asked[R]) -> R: ...
+    async def ask(self, command: Asked[R] | NewMarker) -> R | None:
         """Return the response, once it is durable. Cancelling drops the response; the command stands."""
         self._check_active()
         token = self._next_token
@@ -237,11 +282,15 @@ class ReplicatedState(Generic[MachineT]):
                 self._enqueue(command, token)
             else:
                 self._decide(command, token)
-            response: R = await future
+            response: R | None = await future
             return response
         finally:
             self._waiting.pop(token, None)
             del future  # which an error, by its traceback, would keep alive together with itself
+
+    async def write_marker(self, marker: NewMarker) -> None:
+        """End a transaction: return once its marker is durable and applied."""
+        await self.ask(marker)
 
     def _check_active(self) -> None:
         if self.status is Status.LOADING:
@@ -265,6 +314,10 @@ class ReplicatedState(Generic[MachineT]):
             return True
         if isinstance(command, _Tick) or None in scopes or self._round.size > ROUND_BYTES_MAX:
             return False
+        if len(self._round.parts) >= PARTS_MAX:
+            return False
+        if isinstance(command, NewMarker):
+            return True  # what it changes, no decision of a scope depends on
         scope = self._machine.scope(command)
         if scope is None:
             return False
@@ -293,6 +346,12 @@ class ReplicatedState(Generic[MachineT]):
         machine = self._machine
         scope: Hashable | None = None
         stackable = False
+        producer: TransactionalProducer | None = None
+        if isinstance(command, NewMarker):
+            self._round.parts.append(_Part(marker=command, replies=[(token, None)]))
+            self._round.scopes.setdefault(_MARKERS, True)
+            self._flush_soon()
+            return
         try:
             if isinstance(command, _Tick):
                 now = self._now()
@@ -303,6 +362,7 @@ class ReplicatedState(Generic[MachineT]):
             else:
                 decision = yield from in_steps(machine.decide(command, token, self._now()))
                 scope, stackable = machine.scope(command), machine.is_stackable(command)
+                producer = getattr(command, "producer", None)
         except KafkaError as error:
             self._fail(token, error)
             return
@@ -312,7 +372,7 @@ class ReplicatedState(Generic[MachineT]):
         if decision.response is not None:
             replies += ((token, decision.response),)
         if decision.records:
-            yield from self._take(machine, decision, replies, scope, stackable)
+            yield from self._take(machine, decision, replies, scope, stackable, producer)
         else:
             yield from self._answer(replies)
         self._arm_timer()
@@ -328,16 +388,18 @@ class ReplicatedState(Generic[MachineT]):
         replies: tuple[tuple[int, Any], ...],
         scope: Hashable | None,
         stackable: bool,
+        producer: TransactionalProducer | None,
     ) -> Work[None]:
         pending = self._round
+        part = pending.part(producer)
         for at, record in enumerate(decision.records, 1):
             key, value = yield from in_steps(machine.encode(record))
-            pending.records.append(record)
-            pending.encoded.append((key, value))
+            part.records.append(record)
+            part.encoded.append((key, value))
             pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
             if at % RECORDS_PER_STEP == 0:
                 yield
-        pending.replies.extend(replies)
+        part.replies.extend(replies)
         pending.scopes[scope] = stackable and pending.scopes.get(scope, True)
         pending.soft = pending.soft or decision.soft
         self._flush_soon()
@@ -358,12 +420,17 @@ class ReplicatedState(Generic[MachineT]):
 
     async def _flush(self) -> None:
         try:
-            while self.status is Status.ACTIVE and (self._begun or self._round.records or self._queue):
+            while self.status is Status.ACTIVE and (self._begun or self._round.parts or self._queue):
                 if self._begun is not None:
                     work, self._begun = self._begun, None
                     await self._turns.run(work)
                 pending, self._round = self._round, _Round()
-                if pending.records and not await self._append(pending):
+                if not pending.parts:
+                    pass
+                elif len(pending.parts) == 1 and pending.parts[0].is_plain:
+                    if not await self._append(pending, pending.parts[0]):
+                        return
+                elif not await self._append_parts(pending):
                     return
                 await self._turns.run(self._drain())
         finally:
@@ -375,12 +442,12 @@ class ReplicatedState(Generic[MachineT]):
             yield from self._deciding(command, token)
             yield
 
-    async def _append(self, pending: _Round[Any]) -> bool:
-        """Return True when the round is durable, applied and answered."""
+    async def _append(self, pending: _Round[Any], part: _Part[Any]) -> bool:
+        """Return True when the round, of one plain part, is durable, applied and answered."""
         machine = self._machine
         applied = 0
-        for size in self._split(pending.encoded):
-            batch = await self._turns.run(self._build(pending.encoded[applied : applied + size]))
+        for size in self._split(part.encoded):
+            batch = await self._turns.run(self._build(part.encoded[applied : applied + size]))
             if not self._is_run_by(machine):
                 return False
             try:
@@ -394,20 +461,98 @@ class ReplicatedState(Generic[MachineT]):
             except KafkaError as error:
                 return self._append_failed(pending, error, is_partly_applied=applied > 0)
             self._append_error = None
-            records = pending.records[applied : applied + size]
+            records = part.records[applied : applied + size]
             await self._turns.run(self._apply_all(machine, records, appended.first_offset))
             if not self._is_run_by(machine):
                 return False
             applied += size
-        await self._turns.run(self._answer(pending.replies))
+        await self._turns.run(self._answer(part.replies))
         self._arm_timer()
         return True
 
-    def _apply_all(self, machine: MachineT, records: list[Any], first_offset: int) -> Work[None]:
+    async def _append_parts(self, pending: _Round[Any]) -> bool:
+        """`_append` for a round with transactions or markers in it."""
+        machine = self._machine
+        appended: list[CoordinatorBatch | NewMarker] = []
+        counts: list[list[int]] = []
+        for part in pending.parts:
+            if part.marker is not None:
+                appended.append(part.marker)
+                counts.append([0])
+                continue
+            counts.append(list(self._split(part.encoded)))
+            at = 0
+            for size in counts[-1]:
+                data = await self._turns.run(self._build(part.encoded[at : at + size], part.producer))
+                at += size
+                producer = part.producer
+                verified = None if producer is None else producer.verified
+                appended.append(CoordinatorBatch(data, producer is not None, verified))
+        if not self._is_run_by(machine):
+            return False
+        try:
+            outcomes = await self._partitions.append_all(
+                self.topic,
+                self.index,
+                appended,
+                timeout_ms=self.config.append_timeout_ms,
+                expected_leader_epoch=self.leader_epoch,
+            )
+        except KafkaError as error:
+            return self._append_failed(pending, error, is_partly_applied=False)
+        self._append_error = None
+        following = iter(outcomes)
+        parted: ErrorCode | None = None
+        for part, sizes in zip(pending.parts, counts, strict=True):
+            refused = await self._turns.run(self._settle(machine, part, sizes, following))
+            if not self._is_run_by(machine):
+                return False
+            if refused is None:
+                await self._turns.run(self._answer(part.replies))
+                continue
+            why, is_partly = refused
+            code = coordinator_error(why.code)
+            if is_partly or (part.is_plain and (pending.soft or why.code not in _NOT_APPENDED)):
+                parted = code
+                continue
+            for token, _ in part.replies:
+                self._fail(token, KafkaError(code, why.message))
+        if parted is not None:
+            self._reload(parted)
+            return False
+        self._arm_timer()
+        return True
+
+    def _settle(
+        self, machine: MachineT, part: _Part[Any], sizes: list[int], outcomes: Iterator[OutcomeT]
+    ) -> Work[tuple[KafkaError, bool] | None]:
+        """Apply what was appended of a part; return why the rest was not, and whether there is more than
+        that."""
+        refused: KafkaError | None = None
+        at = 0
+        for size in sizes:
+            outcome = next(outcomes)
+            if isinstance(outcome, KafkaError):
+                refused = refused or outcome
+            elif part.marker is not None:
+                marker = part.marker
+                yield from in_steps(
+                    machine.apply_marker(producer_id=marker.producer_id, committed=marker.committed)
+                )
+            elif refused is None:
+                producer_id = -1 if part.producer is None else part.producer.producer_id
+                records = part.records[at : at + size]
+                yield from self._apply_all(machine, records, outcome.first_offset, producer_id)
+                at += size
+        return None if refused is None else (refused, at > 0)
+
+    def _apply_all(
+        self, machine: MachineT, records: list[Any], first_offset: int, producer_id: int = -1
+    ) -> Work[None]:
         for at, record in enumerate(records):
             if not self._is_run_by(machine):
                 return
-            machine.apply(record, offset=first_offset + at, producer_id=-1)
+            machine.apply(record, offset=first_offset + at, producer_id=producer_id)
             if at % RECORDS_PER_STEP == RECORDS_PER_STEP - 1:
                 yield
 
@@ -424,10 +569,20 @@ class ReplicatedState(Generic[MachineT]):
             size += record_size
         yield count
 
-    def _build(self, encoded: list[tuple[bytes, bytes | None]]) -> Work[bytearray]:
+    def _build(
+        self, encoded: list[tuple[bytes, bytes | None]], producer: TransactionalProducer | None = None
+    ) -> Work[bytearray]:
         now_ms = self._now_ms()
         rows = [(key, value, (), now_ms) for key, value in encoded]
-        return batches.build_in_steps(rows, codec=self.config.codec)
+        if producer is None:
+            return batches.build_in_steps(rows, codec=self.config.codec)
+        return batches.build_in_steps(
+            rows,
+            codec=self.config.codec,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            transactional=True,
+        )
 
     def _append_failed(self, pending: _Round[Any], error: KafkaError, *, is_partly_applied: bool) -> bool:
         """Return True when the machine still equals the log and may go on."""
@@ -440,8 +595,9 @@ class ReplicatedState(Generic[MachineT]):
                 "%s-%d: append failed, clients get %s: %s", self.topic, self.index, code.name, error
             )
         if error.code in _NOT_APPENDED and not pending.soft and not is_partly_applied:
-            for token, _ in pending.replies:
-                self._fail(token, KafkaError(code))
+            for part in pending.parts:
+                for token, _ in part.replies:
+                    self._fail(token, KafkaError(code))
             return True
         self._reload(code)
         return False
@@ -574,7 +730,7 @@ class ReplicatedState(Generic[MachineT]):
                 rows = batches.iter_records(chunk, at, header)
                 if header.is_control or header.is_transactional:
                     await self._apply_latest(machine, latest, pace)
-                    self._apply_in_order(machine, header, rows)
+                    await self._turns.run(self._apply_in_order(machine, header, rows))
                 else:
                     for number, row in enumerate(rows):
                         if row.key is not None:
@@ -594,15 +750,17 @@ class ReplicatedState(Generic[MachineT]):
 
     def _apply_in_order(
         self, machine: MachineT, header: batches.BatchHeader, rows: Iterator[batches.Record]
-    ) -> None:
-        for row in rows:
+    ) -> Work[None]:
+        for number, row in enumerate(rows, 1):
+            if number % ROWS_PER_LOOK == 0:
+                yield
             if not header.is_control:
                 self._apply(machine, row, producer_id=header.producer_id)
                 continue
             kind, _, _ = batches.parse_control(row)
             if kind in (batches.ControlType.ABORT, batches.ControlType.COMMIT):
                 committed = kind == batches.ControlType.COMMIT
-                machine.apply_marker(producer_id=header.producer_id, committed=committed)
+                yield from in_steps(machine.apply_marker(producer_id=header.producer_id, committed=committed))
 
     def _apply(self, machine: MachineT, row: batches.Record, *, producer_id: int) -> None:
         record = self._decode(machine, row)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from protocol.requests.metadata import MetadataRequest, MetadataRequestTopic
     from protocol.requests.offset_commit import OffsetCommitRequest
     from protocol.requests.offset_for_leader_epoch import OffsetForLeaderEpochRequest
+    from protocol.requests.txn_offset_commit import TxnOffsetCommitRequest
+    from protocol.requests.write_txn_markers import WriteTxnMarkersRequest
 
 _API_VERSIONS_FALLBACK: Final = 0
 _NULL_NAME_FROM: Final = 12
@@ -106,6 +108,22 @@ def _offset_commit(version: int, request: OffsetCommitRequest, error: Error) -> 
         for topic in request.topics
     )
     return _answered(topics, error)
+
+
+def _txn_offset_commit(version: int, request: TxnOffsetCommitRequest, error: Error) -> Work[Fields]:
+    topics = (
+        (topic.name, None, (each.partition_index for each in topic.partitions)) for topic in request.topics
+    )
+    return _answered(topics, error)
+
+
+def _write_txn_markers(version: int, request: WriteTxnMarkersRequest, error: Error) -> Work[Fields]:
+    markers: list[Fields] = []
+    for marker in request.markers:
+        topics = ((topic.name, None, topic.partition_indexes) for topic in marker.topics)
+        answered = yield from _answered(topics, error)
+        markers.append({"producer_id": marker.producer_id, "topics": answered["topics"]})
+    return {"markers": markers}
 
 
 def _delete_records(version: int, request: DeleteRecordsRequest, error: Error) -> Work[Fields]:
@@ -246,6 +264,8 @@ def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, e
 _SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
     Api.LIST_OFFSETS: _list_offsets,
     Api.OFFSET_COMMIT: _offset_commit,
+    Api.TXN_OFFSET_COMMIT: _txn_offset_commit,
+    Api.WRITE_TXN_MARKERS: _write_txn_markers,
     Api.DELETE_RECORDS: _delete_records,
     Api.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch,
     Api.DESCRIBE_PRODUCERS: _describe_producers,

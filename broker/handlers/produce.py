@@ -2,11 +2,14 @@
 
     way      when                                      entry                   where it appends
     short    one partition, and equal to an earlier    `ProduceRepeat.repeat`  `append_plain`
-             request up to its plain batch
+             request up to its batch, which neither
+             begins nor ends anything
     long     all others                                `Produce.handle`        `append`; `append_prepared` if
                                                                                the log must see records
     walked   more partitions, or more records to see,  `Produce._walk`         as the long way
-             than one turn of the loop has time for
+             than one turn of the loop has time for;
+             or the transaction coordinator has to be
+             asked first
 
 Owns: the long way and the walked one, what is checked before an append, the wait for the high watermark. Does
 not own: the short way (produce_repeat), bytes on the wire (protocol.produce), the log's own checks, the write
@@ -24,8 +27,10 @@ from uuid import UUID
 
 from broker.control.cluster import Cluster
 from broker.control.internal_topics import may_client_write
+from broker.coordinators.transactions.verification import Verifier
 from broker.handlers.leader_hints import leader_hint
 from broker.handlers.produce_repeat import ProduceRepeat, Template
+from broker.handlers.produce_transactions import Place, ProduceTransactions, TransactionalProduce
 from broker.net.connection import AfterWrite, Answer, AnswerSlot, Connection, Disconnect, Frame
 from broker.ports import Offload
 from broker.replicas.partition import Partition
@@ -45,6 +50,7 @@ from protocol.produce import (
 from protocol.records import HEADER_SIZE, check_first_batch, check_one_batch, check_produced, parse_header
 from protocol.work import Work, finish, let_go
 from storage.prepare import WALK_RECORDS, Prepared, RecordsRejected, Task
+from storage.producers import Verification
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +69,6 @@ _BATCHES_AT_ONCE: Final = 8
 """How many batches are looked into in one turn of the loop."""
 _APPENDS_A_STEP: Final = 8
 _HINT_FROM: Final = 10
-_TRANSACTION_ABORTABLE_FROM: Final = 11
 _NONE: Final = ErrorCode.none.value
 _NOT_LEADER: Final = ErrorCode.not_leader_or_follower.value
 _START_UNTOLD: Final = frozenset(
@@ -100,6 +105,7 @@ class Produce:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         turns: Turns,
         rows_max: Callable[[], int],
+        verifier: Verifier,
         commands: Sequence[Commands] = (),
     ) -> None:
         """`commands` take what brokers send each other as records of topics that clients may not write. A
@@ -108,6 +114,7 @@ class Produce:
         self._turns = turns
         self._rows_max = rows_max
         self._long = asyncio.Semaphore(_LONG_MAX)
+        self._long_asking = asyncio.Semaphore(_LONG_MAX)
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._offload = offload
         self._spawn = spawn
@@ -115,6 +122,9 @@ class Produce:
         self._cluster = cluster
         self._purgatory = purgatory
         self._now_ms = now_ms
+        self._transactions = ProduceTransactions(
+            replicas=replicas, cluster=cluster, verifier=verifier, now_ms=now_ms
+        )
         self._repeat = ProduceRepeat(replicas=replicas, now_ms=now_ms, complete=self._complete_one)
         self.repeat = self._repeat.repeat
 
@@ -127,9 +137,13 @@ class Produce:
         if request is None:
             return self._walk_later(connection, frame, version, correlation_id, body_at)
         job = _job(connection, version, correlation_id, request)
-        _, fatal = _refuse_some(request, request.topics)
-        job.failed = fatal is not None
+        is_transactional, fatal = _refuse_some(request, request.topics)
         topics = self._once_each(job, request)
+        if is_transactional and fatal is None:
+            fatal = finish(self._beginning(job, request, topics))
+            if job.transaction is not None and job.transaction.is_asked_for and fatal is None:
+                return self._walk_later(connection, frame, version, correlation_id, body_at)
+        job.failed = job.failed or fatal is not None
         ready = self._ready(job, topics) if fatal is None else {}
         if ready is None:
             return self._walk_later(connection, frame, version, correlation_id, body_at)
@@ -141,14 +155,34 @@ class Produce:
                     results.append(ProduceResult(index, fatal.value))
                 else:
                     prepared = ready.get((topic, index)) if ready else None
-                    result = self._append(job, name, index, records, prepared)
+                    result = self._append(job, (topic, index), name, records, prepared)
                     results.append(job.refused.get((topic, index), result))
             job.topics.append((topic, results))
-        if request.single_at >= 0 and request.transactional_id is None and not job.failed:
+        is_alike = is_transactional or request.transactional_id is None
+        if request.single_at >= 0 and is_alike and not job.failed:
             name = self._name(request.topics[0][0])
             assert name is not None
-            self._repeat.learn(connection, frame, version, request, name)
+            self._repeat.learn(connection, frame, version, request, name, is_transactional)
         return (self._finish, job)
+
+    def _beginning(self, job: ProduceJob, request: ProduceRequest, topics: Topics) -> Work[ErrorCode | None]:
+        """Find out what the transaction coordinator is to be asked; an error refuses the whole request."""
+        assert request.transactional_id is not None
+        transactions = self._transactions
+        job.transaction = made = transactions.noting(job.version, request.transactional_id)
+        done = 0
+        for topic, partitions in topics:
+            name = self._name(topic)
+            for index, records in partitions:
+                transactions.note(made, topic, name, index, records)
+                done += 1
+                if not done % ROWS_A_STEP:
+                    yield
+        try:
+            transactions.begin(made)
+        except KafkaError as error:
+            return error.code
+        return None
 
     def _once_each(self, job: ProduceJob, request: ProduceRequest) -> Topics:
         """Every partition once. Of one that is named twice Kafka appends the last record set that could be
@@ -225,7 +259,7 @@ class Produce:
                 if records_left < 0:
                     return None
                 try:
-                    next(self._preparing(job, name, index, records))
+                    next(self._preparing(job, (topic, index), name, records))
                     return None
                 except StopIteration as end:
                     ready[topic, index] = end.value
@@ -255,10 +289,16 @@ class Produce:
     ) -> None:
         """Take the long way in turns of the loop: this connection waits, no other does."""
         try:
-            async with self._long:
-                request = await self._turns.run(parsing_produce(frame, body_at, version, self._rows_max()))
+            request = parse_short_produce(frame, body_at, version, self._rows_max())
+            if request is not None:
                 job = _job(connection, version, correlation_id, request)
-                await self._append_all(job, request)
+                topics = await self._turns.run(self._ordered(job, request))
+                if job.transaction is not None:
+                    await self._transactions.settle(job.transaction)
+                async with self._long:
+                    await self._append_all(job, topics)
+            else:
+                job = await self._walk_long(connection, frame, version, correlation_id, body_at)
             answer = await self._turns.run(self._completing(connection, job, slot))
             if isinstance(answer, bytes):
                 for _topic, results in job.topics:
@@ -280,10 +320,48 @@ class Produce:
             connection.answer(slot, answer or b"")
         connection.resume()
 
-    async def _append_all(self, job: ProduceJob, request: ProduceRequest) -> None:
+    async def _walk_long(
+        self, connection: Connection, frame: memoryview, version: int, correlation_id: int, body_at: int
+    ) -> ProduceJob:
+        """Read and append a request of many rows, of which few are held at once. Those that wait for the
+        transaction coordinator have places of their own."""
+        async with self._long:
+            request = await self._turns.run(parsing_produce(frame, body_at, version, self._rows_max()))
+            job = _job(connection, version, correlation_id, request)
+            if request.transactional_id is None:
+                await self._append_all(job, await self._turns.run(self._ordered(job, request)))
+                return job
+        async with self._long_asking:
+            topics = await self._turns.run(self._ordered(job, request))
+            if job.transaction is not None:
+                await self._transactions.settle(job.transaction)
+            await self._append_all(job, topics)
+        return job
+
+    def _ordered(self, job: ProduceJob, request: ProduceRequest) -> Work[Topics]:
+        """Refuse what is refused as a whole, and return what is left to be appended."""
+        fatal = None
+        is_settled = False
+        for topic, partitions in request.topics:
+            for at in range(0, len(partitions), ROWS_A_STEP):
+                some = [(topic, partitions[at : at + ROWS_A_STEP])]
+                is_settled, fatal = _refuse_some(request, some)
+                yield None
+                if is_settled:
+                    break
+            if is_settled:
+                break
+        topics = yield from self._ordering(job, request)
+        if is_settled and fatal is None:
+            fatal = yield from self._beginning(job, request, topics)
+        job.fatal = fatal
+        job.failed = job.failed or fatal is not None
+        return topics
+
+    async def _append_all(self, job: ProduceJob, topics: Topics) -> None:
         """Append partition after partition. What is handed to a thread takes memory: few batches are in that
         state at once, and each lets the others go first once it is appended."""
-        steps = self._appending(job, request)
+        steps = self._appending(job, topics)
         task = await self._turns.run(_next_task(steps))
         while task is not None:
             async with self._threads:
@@ -293,21 +371,9 @@ class Produce:
             if task is BATCH_ENDED:
                 task = await self._turns.run(_next_task(steps))
 
-    def _appending(self, job: ProduceJob, request: ProduceRequest) -> Generator[Task | None, None, None]:
+    def _appending(self, job: ProduceJob, topics: Topics) -> Generator[Task | None, None, None]:
         """Append everything; a task that is yielded is to be run before the next step."""
-        fatal = None
-        for topic, partitions in request.topics:
-            is_settled = False
-            for at in range(0, len(partitions), ROWS_A_STEP):
-                some = [(topic, partitions[at : at + ROWS_A_STEP])]
-                is_settled, fatal = _refuse_some(request, some)
-                yield None
-                if is_settled:
-                    break
-            if is_settled:
-                break
-        job.failed = fatal is not None
-        topics = yield from self._ordering(job, request)
+        fatal = job.fatal
         done = 0
         for topic, named in topics:
             results: list[ProduceResult] = []
@@ -331,7 +397,7 @@ class Produce:
         self, job: ProduceJob, topic: TopicKey, index: int, records: memoryview | None
     ) -> Generator[Task | None, None, ProduceResult]:
         prepared: Prepared | KafkaError | None
-        steps = self._preparing(job, self._name(topic), index, records)
+        steps = self._preparing(job, (topic, index), self._name(topic), records)
         has_tasks = False
         while True:
             try:
@@ -344,17 +410,17 @@ class Produce:
                 break
             has_tasks = has_tasks or task is not None
             yield task
-        result = self._append(job, self._name(topic), index, records, prepared)
+        result = self._append(job, (topic, index), self._name(topic), records, prepared)
         prepared = None
         if has_tasks:
             yield BATCH_ENDED
         return result
 
     def _preparing(
-        self, job: ProduceJob, topic: str | None, index: int, records: memoryview | None
+        self, job: ProduceJob, place: Place, topic: str | None, records: memoryview | None
     ) -> Generator[Task | None, None, Prepared | None]:
         """Read the records; None where no walk is needed or where `_append` will find what is wrong."""
-        partition = self._replicas.find(topic or "", index)
+        partition = self._replicas.find(topic or "", place[1])
         if (
             not isinstance(partition, Partition)
             or not partition.log.needs_walk
@@ -363,9 +429,15 @@ class Produce:
             return None
         _at, header = check_produced(records, version=job.version)[0]
         assert records is not None
-        if header.is_transactional or (job.acks < 0 and not partition.acks_all_ok):
+        if job.acks < 0 and not partition.acks_all_ok:
             return None
-        return (yield from partition.log.prepare(records[: header.size], now_ms=self._now_ms()))
+        if job.transaction is not None and place in job.transaction.refused:
+            return None
+        return (
+            yield from partition.log.prepare(
+                records[: header.size], now_ms=self._now_ms(), verified=job.verification(place)
+            )
+        )
 
     # --- appending ---
 
@@ -375,20 +447,26 @@ class Produce:
     def _append(
         self,
         job: ProduceJob,
+        place: Place,
         topic: str | None,
-        index: int,
         records: memoryview | None,
         prepared: Prepared | KafkaError | None = None,
     ) -> ProduceResult:
         partition = None
+        index = place[1]
+        if job.transaction is not None:
+            refused = job.transaction.refused.get(place)
+            if refused is not None:
+                job.failed = True
+                return refused
         try:
             partition = self._target(job, topic, index, records)
             partition.stats.produce += 1
             if isinstance(prepared, KafkaError):
                 raise prepared
-            return self._append_to(job, partition, records, prepared)
-        except _NotForClients as refused:
-            return self._command(job, refused, index, records)
+            return self._append_to(job, place, partition, records, prepared)
+        except _NotForClients as internal:
+            return self._command(job, internal, index, records)
         except KafkaError as error:
             job.failed = True
             result = _error_result(index, error)
@@ -413,26 +491,36 @@ class Produce:
         return self._replicas.partition(topic, index)
 
     def _append_to(
-        self, job: ProduceJob, partition: Partition, records: memoryview | None, prepared: Prepared | None
+        self,
+        job: ProduceJob,
+        place: Place,
+        partition: Partition,
+        records: memoryview | None,
+        prepared: Prepared | None,
     ) -> ProduceResult:
         _at, header = check_produced(records, version=job.version)[0]
         assert records is not None
-        if header.is_transactional:
-            self._check_transaction(job)
         if job.acks < 0:
             partition.check_acks_all()
         now_ms = self._now_ms()
+        verified = job.verification(place)
         if prepared is not None and prepared.log is partition.log:  # and not of a topic deleted meanwhile
             partition.check_room()
-            appended = partition.log.append_prepared(prepared, leader_epoch=partition.leader_epoch)
+            appended = partition.log.append_prepared(
+                prepared, leader_epoch=partition.leader_epoch, verified=verified
+            )
         elif partition.fast_log is not None:
             appended = partition.fast_log.append(
-                records, header, 0, leader_epoch=partition.leader_epoch, now_ms=now_ms
+                records, header, 0, leader_epoch=partition.leader_epoch, now_ms=now_ms, verified=verified
             )
         else:
             partition.check_room()
             appended = partition.log.append_records(
-                records[: header.size], leader_epoch=partition.leader_epoch, now_ms=now_ms, origin="client"
+                records[: header.size],
+                leader_epoch=partition.leader_epoch,
+                now_ms=now_ms,
+                origin="client",
+                verified=verified,
             )
         self._replicas.touch(partition)
         if not appended.duplicate:
@@ -464,13 +552,6 @@ class Produce:
         result = ProduceResult(index, _NONE)
         job.commands.append((result, command))
         return result
-
-    def _check_transaction(self, job: ProduceJob) -> None:
-        """Refuse: no transaction was ever begun here, so none includes this partition."""
-        code = ErrorCode.invalid_txn_state
-        if job.version >= _TRANSACTION_ABORTABLE_FROM:
-            code = ErrorCode.transaction_abortable
-        raise KafkaError(code, "the partition is not part of the transaction")
 
     # --- answering ---
 
@@ -622,10 +703,12 @@ class ProduceJob:
         "commands",
         "correlation_id",
         "failed",
+        "fatal",
         "listener",
         "refused",
         "timeout_ms",
         "topics",
+        "transaction",
         "version",
     )
 
@@ -646,6 +729,13 @@ class ProduceJob:
         self.refused: dict[tuple[TopicKey, int], ProduceResult] = {}
         """Results that replace those of the append."""
         self.failed = False
+        self.fatal: ErrorCode | None = None
+        """What every partition of a walked request is answered instead of an append."""
+        self.transaction: TransactionalProduce | None = None
+        """What is known of its transaction, if it is of one."""
+
+    def verification(self, place: Place) -> Verification | None:
+        return None if self.transaction is None else self.transaction.verification(place)
 
 
 class CommitWait(Waiter):

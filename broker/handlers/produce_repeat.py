@@ -24,7 +24,7 @@ from protocol.compression import Codec, reach
 from protocol.errors import ErrorCode
 from protocol.primitives import TopicKey
 from protocol.produce import PRODUCE_FLEXIBLE, ProduceAnswer, ProduceRequest, ProduceResult, ProduceShape
-from protocol.records import CRC_FROM, HEADER_SIZE, MAGIC, RECORD_BYTES_MIN
+from protocol.records import CRC_FROM, HEADER_SIZE, MAGIC, RECORD_BYTES_MIN, TRANSACTIONAL
 
 TEMPLATES_MAX: Final = 65_536
 """How many all connections keep together, each under 1 KB and a head: one producer may spread over all
@@ -55,14 +55,33 @@ class ProduceMemo:
 class Template:
     """A request for one partition that was seen before: one that is equal up to its records is decided."""
 
-    __slots__ = ("acks", "answer", "codec_max", "partition", "shape", "timeout_ms", "topic", "version")
+    __slots__ = (
+        "acks",
+        "answer",
+        "attributes_max",
+        "attributes_min",
+        "partition",
+        "shape",
+        "timeout_ms",
+        "topic",
+        "version",
+    )
 
     def __init__(
-        self, *, version: int, head: bytes, request: ProduceRequest, topic: TopicKey, partition: Partition
+        self,
+        *,
+        version: int,
+        head: bytes,
+        request: ProduceRequest,
+        topic: TopicKey,
+        partition: Partition,
+        is_transactional: bool,
     ) -> None:
         self.version = version
         self.shape = ProduceShape(head, version >= PRODUCE_FLEXIBLE)
-        self.codec_max = int(Codec.ZSTD if version >= _ZSTD_FROM else Codec.LZ4)
+        self.attributes_min = TRANSACTIONAL if is_transactional else 0
+        """Those of a batch without compression."""
+        self.attributes_max = self.attributes_min + int(Codec.ZSTD if version >= _ZSTD_FROM else Codec.LZ4)
         self.acks = request.acks
         self.timeout_ms = request.timeout_ms
         self.topic = topic
@@ -86,8 +105,8 @@ class ProduceRepeat:
         self._after_run = self._finish_run
 
     def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
-        """Handle frames from `at` on for as long as each is a plain batch behind a known head; return where
-        that ends."""
+        """Handle frames from `at` on for as long as each is a batch as expected behind a known head; return
+        where that ends."""
         if frames[at].__class__ is bytearray:
             frames = [memoryview(frame) for frame in frames]
         now_ms = self._now_ms()
@@ -120,7 +139,9 @@ class ProduceRepeat:
         if target is None or (template.acks < 0 and not partition.acks_all_ok):
             return 0
         append, leader_epoch = target.append_plain, partition.leader_epoch
-        shape, version, codec_max = template.shape, template.version, template.codec_max
+        shape, version = template.shape, template.version
+        uncompressed, attributes_max = template.attributes_min, template.attributes_max
+        in_transaction = uncompressed != 0
         length, unpack, prefix, start, stop = (
             shape.length,
             shape.unpack,
@@ -160,12 +181,13 @@ class ProduceRepeat:
                     begins != prefix
                     or kind != version
                     or magic != MAGIC
-                    or not 0 <= attributes <= codec_max
+                    or not uncompressed <= attributes <= attributes_max
                     or not 0 < count == last_delta + 1
-                    or (not attributes and (first == lone) != (count == 1))
+                    or (attributes == uncompressed and (first == lone) != (count == 1))
                     or (
                         count * RECORD_BYTES_MIN > stop - start - HEADER_SIZE
-                        and count * RECORD_BYTES_MIN > reach(attributes, stop - start - HEADER_SIZE)
+                        and count * RECORD_BYTES_MIN
+                        > reach(attributes - uncompressed, stop - start - HEADER_SIZE)
                     )
                     or (
                         (producer_epoch < 0 or base_sequence < 0)
@@ -188,6 +210,7 @@ class ProduceRepeat:
                     base_sequence,
                     leader_epoch,
                     now_ms,
+                    in_transaction,
                 )
                 if offset < 0:
                     break
@@ -229,7 +252,13 @@ class ProduceRepeat:
         return answers
 
     def learn(
-        self, connection: Connection, frame: Frame, version: int, request: ProduceRequest, topic: str
+        self,
+        connection: Connection,
+        frame: Frame,
+        version: int,
+        request: ProduceRequest,
+        topic: str,
+        is_transactional: bool,
     ) -> None:
         """Remember a request for one partition of `topic` that went the long way without an error."""
         key, partitions = request.topics[0]
@@ -250,5 +279,10 @@ class ProduceRepeat:
             del memo.ends[ENDS_MAX:]
         head = bytes(frame[_CLIENT_ID_AT:end])
         templates[head] = Template(
-            version=version, head=head, request=request, topic=key, partition=partition
+            version=version,
+            head=head,
+            request=request,
+            topic=key,
+            partition=partition,
+            is_transactional=is_transactional,
         )

@@ -33,9 +33,10 @@ from broker.ports import World
 from broker.replicas.partition import UNKNOWN, Partition, TopicStats, few_of
 from broker.replicas.purgatory import Purgatory, Waiter
 from protocol.errors import ErrorCode, KafkaError
-from storage.log import AbstractLog, Appended, NoDescriptor
+from storage.log import AbstractLog, Appended, CoordinatorBatch, NewMarker, NoDescriptor
 from storage.policy import LogConfig
 from storage.prepare import Origin
+from storage.producers import NO_SEQUENCE, Verification
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +278,70 @@ class ReplicaManager:
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
             await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
+
+    async def append_all(
+        self,
+        topic: str,
+        index: int,
+        batches: Sequence[CoordinatorBatch | NewMarker],
+        *,
+        timeout_ms: int,
+        expected_leader_epoch: int,
+    ) -> list[Appended | KafkaError]:
+        """Append a coordinator's batches and markers in order; return when what was appended is as safe as
+        acks=all makes it. A marker or a batch of a transaction that the log refuses stops no other; after a
+        plain batch that it refuses nothing is appended. Raise KafkaError where nothing was appended, or what
+        was may be lost."""
+        partition = self.partition(topic, index)
+        if partition.leader_epoch != expected_leader_epoch:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
+        partition.check_acks_all()
+        outcomes: list[Appended | KafkaError] = []
+        refused: KafkaError | None = None
+        end = 0
+        for batch in batches:
+            try:
+                if refused is not None:
+                    raise refused
+                appended = self._append_for_coordinator(partition, batch)
+            except KafkaError as error:
+                if partition.log.offline is not None:
+                    raise
+                outcomes.append(error.with_traceback(None))
+                if isinstance(batch, CoordinatorBatch) and not batch.is_transactional:
+                    refused = error
+            else:
+                outcomes.append(appended)
+                end = appended.last_offset + 1
+        if end:
+            self.touch(partition)
+            self.wake(self.flush())
+            if partition.offline:
+                raise KafkaError(ErrorCode.kafka_storage_error)
+            if partition.log.high_watermark < end:
+                await self._wait_committed(partition, end, timeout_ms)
+        return outcomes
+
+    def _append_for_coordinator(self, partition: Partition, batch: CoordinatorBatch | NewMarker) -> Appended:
+        leader_epoch, now_ms = partition.leader_epoch, self._world.now_ms()
+        if isinstance(batch, NewMarker):
+            return partition.log.append_marker(batch, leader_epoch=leader_epoch, now_ms=now_ms)
+        return partition.log.append_records(
+            batch.data,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            origin="coordinator",
+            verified=batch.verified,
+        )
+
+    def begin_verification(
+        self, topic: str, index: int, producer_id: int, producer_epoch: int, *, adds: bool
+    ) -> Verification | None:
+        """Return what records of a coordinator need to begin a transaction here, once the transaction
+        coordinator has agreed; None where it is open already."""
+        return self.partition(topic, index).log.producer_table.begin_verification(
+            producer_id, producer_epoch, NO_SEQUENCE, adds=adds, now_ms=self._world.now_ms()
+        )
 
     async def _wait_committed(self, partition: Partition, needed: int, timeout_ms: int) -> None:
         waiter = CommitFuture(partition, needed, asyncio.get_running_loop())

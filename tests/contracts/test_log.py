@@ -14,7 +14,7 @@ from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import end_txn_marker, iter_batches, parse_header, stamp
 from storage.log import AbstractLog, LogOffline, ReadCursor, TieredOffset
 from storage.policy import LogConfig
-from storage.producers import CorruptSnapshot, ProducerTable, decode_producers
+from storage.producers import UNASKED, CorruptSnapshot, ProducerTable, decode_producers
 from storage.segment import Segment
 from tests.storage.support import NOW, TOPIC_ID, batch_of, kill, manager_on
 
@@ -53,7 +53,7 @@ def put(
     """Append a batch, all of it committed; its first and last offset."""
     producer = None if sequence is None else (7, 0, sequence)
     batch = batch_of(count, producer=producer, timestamp=timestamp, **options)
-    appended = log.append_records(batch, leader_epoch=epoch, now_ms=NOW)
+    appended = log.append_records(batch, leader_epoch=epoch, now_ms=NOW, verified=UNASKED)
     log.set_high_watermark(log.log_end_offset)
     return appended.first_offset, appended.last_offset
 

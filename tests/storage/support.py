@@ -27,6 +27,7 @@ from storage.log import Appended
 from storage.log_manager import LogManager
 from storage.maintenance import Intervals
 from storage.policy import LogConfig
+from storage.producers import UNASKED
 from storage.unified_log import UnifiedLog
 
 NOW = 1_700_000_000_000
@@ -141,7 +142,8 @@ def append(
     log: UnifiedLog, batch: bytearray, *, epoch: int = 0, now_ms: int = NOW, replicated: bool = True
 ) -> Appended:
     """Append a client's batch the fast way, flush, and by default move the high watermark along."""
-    appended = log.append(batch, parse_header(batch), 0, leader_epoch=epoch, now_ms=now_ms)
+    header = parse_header(batch)
+    appended = log.append(batch, header, 0, leader_epoch=epoch, now_ms=now_ms, verified=UNASKED)
     log.flush_staged()
     if replicated:
         log.set_high_watermark(log.log_end_offset)
@@ -164,7 +166,7 @@ def append_short(log: UnifiedLog, batch: bytearray, *, epoch: int = 0, now_ms: i
     )
     if first >= 0:
         return first, first + header.last_offset_delta
-    appended = log.append(batch, header, 0, leader_epoch=epoch, now_ms=now_ms)
+    appended = log.append(batch, header, 0, leader_epoch=epoch, now_ms=now_ms, verified=UNASKED)
     return appended.first_offset, appended.last_offset
 
 

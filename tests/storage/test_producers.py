@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.records import BatchHeader, parse_header
 from protocol.work import finish
 from storage import producers
-from storage.producers import CorruptSnapshot, ProducerTable, decode_producers, encode_producers
+from storage.producers import UNASKED, CorruptSnapshot, ProducerTable, decode_producers, encode_producers
 from tests.storage.support import batch_of
 
 
@@ -29,7 +29,7 @@ def test_a_snapshot_holds_all_that_is_remembered(steps: list[tuple[int, int, int
         header = parse_header(
             batch_of(count, producer=(producer, epoch, sequence), transactional=transactional or is_open)
         )
-        assert table.check(header) is None
+        assert table.check(header, UNASKED) is None
         table.appended(header, offset, offset + count - 1)
         offset += count
     again = decode_producers(table.encode())[0]

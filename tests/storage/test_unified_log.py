@@ -186,8 +186,8 @@ def test_silent_producers_expire_but_not_inside_a_transaction(tmp_path: Path) ->
     log = log_on(tmp_path)
     append(log, batch_of(1, producer=(1, 0, 0)))
     append(log, batch_of(1, producer=(2, 0, 0), transactional=True))
-    assert log.expire_producers(NOW + 86_400_000) == 0
-    assert log.expire_producers(NOW + 86_400_001) == 1
+    assert log.expire_producers(NOW + 86_399_999) == 0
+    assert log.expire_producers(NOW + 86_400_000) == 1
     assert [producer.producer_id for producer in log.producers()] == [2]
     assert append(log, batch_of(1, producer=(1, 0, 40))).first_offset == 2
 

@@ -36,6 +36,7 @@ from broker.coordinators.topic_coordinator import (
 from broker.ports import World
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
+from storage.log import NewMarker
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -111,6 +112,14 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
 
     async def ask(self, group_id: str, command: GroupCommand[R]) -> R:
         return await self._state(group_id).ask(command)
+
+    async def write_marker(self, index: int, marker: NewMarker) -> None:
+        """End a transaction on one partition of the offsets topic: return once the marker is committed and
+        the offsets of the transaction count, or are gone."""
+        state = self._states.get(index)
+        if state is None:
+            raise KafkaError(ErrorCode.not_coordinator)
+        await state.write_marker(marker)
 
     def machine(self, group_id: str) -> GroupMachine:
         """Return the group's machine, for reading; raise as `ask` does when it cannot be asked."""

@@ -27,6 +27,8 @@ class Durable:
     offsets: Offsets = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, str, int], CommittedOffset]] = field(default_factory=dict)
     """Offsets of transactions that are still open, by producer id."""
+    open: dict[str, dict[tuple[str, int], set[int]]] = field(default_factory=dict)
+    """The producers of `pending`, by group id and partition."""
 
     # --- applying ---
 
@@ -43,24 +45,42 @@ class Durable:
         else:
             key = (record.group_id, record.topic, record.partition)
             self.pending.setdefault(producer_id, {})[key] = record.committed.at(offset)
+            open_ones = self.open.setdefault(record.group_id, {})
+            open_ones.setdefault((record.topic, record.partition), set()).add(producer_id)
 
-    def apply_marker(self, *, producer_id: int, committed: bool) -> list[tuple[str, CommittedOffset]]:
+    def apply_marker(self, *, producer_id: int, committed: bool) -> Work[list[tuple[str, CommittedOffset]]]:
         """End a transaction. Returns the offsets that count from now on, each with its group."""
         taken = []
-        for (group_id, topic, partition), offset in self.pending.pop(producer_id, {}).items():
+        pending = self.pending.get(producer_id, {})
+        while pending:
+            (group_id, topic, partition), offset = pending.popitem()
             current = self.get(group_id, topic, partition)
             # A plain commit after the transactional one is the newer of the two, whenever that one ends.
             if committed and (current is None or offset.record_offset > current.record_offset):
                 self._put(group_id, topic, partition, offset)
                 taken.append((group_id, offset))
+            self._close(producer_id, group_id, topic, partition)
+            if not len(pending) % _KEYS_PER_STEP:
+                yield
+        self.pending.pop(producer_id, None)
         return taken
+
+    def _close(self, producer_id: int, group_id: str, topic: str, partition: int) -> None:
+        partitions = self.open[group_id]
+        producers = partitions[topic, partition]
+        producers.discard(producer_id)
+        if not producers:
+            del partitions[topic, partition]
+            if not partitions:
+                del self.open[group_id]
 
     def _put(self, group_id: str, topic: str, partition: int, offset: CommittedOffset) -> None:
         self.offsets.setdefault(group_id, {}).setdefault(topic, {})[partition] = offset
 
     def _remove(self, group_id: str, topic: str, partition: int) -> None:
-        for pending in self.pending.values():
-            pending.pop((group_id, topic, partition), None)
+        for producer_id in list(self.open.get(group_id, {}).get((topic, partition), ())):
+            del self.pending[producer_id][group_id, topic, partition]
+            self._close(producer_id, group_id, topic, partition)
         topics = self.offsets.get(group_id)
         partitions = topics.get(topic) if topics is not None else None
         if topics is None or partitions is None:
@@ -77,14 +97,14 @@ class Durable:
         return self.offsets.get(group_id, {}).get(topic, {}).get(partition)
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
-        return any((group_id, topic, partition) in pending for pending in self.pending.values())
+        return (topic, partition) in self.open.get(group_id, ())
 
     def has_open_transaction(self, group_id: str) -> bool:
-        return any(key[0] == group_id for pending in self.pending.values() for key in pending)
+        return group_id in self.open
 
     def pending_groups(self) -> Iterator[str]:
-        """The group of each offset in an open transaction; a group may come several times."""
-        return (key[0] for pending in self.pending.values() for key in pending)
+        """The groups that have offsets in open transactions."""
+        return iter(self.open)
 
     def partitions(self, group_id: str) -> Iterator[tuple[str, int, CommittedOffset]]:
         for topic, partitions in self.offsets.get(group_id, {}).items():
@@ -98,8 +118,7 @@ class Durable:
             found[topic, partition] = None
             if len(found) % _KEYS_PER_STEP == 0:
                 yield
-        for pending in self.pending.values():
-            found |= {key[1:]: None for key in pending if key[0] == group_id}
+        found |= dict.fromkeys(self.open.get(group_id, ()))
         return found
 
     def is_named(self, group_id: str) -> bool:

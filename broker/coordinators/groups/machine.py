@@ -15,7 +15,7 @@ from typing import Any, Final
 from broker.coordinators.account import MemoryShare
 from broker.coordinators.groups import classic
 from broker.coordinators.groups.membership import MEMBERS_PER_STEP, Group, State
-from broker.coordinators.groups.offsets import Commit
+from broker.coordinators.groups.offsets import Commit, TxnCommit
 from broker.coordinators.groups.shard import GroupCommand, GroupConfig, GroupDecision, GroupShard
 from broker.coordinators.machine import DecisionDraft, Instant
 from protocol.codec import Fields
@@ -61,7 +61,7 @@ class GroupMachine(GroupShard):
 
     def is_stackable(self, command: GroupCommand[Any]) -> bool:
         # A commit is judged by the membership alone, which no commit changes.
-        return isinstance(command, Commit)
+        return isinstance(command, Commit | TxnCommit)
 
     def tick(self, now: Instant) -> Work[GroupDecision[None]]:
         draft: DecisionDraft[CoordinatorRecord] = DecisionDraft(now, _NO_TOKEN)
@@ -101,8 +101,11 @@ class GroupMachine(GroupShard):
             # A group that only stores offsets has no metadata record; it is here because its offsets are.
             self.ensure_group(record.group_id, record.committed.commit_timestamp_ms)
 
-    def apply_marker(self, *, producer_id: int, committed: bool) -> None:
-        for group_id, offset in self.durable.apply_marker(producer_id=producer_id, committed=committed):
+    def apply_marker(self, *, producer_id: int, committed: bool) -> Work[None]:
+        taken = yield from self.durable.apply_marker(producer_id=producer_id, committed=committed)
+        for at, (group_id, offset) in enumerate(taken, 1):
+            if at % GROUPS_PER_STEP == 0:
+                yield
             if self._is_live:
                 self.ensure_group(group_id, offset.commit_timestamp_ms)
 

@@ -306,6 +306,14 @@ class Group:
         if self.state is State.COMPLETING_REBALANCE:
             raise KafkaError(ErrorCode.rebalance_in_progress)
 
+    def check_transactional_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Raise KafkaError unless this committer may move the group's offsets in a transaction. Older clients
+        name no member, and a rebalance is no reason: the transaction may end after it."""
+        if generation < 0 and self.state is State.EMPTY:
+            return
+        if generation >= 0 or member_id or instance_id is not None:
+            self.check_generation(member_id, instance_id, generation)
+
     def retention_starts_ms(self, topic: str, commit_timestamp_ms: int) -> int | None:
         """Return when the retention of a topic's offset began; None while the group keeps it alive.
 

@@ -23,6 +23,7 @@ from broker.coordinators.groups.shard import (
     check_storable,
     is_storable,
 )
+from broker.coordinators.machine import TransactionalProducer
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord
 from protocol.work import Work
@@ -61,18 +62,7 @@ class Commit:
             raise KafkaError(ErrorCode.group_id_not_found if is_known else ErrorCode.illegal_generation)
         now = draft.now
         expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
-        errors = []
-        for at, offset in enumerate(self.offsets, 1):
-            if at % OFFSETS_PER_STEP == 0:
-                yield
-            metadata = offset.metadata or ""
-            is_long = _java_length(metadata) > shard.config.offset_metadata_max_bytes
-            if is_long or not is_storable(metadata):
-                errors.append(ErrorCode.offset_metadata_too_large)
-                continue
-            errors.append(ErrorCode.none)
-            draft.records.append(_offset_record(self.group_id, offset, now.wall_ms, expire_ms))
-        shard.committed_offsets += len(draft.records)
+        errors = yield from _record_offsets(shard, draft, self.group_id, self.offsets, expire_ms=expire_ms)
         if group is None and not draft.records:
             # Its first commit begins a group even if nothing of it could be kept.
             shard.ensure_group(self.group_id, now.wall_ms)
@@ -80,6 +70,55 @@ class Commit:
         if group is not None and member is not None:
             shard.restart_session(group, member, now)
         return draft.decision(tuple(errors), soft=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnCommit:
+    """A commit that counts once the transaction of its producer is committed."""
+
+    group_id: str
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+    offsets: tuple[OffsetToCommit, ...]
+    producer: TransactionalProducer
+
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
+        check_storable(self.group_id)
+        group = shard.groups.get(self.group_id)
+        if group is not None:
+            group.check_transactional_commit(self.member_id, self.instance_id, self.generation)
+        elif self.generation >= 0:
+            raise KafkaError(ErrorCode.illegal_generation)
+        wall_ms = draft.now.wall_ms
+        errors = yield from _record_offsets(shard, draft, self.group_id, self.offsets, expire_ms=-1)
+        if group is None and not draft.records:
+            shard.ensure_group(self.group_id, wall_ms)
+        return draft.decision(tuple(errors), soft=False)
+
+
+def _record_offsets(
+    shard: GroupShard,
+    draft: GroupDraft,
+    group_id: str,
+    offsets: Iterable[OffsetToCommit],
+    *,
+    expire_ms: int,
+) -> Work[list[ErrorCode]]:
+    """Make a record of each offset that can be stored; return an error or none for each."""
+    errors = []
+    for at, offset in enumerate(offsets, 1):
+        if at % OFFSETS_PER_STEP == 0:
+            yield
+        metadata = offset.metadata or ""
+        is_long = _java_length(metadata) > shard.config.offset_metadata_max_bytes
+        if is_long or not is_storable(metadata):
+            errors.append(ErrorCode.offset_metadata_too_large)
+            continue
+        errors.append(ErrorCode.none)
+        draft.records.append(_offset_record(group_id, offset, draft.now.wall_ms, expire_ms))
+    shard.committed_offsets += len(draft.records)
+    return errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,33 @@
 """End-of-transaction markers on the partitions that this broker leads.
 
-Owns: the control batch of each partition, the wait until it is on every replica in sync, and what is answered
-for each partition. Does not own: which transaction ends how (the transaction coordinator), the log's checks of
-a marker (storage), nor the order of markers among the records of a coordinator (its replicated state).
+Owns: which part of this broker writes the marker of a partition, many at a time, and what is answered for
+each. Does not own: which transaction ends how (the transaction coordinator), what a log checks of a marker
+(storage), the order of markers among the records of groups (their replicated state), the waits (replicas).
 Invariant: a partition is answered without an error only once its marker is committed there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from protocol.errors import ErrorCode
+from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from broker.turns import Turns
+from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
+from storage.log import NewMarker
+
+APPENDS_PER_STEP: Final = 4
+_NOT_READY: Final = frozenset(
+    {
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+    }
+)
+"""Of the group coordinator; a transaction coordinator asks again only for what it knows of partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +47,113 @@ class Markers(Protocol):
 
     async def write(self, marker: Marker) -> Mapping[tuple[str, int], ErrorCode]:
         """Return once each partition has its marker on all replicas in sync, or an error."""
+
+
+class MarkerLogs(Protocol):
+    """The partitions of this broker, as far as they concern markers."""
+
+    def stage(self, topic: str, index: int, marker: NewMarker) -> Any:
+        """Append the marker in memory; KafkaError where it is refused."""
+
+    def write(self) -> None:
+        """Write what is staged."""
+
+    async def committed(self, staged: Sequence[Any], *, timeout_ms: int) -> list[ErrorCode]:
+        """Wait until each is on all replicas in sync; return why not, in their order."""
+
+
+class GroupMarkers(Protocol):
+    """The group coordinator, as far as it concerns markers."""
+
+    async def write_marker(self, index: int, marker: NewMarker) -> None:
+        """Return once the marker is committed and applied on that partition of the offsets topic."""
+
+
+class MarkerWriter:
+    def __init__(
+        self, *, logs: MarkerLogs, groups: GroupMarkers, turns: Turns, timeout_ms: Callable[[], int]
+    ) -> None:
+        self._logs = logs
+        self._groups = groups
+        self._turns = turns
+        self._timeout_ms = timeout_ms
+
+    async def write(self, marker: Marker) -> Mapping[tuple[str, int], ErrorCode]:
+        """Return once each partition has its marker on all replicas in sync, or an error."""
+        (errors,) = await self.write_all([marker])
+        return errors
+
+    async def write_all(self, markers: Sequence[Marker]) -> list[dict[tuple[str, int], ErrorCode]]:
+        """`write` for several at once, in their order."""
+        results: list[dict[tuple[str, int], ErrorCode]] = [{} for _ in markers]
+        staged: list[tuple[int, tuple[str, int], Any]] = []
+        offsets: list[tuple[int, int]] = []
+        await self._turns.run(self._staging(markers, results, staged, offsets))
+        if offsets:
+            await asyncio.gather(
+                self._wait(results, staged),
+                *(self._write_to_group(_new(markers[at]), index, results[at]) for at, index in offsets),
+            )
+        elif staged:
+            await self._wait(results, staged)
+        return results
+
+    def _staging(
+        self,
+        markers: Sequence[Marker],
+        results: list[dict[tuple[str, int], ErrorCode]],
+        staged: list[tuple[int, tuple[str, int], Any]],
+        offsets: list[tuple[int, int]],
+    ) -> Work[None]:
+        logs = self._logs
+        done = 0
+        for at, marker in enumerate(markers):
+            errors = results[at]
+            new = _new(marker)
+            for name in marker.partitions:
+                if name in errors:
+                    continue
+                errors[name] = ErrorCode.none
+                topic, index = name
+                if topic == OFFSETS_TOPIC:
+                    offsets.append((at, index))
+                    continue
+                try:
+                    staged.append((at, name, logs.stage(topic, index, new)))
+                except KafkaError as error:
+                    errors[name] = error.code
+                done += 1
+                if done % APPENDS_PER_STEP == 0:
+                    logs.write()
+                    yield
+        logs.write()
+
+    async def _wait(
+        self, results: list[dict[tuple[str, int], ErrorCode]], staged: list[tuple[int, tuple[str, int], Any]]
+    ) -> None:
+        codes = await self._logs.committed([stage for *_, stage in staged], timeout_ms=self._timeout_ms())
+        for (at, name, _stage), code in zip(staged, codes, strict=True):
+            if code is not ErrorCode.none:
+                results[at][name] = code
+
+    async def _write_to_group(
+        self, marker: NewMarker, index: int, errors: dict[tuple[str, int], ErrorCode]
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_ms() / 1000):
+                await self._groups.write_marker(index, marker)
+        except TimeoutError:
+            errors[OFFSETS_TOPIC, index] = ErrorCode.request_timed_out
+        except KafkaError as error:
+            code = ErrorCode.not_leader_or_follower if error.code in _NOT_READY else error.code
+            errors[OFFSETS_TOPIC, index] = code
+
+
+def _new(marker: Marker) -> NewMarker:
+    return NewMarker(
+        marker.producer_id,
+        marker.producer_epoch,
+        marker.coordinator_epoch,
+        marker.committed,
+        marker.transaction_version,
+    )

@@ -3,15 +3,37 @@
 Owns: which broker is asked, several questions to it in one request, deadlines, and the errors that a producer
 gets for those of the coordinator. Does not own: what is asked for when (Produce, TxnOffsetCommit), nor what a
 transaction includes (the transaction coordinator).
-Invariant: every question ends by its deadline; a partition without an error is part of the transaction.
+Invariant: every question ends by its deadline; one request is under way to each broker, in which each
+transaction stands once; a partition without an error is part of the transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from protocol.errors import ErrorCode
+from broker.control.image import Image
+from broker.coordinators.groups.coordinator import partition_of
+from broker.net.channel import Channel, PeerLost
+from broker.turns import Turns
+from protocol.apis import Api
+from protocol.codec import Fields
+from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+QUESTIONS_MAX: Final = 10_000
+"""To one broker, that wait for a request to be answered."""
+PARTITIONS_MAX: Final = 1_000
+"""In one request to another broker, unless one question has more."""
+_ROWS_PER_STEP: Final = 16
+_ADDS_FROM: Final = 5
+"""The version of AddPartitionsToTxn that can add partitions as transaction version 2 does."""
+_VERSION_OF_EPOCHS: Final = 2
+
+Name = tuple[str, int]
 
 
 class Verifier(Protocol):
@@ -23,12 +45,249 @@ class Verifier(Protocol):
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[tuple[str, int]],
+        partitions: Sequence[Name],
         *,
         adds: bool,
         timeout_ms: int,
         maps_abortable: bool,
-    ) -> Mapping[tuple[str, int], ErrorCode]:
+    ) -> Mapping[Name, ErrorCode]:
         """Return an error for each partition that may not be written to in the transaction. `adds` includes
-        them in it first, as transaction version 2 does. `maps_abortable`: the client knows
+        them in it first, as transaction version 2 does. `maps_abortable`: the client does not know
         TRANSACTION_ABORTABLE."""
+
+
+class Coordinator(Protocol):
+    """The transaction coordinator of this broker."""
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        *,
+        verify_only: bool,
+        transaction_version: int,
+    ) -> Mapping[Name, ErrorCode]:
+        """Add the partitions to the transaction, or tell which are in it. KafkaError refuses all of them."""
+
+
+class Channels(Protocol):
+    def to(self, node_id: int, purpose: str) -> Channel: ...
+
+
+class _Question:
+    __slots__ = ("adds", "answer", "partitions", "producer_epoch", "producer_id", "transactional_id")
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        adds: bool,
+        answer: asyncio.Future[Mapping[Name, ErrorCode]],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.partitions = partitions
+        self.adds = adds
+        self.answer = answer
+
+    def ended(self, errors: Mapping[Name, ErrorCode]) -> None:
+        if not self.answer.done():
+            self.answer.set_result(errors)
+
+
+class TransactionVerifier:
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        image: Callable[[], Image],
+        channels: Channels,
+        coordinator: Coordinator | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        turns: Turns,
+        timeout_s: Callable[[], float],
+    ) -> None:
+        """`timeout_s` is how long another broker may take for an answer."""
+        self._timeout_s = timeout_s
+        self._node_id = node_id
+        self._image = image
+        self._channels = channels
+        self._coordinator = coordinator
+        self._spawn = spawn
+        self._turns = turns
+        self._waiting: dict[int, deque[_Question]] = {}
+        """What is to be asked of each broker with which a request is under way."""
+        self.failures = 0
+        """Partitions that were not found to be part of their transaction."""
+
+    def __repr__(self) -> str:
+        return f"<TransactionVerifier {sum(map(len, self._waiting.values()))} questions>"
+
+    async def check(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        *,
+        adds: bool,
+        timeout_ms: int,
+        maps_abortable: bool,
+    ) -> Mapping[Name, ErrorCode]:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                errors = await self._ask(transactional_id, producer_id, producer_epoch, partitions, adds)
+        except TimeoutError:
+            errors = dict.fromkeys(partitions, ErrorCode.network_exception)
+        except KafkaError as error:
+            errors = dict.fromkeys(partitions, error.code)
+        told = {
+            name: _told(code, maps_abortable) for name, code in errors.items() if code is not ErrorCode.none
+        }
+        self.failures += len(told)
+        return told
+
+    async def _ask(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        adds: bool,
+    ) -> Mapping[Name, ErrorCode]:
+        node_id = self._coordinator_of(transactional_id)
+        if node_id == self._node_id and self._coordinator is not None:
+            return await self._coordinator.add_partitions(
+                transactional_id,
+                producer_id,
+                producer_epoch,
+                partitions,
+                verify_only=not adds,
+                transaction_version=_VERSION_OF_EPOCHS,
+            )
+        if node_id is None or node_id == self._node_id:
+            raise KafkaError(ErrorCode.coordinator_not_available)
+        answer: asyncio.Future[Mapping[Name, ErrorCode]] = asyncio.get_running_loop().create_future()
+        question = _Question(transactional_id, producer_id, producer_epoch, partitions, adds, answer)
+        waiting = self._waiting.get(node_id)
+        if waiting is None:
+            self._waiting[node_id] = deque([question])
+            self._spawn(self._ask_all(node_id))
+        elif len(waiting) >= QUESTIONS_MAX:
+            raise KafkaError(ErrorCode.coordinator_not_available, "too many questions wait for that broker")
+        else:
+            waiting.append(question)
+        return await answer
+
+    def _coordinator_of(self, transactional_id: str) -> int | None:
+        image = self._image()
+        topic = image.topics.get(TRANSACTIONS_TOPIC)
+        if topic is None:
+            return None
+        partition = image.partition(TRANSACTIONS_TOPIC, partition_of(transactional_id, len(topic.partitions)))
+        broker = None if partition is None else image.brokers.get(partition.leader)
+        return None if broker is None or broker.fenced else broker.id
+
+    # --- other brokers ---
+
+    async def _ask_all(self, node_id: int) -> None:
+        """Ask what waits, one request after the other."""
+        waiting = self._waiting[node_id]
+        asked: dict[str, _Question] = {}
+        try:
+            while waiting:
+                asked = _next_request(waiting)
+                if asked:
+                    await self._ask_some(node_id, asked)
+        finally:
+            del self._waiting[node_id]
+            for question in (*asked.values(), *waiting):
+                question.ended(dict.fromkeys(question.partitions, ErrorCode.network_exception))
+
+    async def _ask_some(self, node_id: int, asked: Mapping[str, _Question]) -> None:
+        try:
+            fields = await self._turns.run(_request(asked.values()))
+            response = await self._channels.to(node_id, "transactions").ask(
+                Api.ADD_PARTITIONS_TO_TXN, _ADDS_FROM, fields, timeout_s=self._timeout_s()
+            )
+        except PeerLost:
+            code = ErrorCode.network_exception
+        else:
+            await self._turns.run(_take_answers(response, asked))
+            code = response.error_code
+            if code is ErrorCode.cluster_authorization_failed:
+                code = ErrorCode.invalid_txn_state
+        if code is ErrorCode.none:
+            code = ErrorCode.network_exception  # for a transaction that the answer leaves out
+        for question in asked.values():
+            question.ended(dict.fromkeys(question.partitions, code))
+
+
+def _next_request(waiting: deque[_Question]) -> dict[str, _Question]:
+    """Take the questions of the next request, each transaction once; one more waits for the request after."""
+    asked: dict[str, _Question] = {}
+    count = 0
+    for _ in range(len(waiting)):
+        question = waiting.popleft()
+        if question.answer.done():
+            continue  # its deadline has passed
+        more = len(question.partitions)
+        if question.transactional_id in asked or (asked and count + more > PARTITIONS_MAX):
+            waiting.append(question)
+            continue
+        asked[question.transactional_id] = question
+        count += more
+    return asked
+
+
+def _request(questions: Iterable[_Question]) -> Work[Fields]:
+    transactions: list[Fields] = []
+    for question in questions:
+        topics: dict[str, list[int]] = {}
+        for at, (topic, index) in enumerate(question.partitions, 1):
+            topics.setdefault(topic, []).append(index)
+            if at % _ROWS_PER_STEP == 0:
+                yield
+        transactions.append(
+            {
+                "transactional_id": question.transactional_id,
+                "producer_id": question.producer_id,
+                "producer_epoch": question.producer_epoch,
+                "verify_only": not question.adds,
+                "topics": [{"name": name, "partitions": indexes} for name, indexes in topics.items()],
+            }
+        )
+        yield
+    return {"transactions": transactions}
+
+
+def _take_answers(response: Any, asked: Mapping[str, _Question]) -> Work[None]:
+    for result in response.results_by_transaction:
+        question = asked.get(result.transactional_id)
+        if question is None:
+            continue
+        errors: dict[Name, ErrorCode] = {}
+        for topic in result.topic_results:
+            for row in topic.results_by_partition:
+                errors[topic.name, row.partition_index] = row.partition_error_code
+                if len(errors) % _ROWS_PER_STEP == 0:
+                    yield
+        for name in question.partitions:
+            # what an answer leaves out was not agreed to
+            errors.setdefault(name, ErrorCode.network_exception)
+        question.ended(errors)
+        yield
+
+
+def _told(code: ErrorCode, maps_abortable: bool) -> ErrorCode:
+    """Return what a producer is told for an error of the coordinator."""
+    if code is ErrorCode.producer_fenced:
+        return ErrorCode.invalid_producer_epoch
+    if code is ErrorCode.transaction_abortable and maps_abortable:
+        return ErrorCode.invalid_txn_state
+    return code

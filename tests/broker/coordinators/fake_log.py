@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from broker.turns import Turns
 from protocol import records as batches
 from protocol.errors import ErrorCode, KafkaError
+from storage.log import CoordinatorBatch, NewMarker
 
 
 @dataclass
@@ -28,6 +29,10 @@ class FakeLog:
     appending: asyncio.Event = field(default_factory=asyncio.Event)
     read_error: Exception | None = None
     is_on_all: bool = True
+    refused: list[ErrorCode | None] = field(default_factory=list)
+    """What the next batches of rounds with transactions are refused with."""
+    rounds: list[int] = field(default_factory=list)
+    """How many batches each round with transactions had."""
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -54,6 +59,35 @@ class FakeLog:
             raise KafkaError(failure)
         return AppendedAt(first)
 
+    async def append_all(
+        self,
+        topic: str,
+        index: int,
+        batches: Sequence[CoordinatorBatch | NewMarker],
+        *,
+        timeout_ms: int,
+        expected_leader_epoch: int,
+    ) -> list[AppendedAt | KafkaError]:
+        """Refuses what `refused` plans; everything else is appended as ever."""
+        outcomes: list[AppendedAt | KafkaError] = []
+        for batch in batches:
+            code = self.refused.pop(0) if self.refused else None
+            if code is not None:
+                outcomes.append(KafkaError(code))
+                continue
+            data = batch.data if isinstance(batch, CoordinatorBatch) else bytearray(_marker(batch))
+            outcomes.append(
+                await self.append(
+                    topic,
+                    index,
+                    data,
+                    timeout_ms=timeout_ms,
+                    expected_leader_epoch=expected_leader_epoch,
+                )
+            )
+        self.rounds.append(len(batches))
+        return outcomes
+
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         if self.read_error is not None:
             raise self.read_error
@@ -64,6 +98,16 @@ class FakeLog:
 
     def counts(self) -> list[int]:
         return [batches.parse_header(batch).count for batch in self.batches]
+
+
+def _marker(marker: NewMarker) -> bytearray:
+    return batches.end_txn_marker(
+        commit=marker.committed,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        coordinator_epoch=marker.coordinator_epoch,
+        timestamp=0,
+    )
 
 
 def turns() -> Turns:

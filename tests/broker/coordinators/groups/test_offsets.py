@@ -279,7 +279,7 @@ def test_a_transaction_s_offsets_wait_for_its_end(d: Driver, is_committed: bool,
     apply_pending(d, 8, at=10)
     assert d.machine.durable.is_pending(GROUP, "t", 0)
     assert d.committed() == 3
-    d.machine.apply_marker(producer_id=9, committed=is_committed)
+    finish(d.machine.apply_marker(producer_id=9, committed=is_committed))
     assert d.committed() == expected
     assert not d.machine.durable.is_pending(GROUP, "t", 0)
 
@@ -287,7 +287,7 @@ def test_a_transaction_s_offsets_wait_for_its_end(d: Driver, is_committed: bool,
 def test_a_commit_after_a_transaction_s_own_is_the_newer_one(d: Driver) -> None:
     apply_pending(d, 8, at=-1)
     d.commit(3)
-    d.machine.apply_marker(producer_id=9, committed=True)
+    finish(d.machine.apply_marker(producer_id=9, committed=True))
     assert d.committed() == 3
 
 
@@ -298,7 +298,7 @@ def test_pending_offsets_keep_their_group_and_go_with_it(d: Driver) -> None:
     d.expire()
     assert d.committed() == 3
     d.delete_groups(GROUP)
-    d.machine.apply_marker(producer_id=9, committed=True)
+    finish(d.machine.apply_marker(producer_id=9, committed=True))
     assert d.committed() is None
 
 
@@ -317,5 +317,5 @@ def test_a_group_whose_offsets_are_all_pending_is_there(d: Driver) -> None:
     machine.apply(record, offset=0, producer_id=9)
     finish(machine.loaded(d.now))
     assert machine.groups[GROUP].state is State.EMPTY
-    machine.apply_marker(producer_id=9, committed=True)
+    finish(machine.apply_marker(producer_id=9, committed=True))
     assert machine.durable.get(GROUP, "t", 0) == committed.at(0)

@@ -1,0 +1,210 @@
+"""What a Produce of a transaction needs before its batches may be appended.
+
+Owns: which partitions of a request the transaction coordinator has to know of, asking it and asking again,
+and what a partition is answered that it does not agree to. Does not own: the question itself (the verifier),
+the append, which looks again at what was verified (the log), nor the order of a connection's requests
+(Produce). Invariant: a partition is asked about before its first batch of a transaction, and not again before
+that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from broker.config.broker import BrokerConfig
+from broker.control.cluster import Cluster
+from broker.control.internal_topics import may_client_write
+from broker.coordinators.transactions.verification import Verifier
+from broker.replicas.replica_manager import ReplicaManager
+from protocol.errors import ErrorCode, KafkaError
+from protocol.primitives import TopicKey
+from protocol.produce import ProduceResult
+from protocol.records import check_one_batch
+from storage.producers import UNASKED, Verification
+
+ABORTABLE_FROM: Final = 11
+"""The version of Produce whose clients know TRANSACTION_ABORTABLE."""
+ADDS_FROM: Final = 12
+"""The version of Produce that includes a partition in the transaction, so that nobody else has to."""
+_FIRST_PAUSE_S: Final = 0.001
+
+Rows: TypeAlias = Sequence[tuple[TopicKey, Sequence[tuple[int, memoryview | None]]]]
+Place: TypeAlias = tuple[TopicKey, int]
+
+_NOT_THERE: Final = frozenset(
+    {
+        ErrorCode.network_exception,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+    }
+)
+
+
+class TransactionalProduce:
+    """The batches of a transaction in one request, and what is known of their partitions."""
+
+    __slots__ = (
+        "_asked",
+        "_batches",
+        "_enabled",
+        "adds",
+        "refused",
+        "transactional_id",
+        "verified",
+        "version",
+    )
+
+    def __init__(self, *, version: int, transactional_id: str, is_enabled: bool) -> None:
+        self.version = version
+        self.transactional_id = transactional_id
+        self.adds = version >= ADDS_FROM
+        self._enabled = is_enabled
+        self._batches: dict[Place, tuple[str, int, int, int]] = {}
+        """The partition's topic, and the producer id, epoch and sequence of its batch."""
+        self._asked: dict[tuple[str, int], Place] = {}
+        self.verified: dict[Place, Verification] = {}
+        self.refused: dict[Place, ProduceResult] = {}
+        """What the partitions are answered that are not to be appended to."""
+
+    @property
+    def is_asked_for(self) -> bool:
+        return bool(self._asked)
+
+    def verification(self, place: Place) -> Verification | None:
+        return self.verified.get(place) if self._enabled else UNASKED
+
+    def note(self, place: Place, topic: str, records: memoryview | None) -> None:
+        """Take note of a record set, if it is of a transaction and could be appended at all."""
+        try:
+            header = check_one_batch(records, self.version)
+        except KafkaError:
+            return
+        if header.is_transactional and header.producer_id >= 0:
+            batch = (topic, header.producer_id, header.producer_epoch, header.base_sequence)
+            self._batches[place] = batch
+
+    def check_producer(self) -> None:
+        """Refuse a request of several producers."""
+        if len({batch[1:3] for batch in self._batches.values()}) > 1:
+            raise KafkaError(
+                ErrorCode.invalid_producer_id_mapping,
+                "Transactional records contained more than one producer ID",
+            )
+
+    def begin(self, replicas: ReplicaManager, now_ms: int) -> None:
+        """Find out which partitions are to be asked about. Called again before they are asked about again."""
+        self._asked.clear()
+        self.refused.clear()
+        if not (self.adds or self._enabled):
+            return
+        for place, (topic, producer_id, epoch, sequence) in self._batches.items():
+            partition = replicas.find(topic, place[1])
+            if isinstance(partition, ErrorCode):
+                self.refused[place] = _result(place[1], partition, self.adds)
+                continue
+            try:
+                verification = partition.log.producer_table.begin_verification(
+                    producer_id, epoch, sequence, adds=self.adds, now_ms=now_ms
+                )
+            except KafkaError as error:
+                self.refused[place] = _result(place[1], error.code, self.adds)
+                continue
+            if verification is not None:
+                self.verified[place] = verification
+                self._asked[topic, place[1]] = place
+
+    async def ask(self, verifier: Verifier, timeout_ms: int) -> bool:
+        """Ask the coordinator; return whether it was busy with the end of the transaction before."""
+        _topic, producer_id, epoch, _sequence = next(iter(self._batches.values()))
+        errors = await verifier.check(
+            self.transactional_id,
+            producer_id,
+            epoch,
+            list(self._asked),
+            adds=self.adds,
+            timeout_ms=timeout_ms,
+            maps_abortable=self.version < ABORTABLE_FROM,
+        )
+        is_busy = False
+        for name, code in errors.items():
+            place = self._asked.get(name)
+            if place is not None:
+                self.refused[place] = _result(place[1], code, self.adds)
+                is_busy = is_busy or code is ErrorCode.concurrent_transactions
+        return is_busy
+
+
+class ProduceTransactions:
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaManager,
+        cluster: Cluster,
+        verifier: Verifier,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._replicas = replicas
+        self._cluster = cluster
+        self._verifier = verifier
+        self._now_ms = now_ms
+
+    def noting(self, version: int, transactional_id: str) -> TransactionalProduce:
+        config = self._config
+        return TransactionalProduce(
+            version=version,
+            transactional_id=transactional_id,
+            is_enabled=config.transaction_partition_verification_enable,
+        )
+
+    def note(
+        self,
+        transaction: TransactionalProduce,
+        topic: TopicKey,
+        name: str | None,
+        index: int,
+        records: memoryview | None,
+    ) -> None:
+        """Take note of one partition of the request; what the append will refuse is left to it."""
+        if name is None or not may_client_write(name):
+            return
+        if self._cluster.image.partition(name, index) is not None:
+            transaction.note((topic, index), name, records)
+
+    def begin(self, transaction: TransactionalProduce) -> None:
+        transaction.check_producer()
+        transaction.begin(self._replicas, self._now_ms())
+
+    async def settle(self, transaction: TransactionalProduce) -> None:
+        """Ask about what is to be asked about. A coordinator that still ends the transaction before is asked
+        again for a while: for a client that costs much more."""
+        loop = asyncio.get_running_loop()
+        config = self._config
+        wait_ms = min(config.add_partitions_to_txn_retry_backoff_max_ms, config.request_timeout_ms)
+        until = loop.time() + wait_ms / 1000
+        pause_s = _FIRST_PAUSE_S
+        while transaction.is_asked_for:
+            is_busy = await transaction.ask(self._verifier, config.request_timeout_ms)
+            if not (is_busy and transaction.adds) or loop.time() >= until:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, config.add_partitions_to_txn_retry_backoff_ms / 1000)
+            transaction.begin(self._replicas, self._now_ms())
+
+    @property
+    def _config(self) -> BrokerConfig:
+        return self._cluster.broker_config
+
+
+def _result(index: int, code: ErrorCode, adds: bool) -> ProduceResult:
+    """What a producer is answered for an error of the coordinator. Older ones know what to do with
+    NOT_ENOUGH_REPLICAS, which has them try again and ask for no metadata."""
+    if code is ErrorCode.invalid_txn_state:
+        return ProduceResult(index, code.value, message="Partition was not added to the transaction")
+    if code in _NOT_THERE or (code is ErrorCode.concurrent_transactions and not adds):
+        why = "Unable to verify the partition has been added to the transaction. Underlying error: "
+        message = why + code.name.upper()
+        return ProduceResult(index, ErrorCode.not_enough_replicas.value, message=message)
+    return ProduceResult(index, code.value)
