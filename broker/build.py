@@ -25,11 +25,14 @@ from broker.control.image import Delta
 from broker.control.internal_topics import REMOTE_LOG_METADATA
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.tier.metadata import TierMetadata
+from broker.coordinators.transactions.coordinator import TransactionCoordinator
+from broker.coordinators.transactions.marker_sender import MarkerSender
 from broker.coordinators.transactions.marker_writer import MarkerWriter
 from broker.coordinators.transactions.offset_commits import TransactionalCommits
 from broker.coordinators.transactions.verification import TransactionVerifier
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
+from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.dispatch import Dispatcher, request_in
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import FollowerFetch
@@ -44,6 +47,7 @@ from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.topics import TopicHandlers
 from broker.handlers.transactional_offsets import TransactionalOffsetHandlers
+from broker.handlers.transactions import TransactionHandlers
 from broker.loop_monitor import LoopMonitor
 from broker.net.descriptors import DescriptorRoom
 from broker.net.server import Limits, NetworkServer
@@ -280,6 +284,24 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         turns=turns,
         timeout_ms=lambda: cluster.broker_config.request_timeout_ms,
     )
+    transactions = TransactionCoordinator(
+        config=config,
+        world=world,
+        cluster=cluster,
+        replicas=replicas,
+        turns=turns,
+        markers=MarkerSender(
+            node_id=config.node_id,
+            image=lambda: cluster.image,
+            peers=cluster.channels,
+            local=markers,
+            run=turns.run,
+            spawn=spawn,
+            timeout_s=config.request_timeout_ms / 1000,
+        ),
+        new_producer_id=lambda: cluster.producer_ids.next(),
+    )
+    verifier.coordinator = transactions
     cluster.subscribe(counters.follow)
     if wal is not None:
         cluster.subscribe(wal.collecting.image_changed)  # after all of whom it tells
@@ -297,9 +319,15 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 offload=world.offload,
                 tier=tier_reads,
             ).routes(),
-            **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
+            **ProducerHandlers(replicas=replicas).routes(),
             **LogDirHandlers(
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
+            ).routes(),
+            **CoordinatorHandlers(
+                groups=groups, transactions=transactions, cluster=cluster, turns=turns
+            ).routes(),
+            **TransactionHandlers(
+                transactions=transactions, groups=groups, cluster=cluster, now_ms=world.now_ms, turns=turns
             ).routes(),
             **GroupHandlers(groups=groups, cluster=cluster, turns=turns).routes(),
             **MarkerHandlers(writer=markers, turns=turns).routes(),
@@ -354,6 +382,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         fetch_sessions=sessions,
         follower_fetch=follower_fetch,
         groups=groups,
+        transactions=transactions,
         tier_metadata=tier_metadata,
         tiering=tiering,
         restores=restores,

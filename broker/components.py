@@ -15,6 +15,7 @@ from broker.background import Background
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
+from broker.coordinators.transactions.coordinator import TransactionCoordinator
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.loop_monitor import LoopMonitor
 from broker.net.server import NetworkServer
@@ -54,6 +55,7 @@ class Components:
     fetch_sessions: FetchSessions
     follower_fetch: FollowerFetch
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
     tier_metadata: MetadataManager | None
     """None where the tiers are switched off."""
     tiering: Tiering | None

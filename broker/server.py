@@ -165,6 +165,7 @@ class Broker:
         components.background.adopt(components.isr.start(self._tasks))
         components.fetchers.start(self._tasks)
         await components.groups.start(self._tasks)
+        await components.transactions.start(self._tasks)
         if components.tier_metadata is not None:
             components.tier_metadata.start(self._tasks)
         if components.tier_reads is not None:
@@ -195,6 +196,7 @@ class Broker:
             await components.tier_metadata.stop()
         components.fetchers.stop()
         components.network.stop_listening()
+        await components.transactions.stop()
         await components.groups.stop()
         await components.background.cancel()
         await components.network.close()

@@ -38,6 +38,9 @@ class Api(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
@@ -55,6 +58,8 @@ class Api(IntEnum):
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     UNREGISTER_BROKER = 64
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -75,6 +80,7 @@ class Resource(Enum):
     CLUSTER = "cluster"
     TOPIC = "topic"
     GROUP = "group"
+    TRANSACTIONAL_ID = "transactional id"
     CONFIG = "config"
     """DESCRIBE_CONFIGS on the topic or the cluster, after the resource asked for."""
     NONE = "none"
@@ -148,6 +154,9 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.DELETE_RECORDS: (2, Resource.TOPIC, Operation.DELETE, Throttle.REQUEST),
     Api.INIT_PRODUCER_ID: (2, Resource.CLUSTER, Operation.IDEMPOTENT_WRITE, Throttle.REQUEST),
     Api.OFFSET_FOR_LEADER_EPOCH: (4, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.ADD_PARTITIONS_TO_TXN: (3, Resource.TRANSACTIONAL_ID, Operation.WRITE, Throttle.REQUEST),
+    Api.ADD_OFFSETS_TO_TXN: (3, Resource.TRANSACTIONAL_ID, Operation.WRITE, Throttle.REQUEST),
+    Api.END_TXN: (3, Resource.TRANSACTIONAL_ID, Operation.WRITE, Throttle.REQUEST),
     Api.WRITE_TXN_MARKERS: (1, Resource.CLUSTER, Operation.CLUSTER_ACTION, Throttle.REQUEST),
     Api.TXN_OFFSET_COMMIT: (3, Resource.GROUP, Operation.READ, Throttle.REQUEST),
     Api.DESCRIBE_CONFIGS: (4, Resource.CONFIG, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
@@ -165,6 +174,8 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.DESCRIBE_CLUSTER: (0, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
     Api.DESCRIBE_PRODUCERS: (0, Resource.TOPIC, Operation.READ, Throttle.REQUEST),
     Api.UNREGISTER_BROKER: (0, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),
+    Api.DESCRIBE_TRANSACTIONS: (0, Resource.TRANSACTIONAL_ID, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.LIST_TRANSACTIONS: (0, Resource.TRANSACTIONAL_ID, Operation.DESCRIBE, Throttle.REQUEST),
     Api.LIST_CONFIG_RESOURCES: (0, Resource.CLUSTER, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
     Api.DESCRIBE_TOPIC_PARTITIONS: (0, Resource.TOPIC, Operation.DESCRIBE, Throttle.REQUEST),
 }

@@ -19,6 +19,7 @@ from protocol.messages import encode_response
 from protocol.work import Work
 
 if TYPE_CHECKING:
+    from protocol.requests.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
     from protocol.requests.alter_configs import AlterConfigsRequest
     from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
     from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from protocol.requests.describe_configs import DescribeConfigsRequest
     from protocol.requests.describe_groups import DescribeGroupsRequest
     from protocol.requests.describe_producers import DescribeProducersRequest
+    from protocol.requests.describe_transactions import DescribeTransactionsRequest
     from protocol.requests.elect_leaders import ElectLeadersRequest
     from protocol.requests.find_coordinator import FindCoordinatorRequest
     from protocol.requests.incremental_alter_configs import IncrementalAlterConfigsRequest
@@ -205,6 +207,47 @@ def _describe_groups(version: int, request: DescribeGroupsRequest, error: Error)
     return {"groups": groups, "throttle_time": 0}
 
 
+def _add_partitions_to_txn(version: int, request: AddPartitionsToTxnRequest, error: Error) -> Work[Fields]:
+    code = error["error_code"]
+
+    def topics(named: Iterable[AddPartitionsToTxnTopic]) -> Work[list[Fields]]:
+        answered: list[Fields] = []
+        for topic in named:
+            rows = yield from _each(
+                topic.partitions, lambda index: {"partition_index": index, "partition_error_code": code}
+            )
+            answered.append({"name": topic.name, "results_by_partition": rows})
+            yield
+        return answered
+
+    results: list[Fields] = []
+    for each in request.transactions:
+        rows = yield from topics(each.topics)
+        results.append({"transactional_id": each.transactional_id, "topic_results": rows})
+    return {
+        "error_code": code,
+        "results_by_topic_v3_and_below": (yield from topics(request.v3_and_below_topics)),
+        "results_by_transaction": results,
+        "throttle_time": 0,
+    }
+
+
+def _describe_transactions(version: int, request: DescribeTransactionsRequest, error: Error) -> Work[Fields]:
+    unknown = {
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time": 0,
+        "producer_id": 0,
+        "producer_epoch": 0,
+        "topics": [],
+    }
+    rows = yield from _each(
+        request.transactional_ids,
+        lambda transactional_id: {"transactional_id": transactional_id, **error, **unknown},
+    )
+    return {"transaction_states": rows, "throttle_time": 0}
+
+
 def _describe_configs(version: int, request: DescribeConfigsRequest, error: Error) -> Work[Fields]:
     results = yield from _each(request.resources, lambda each: {**_resource(each), **error, "configs": []})
     return {"results": results, "throttle_time": 0}
@@ -262,6 +305,8 @@ def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, e
 
 
 _SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
+    Api.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
+    Api.DESCRIBE_TRANSACTIONS: _describe_transactions,
     Api.LIST_OFFSETS: _list_offsets,
     Api.OFFSET_COMMIT: _offset_commit,
     Api.TXN_OFFSET_COMMIT: _txn_offset_commit,
@@ -299,6 +344,9 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     Api.SYNC_GROUP: {"assignment": b""},
     Api.LEAVE_GROUP: {"members": []},
     Api.LIST_GROUPS: {"groups": []},
+    Api.ADD_OFFSETS_TO_TXN: {},
+    Api.END_TXN: {"producer_id": -1, "producer_epoch": -1},
+    Api.LIST_TRANSACTIONS: {"unknown_state_filters": [], "transaction_states": []},
     Api.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
     Api.DESCRIBE_LOG_DIRS: {"results": []},
     Api.OFFSET_DELETE: {"topics": []},

@@ -29,6 +29,7 @@ from broker.coordinators.groups.classic import (
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
+from broker.handlers.coordinators import sorted_by_partition
 from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from broker.turns import Turns
     from protocol.requests.delete_groups import DeleteGroupsRequest
     from protocol.requests.describe_groups import DescribeGroupsRequest
-    from protocol.requests.find_coordinator import FindCoordinatorRequest
     from protocol.requests.heartbeat import HeartbeatRequest
     from protocol.requests.join_group import JoinGroupRequest
     from protocol.requests.leave_group import LeaveGroupRequest
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from protocol.requests.sync_group import SyncGroupRequest
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_GROUP_COORDINATOR: Final = 0
-_TRANSACTION_COORDINATOR: Final = 1
 _NOT_ASKED: Final = -(2**31)
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
@@ -85,7 +83,6 @@ class GroupHandlers:
 
     def routes(self) -> Mapping[int, Handler]:
         return {
-            Api.FIND_COORDINATOR: self.find_coordinator,
             Api.JOIN_GROUP: self.join_group,
             Api.SYNC_GROUP: self.sync_group,
             Api.HEARTBEAT: self.heartbeat,
@@ -96,63 +93,6 @@ class GroupHandlers:
             Api.LIST_GROUPS: self.list_groups,
             Api.DESCRIBE_GROUPS: self.describe_groups,
             Api.DELETE_GROUPS: self.delete_groups,
-        }
-
-    # --- finding the coordinator ---
-
-    async def find_coordinator(self, ctx: Context, request: FindCoordinatorRequest) -> Fields:
-        if self._cluster.has_lost_peer():
-            await self._cluster.wait_doubt_over()
-        key_type = request.key_type
-        if ctx.api_version < 4:
-            return {
-                "throttle_time": 0,
-                **await self._coordinator_of(ctx, key_type, request.key, none_text="NONE"),
-            }
-        # One lookup for each partition, all together: each may wait until the topic is created and its
-        # partition loaded.
-        by_partition = await self._turns.run(self._by_partition(request.coordinator_keys))
-        answers = await asyncio.gather(
-            *(self._coordinator_of(ctx, key_type, keys[0], none_text="") for keys in by_partition.values())
-        )
-        found = await self._turns.run(_found(by_partition.values(), answers))
-        rows = await self._turns.run(_rows_of(found, request.coordinator_keys))
-        return {"throttle_time": 0, "coordinators": rows}
-
-    def _by_partition(self, group_ids: Sequence[str]) -> Work[dict[int, list[str]]]:
-        """Return the groups of each partition, each once."""
-        sorted_out: dict[int, list[str]] = {}
-        seen: set[str] = set()
-        for at, group_id in enumerate(group_ids, 1):
-            if group_id not in seen:
-                seen.add(group_id)
-                sorted_out.setdefault(self._groups.partition_for(group_id), []).append(group_id)
-            if len(group_id) > _LONG_ID or at % ROWS_AT_ONCE == 0:
-                yield
-        return sorted_out
-
-    async def _coordinator_of(self, ctx: Context, key_type: int, key: str, *, none_text: str) -> Fields:
-        try:
-            if key_type == _TRANSACTION_COORDINATOR:
-                # Rather than COORDINATOR_NOT_AVAILABLE, which a producer would retry until its own timeout.
-                raise KafkaError(ErrorCode.invalid_request, "this broker coordinates no transactions")
-            if key_type != _GROUP_COORDINATOR:
-                raise KafkaError(ErrorCode.invalid_request, f"no coordinator of type {key_type}")
-            node_id, endpoint = await self._groups.find(key, ctx.connection.listener)
-        except KafkaError as error:
-            return {
-                "error_code": error.code,
-                "error_message": error.message or "The coordinator is not available.",
-                "node_id": -1,
-                "host": "",
-                "port": -1,
-            }
-        return {
-            "error_code": ErrorCode.none,
-            "error_message": none_text,
-            "node_id": node_id,
-            "host": endpoint.host,
-            "port": endpoint.port,
         }
 
     # --- membership ---
@@ -399,7 +339,9 @@ class GroupHandlers:
         }
 
     async def delete_groups(self, ctx: Context, request: DeleteGroupsRequest) -> Fields:
-        by_partition = await self._turns.run(self._by_partition(request.groups_names))
+        by_partition = await self._turns.run(
+            sorted_by_partition(self._groups.partition_for, request.groups_names)
+        )
         answers = await asyncio.gather(
             *(self._delete_some(ctx, group_ids) for group_ids in by_partition.values())
         )
@@ -412,25 +354,6 @@ class GroupHandlers:
         except KafkaError as error:
             errors = (error.code,) * len(group_ids)
         return await self._turns.run(_deleted(group_ids, errors))
-
-
-def _found(asked: Iterable[list[str]], answers: Iterable[Fields]) -> Work[dict[str, Fields]]:
-    found: dict[str, Fields] = {}
-    for keys, answer in zip(asked, answers, strict=True):
-        for key in keys:
-            found[key] = answer
-            if len(found) % ROWS_AT_ONCE == 0:
-                yield
-    return found
-
-
-def _rows_of(found: Mapping[str, Fields], keys: Sequence[str]) -> Work[list[Fields]]:
-    rows: list[Fields] = []
-    for key in keys:
-        rows.append({"key": key, **found[key]})
-        if len(rows) % ROWS_AT_ONCE == 0:
-            yield
-    return rows
 
 
 def _assignments(request: SyncGroupRequest) -> Work[dict[str, bytes]]:

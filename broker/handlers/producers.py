@@ -1,7 +1,7 @@
-"""The small requests about producers: InitProducerId and DescribeProducers.
+"""DescribeProducers: what a log knows of its producers.
 
-Owns: what they refuse. Does not own: handing out ids (producer_ids), what a log knows of its producers (the
-log). Invariant: an error of one partition is answered in its place and stops no other.
+Owns: what it refuses. Does not own: what a log knows (the log), producer ids (transactions). Invariant: an
+error of one partition is answered in its place and stops no other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.control.cluster import Cluster
 from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
 from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
@@ -17,35 +16,21 @@ from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
 from protocol.codec import Fields
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import ErrorCode
 from protocol.work import Work
 
 if TYPE_CHECKING:
     from protocol.requests.describe_producers import DescribeProducersRequest
-    from protocol.requests.init_producer_id import InitProducerIdRequest
 
 
 class ProducerHandlers:
-    def __init__(self, *, replicas: ReplicaManager, cluster: Cluster) -> None:
+    def __init__(self, *, replicas: ReplicaManager) -> None:
         self._replicas = replicas
-        self._cluster = cluster
 
     def routes(self) -> Mapping[int, Handler]:
         return {
-            Api.INIT_PRODUCER_ID: self.init_producer_id,
             Api.DESCRIBE_PRODUCERS: self.describe_producers,
         }
-
-    async def init_producer_id(self, ctx: Context, request: InitProducerIdRequest) -> Fields:
-        transactional_id = request.transactional_id
-        producer_id, epoch = request.producer_id, request.producer_epoch
-        if (producer_id == -1) != (epoch == -1) or transactional_id == "":
-            raise KafkaError(ErrorCode.invalid_request)
-        if transactional_id is not None:
-            # final for the client: 15 or 16 would have it try until its own time is up
-            raise KafkaError(ErrorCode.unsupported_version, "this broker coordinates no transactions")
-        new_id = await self._cluster.producer_ids.next()
-        return {"throttle_time": 0, "error_code": ErrorCode.none, "producer_id": new_id, "producer_epoch": 0}
 
     def describe_producers(self, ctx: Context, request: DescribeProducersRequest) -> Work[Fields]:
         topics = []

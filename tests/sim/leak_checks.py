@@ -28,6 +28,7 @@ STANDING = (
     "Node._live",
     "Pressure.watch_for_ever",
     "Tiering._tick_for_ever",
+    "TransactionCoordinator._expire_for_ever",
 )
 """Tasks that every broker has from its start to its stop; a new one is entered here."""
 OF_THE_WAL_TIER = ("Uploader._run", "WalTelling._run", "WalTopicLeader._repair", "WalCollecting.run")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from broker.control.image import Image
-from broker.coordinators.groups.coordinator import partition_of
+from broker.coordinators.topic_coordinator import partition_of
 from broker.net.channel import Channel, PeerLost
 from broker.turns import Turns
 from protocol.apis import Api
@@ -117,7 +117,7 @@ class TransactionVerifier:
         self._node_id = node_id
         self._image = image
         self._channels = channels
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._spawn = spawn
         self._turns = turns
         self._waiting: dict[int, deque[_Question]] = {}
@@ -161,8 +161,8 @@ class TransactionVerifier:
         adds: bool,
     ) -> Mapping[Name, ErrorCode]:
         node_id = self._coordinator_of(transactional_id)
-        if node_id == self._node_id and self._coordinator is not None:
-            return await self._coordinator.add_partitions(
+        if node_id == self._node_id and self.coordinator is not None:
+            return await self.coordinator.add_partitions(
                 transactional_id,
                 producer_id,
                 producer_epoch,

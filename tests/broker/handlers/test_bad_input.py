@@ -387,7 +387,6 @@ async def test_init_producer_id_without_transactions(broker: Broker) -> None:
             }
             return await client.call(Api.INIT_PRODUCER_ID, 5, **given | fields)
 
-        assert (await ask(transactional_id="tx")).error_code is ErrorCode.unsupported_version
         assert (await ask(transactional_id="")).error_code is ErrorCode.invalid_request
         assert (await ask(producer_id=4)).error_code is ErrorCode.invalid_request
         first, second = await ask(), await ask()

@@ -37,6 +37,29 @@ CASES: dict[Api, dict[str, Any]] = {
     },
     Api.DESCRIBE_PRODUCERS: {"topics": [{"name": "t", "partition_indexes": [3]}]},
     Api.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1},
+    Api.ADD_PARTITIONS_TO_TXN: {
+        "v3_and_below_transactional_id": "x",
+        "v3_and_below_producer_id": 1,
+        "v3_and_below_producer_epoch": 1,
+        "v3_and_below_topics": [{"name": "t", "partitions": [3]}],
+        "transactions": [
+            {
+                "transactional_id": "x",
+                "producer_id": 1,
+                "producer_epoch": 1,
+                "topics": [{"name": "t", "partitions": [3]}],
+            }
+        ],
+    },
+    Api.ADD_OFFSETS_TO_TXN: {
+        "transactional_id": "x",
+        "producer_id": 1,
+        "producer_epoch": 1,
+        "group_id": "g",
+    },
+    Api.END_TXN: {"transactional_id": "x", "producer_id": 1, "producer_epoch": 1, "committed": True},
+    Api.DESCRIBE_TRANSACTIONS: {"transactional_ids": ["x"]},
+    Api.LIST_TRANSACTIONS: {"state_filters": [], "producer_id_filters": [], "transactional_id_pattern": None},
     Api.CREATE_PARTITIONS: {
         "topics": [{"name": "t", "count": 3, "assignments": None}],
         "timeout": 1,

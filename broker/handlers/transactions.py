@@ -1,0 +1,330 @@
+"""Requests of transactional producers and about their transactions, in every version, to commands and back.
+
+Owns: what a version lacks or names otherwise, which partitions exist, where an error goes in each response.
+Does not own: transactions (`broker.coordinators.transactions`), what they do to logs (Produce, the markers'
+handler), nor handing out producer ids (`broker.control.producer_ids`).
+Invariant: an error of one transaction stays with it; every answer comes from the coordinator or the image
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from broker.coordinators.transactions.transitions import BY_EPOCH
+from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
+from protocol.apis import Api
+from protocol.codec import Fields
+from protocol.errors import ErrorCode, KafkaError
+from protocol.stored.transactions import TransactionState
+from protocol.work import Work
+
+if TYPE_CHECKING:
+    from broker.control.cluster import Cluster
+    from broker.coordinators.groups.coordinator import GroupCoordinator
+    from broker.coordinators.transactions.coordinator import TransactionCoordinator
+    from broker.coordinators.transactions.machine import TransactionMachine
+    from broker.handlers.dispatch import Context, Handler
+    from broker.turns import Turns
+    from protocol.requests.add_offsets_to_txn import AddOffsetsToTxnRequest
+    from protocol.requests.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+    from protocol.requests.describe_transactions import DescribeTransactionsRequest
+    from protocol.requests.end_txn import EndTxnRequest
+    from protocol.requests.init_producer_id import InitProducerIdRequest
+    from protocol.requests.list_transactions import ListTransactionsRequest
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_BATCHED_FROM: Final = 4
+"""Version of AddPartitionsToTxn: several transactions, asked for by brokers."""
+_BY_EPOCH_FROM: Final = 5
+"""Version of AddPartitionsToTxn and of EndTxn."""
+_FENCED_FROM: Final = 2
+"""Version from which clients know PRODUCER_FENCED."""
+_INIT_FENCED_FROM: Final = 4
+"""The same of InitProducerId."""
+TRANSACTIONS_AT_ONCE: Final = 100
+"""Of one request. Whoever asks for more waits for these first."""
+
+_STATES: Final = {state.title: state for state in TransactionState}
+
+Named = tuple[tuple[str, int], ...]
+Missing = set[tuple[str, int]]
+
+
+class TransactionHandlers:
+    def __init__(
+        self,
+        *,
+        transactions: TransactionCoordinator,
+        groups: GroupCoordinator,
+        cluster: Cluster,
+        now_ms: Callable[[], int],
+        turns: Turns,
+    ) -> None:
+        self._transactions = transactions
+        self._groups = groups
+        self._cluster = cluster
+        self._now_ms = now_ms
+        self._turns = turns
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.INIT_PRODUCER_ID: self.init_producer_id,
+            Api.ADD_PARTITIONS_TO_TXN: self.add_partitions_to_txn,
+            Api.ADD_OFFSETS_TO_TXN: self.add_offsets_to_txn,
+            Api.END_TXN: self.end_txn,
+            Api.DESCRIBE_TRANSACTIONS: self.describe_transactions,
+            Api.LIST_TRANSACTIONS: self.list_transactions,
+        }
+
+    # --- producers ---
+
+    async def init_producer_id(self, ctx: Context, request: InitProducerIdRequest) -> Fields:
+        transactional_id = request.transactional_id
+        producer_id, epoch = request.producer_id, request.producer_epoch
+        if (producer_id == -1) != (epoch == -1):
+            raise KafkaError(ErrorCode.invalid_request)
+        if transactional_id is None:
+            producer_id, epoch = await self._cluster.producer_ids.next(), 0
+            return {
+                "throttle_time": 0,
+                "error_code": ErrorCode.none,
+                "producer_id": producer_id,
+                "producer_epoch": epoch,
+            }
+        try:
+            made = await self._transactions.init_producer(
+                transactional_id,
+                timeout_ms=request.transaction_timeout // _MILLISECOND,
+                expected=None if producer_id == -1 else (producer_id, epoch),
+                host=ctx.connection.peer_host,
+            )
+        except KafkaError as error:
+            raise _known(error, ctx.api_version, _INIT_FENCED_FROM) from None
+        return {
+            "throttle_time": 0,
+            "error_code": made.error,
+            "producer_id": made.producer_id,
+            "producer_epoch": made.producer_epoch,
+        }
+
+    async def end_txn(self, ctx: Context, request: EndTxnRequest) -> Fields:
+        try:
+            made = await self._transactions.end_transaction(
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                commits=request.committed,
+                transaction_version=BY_EPOCH if ctx.api_version >= _BY_EPOCH_FROM else 0,
+            )
+        except KafkaError as error:
+            raise _known(error, ctx.api_version, _FENCED_FROM) from None
+        return {
+            "throttle_time": 0,
+            "error_code": made.error,
+            "producer_id": made.producer_id,
+            "producer_epoch": made.producer_epoch,
+        }
+
+    # --- partitions ---
+
+    async def add_partitions_to_txn(self, ctx: Context, request: AddPartitionsToTxnRequest) -> Fields:
+        if ctx.api_version < _BATCHED_FROM:
+            named, answers = await self._add(
+                ctx,
+                request.v3_and_below_transactional_id,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                request.v3_and_below_topics,
+                verify_only=False,
+            )
+            topics = await self._turns.run(_topic_rows(named, answers))
+            return {"throttle_time": 0, "results_by_topic_v3_and_below": topics}
+        results: list[Fields] = []
+        for at in range(0, len(request.transactions), TRANSACTIONS_AT_ONCE):
+            some = request.transactions[at : at + TRANSACTIONS_AT_ONCE]
+            answered = await asyncio.gather(
+                *(
+                    self._add(
+                        ctx,
+                        each.transactional_id,
+                        each.producer_id,
+                        each.producer_epoch,
+                        each.topics,
+                        verify_only=each.verify_only,
+                    )
+                    for each in some
+                )
+            )
+            for each, (named, answers) in zip(some, answered, strict=True):
+                topics = await self._turns.run(_topic_rows(named, answers))
+                results.append({"transactional_id": each.transactional_id, "topic_results": topics})
+        return {"throttle_time": 0, "error_code": ErrorCode.none, "results_by_transaction": results}
+
+    async def _add(
+        self,
+        ctx: Context,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        topics: Sequence[AddPartitionsToTxnTopic],
+        *,
+        verify_only: bool,
+    ) -> tuple[Named, Mapping[tuple[str, int], ErrorCode]]:
+        """Return the partitions that are named, each once, and the error of each."""
+        named, missing = await self._turns.run(self._existing(topics))
+        if missing:
+            left = ErrorCode.operation_not_attempted
+            unknown = ErrorCode.unknown_topic_or_partition
+            return named, {each: unknown if each in missing else left for each in named}
+        version = BY_EPOCH if ctx.api_version >= _BY_EPOCH_FROM else 0
+        try:
+            return named, await self._transactions.add_partitions(
+                transactional_id,
+                producer_id,
+                producer_epoch,
+                named,
+                verify_only=verify_only,
+                transaction_version=version,
+            )
+        except KafkaError as error:
+            code = _known(error, ctx.api_version, _FENCED_FROM).code
+            return named, dict.fromkeys(named, code)
+
+    def _existing(self, topics: Iterable[AddPartitionsToTxnTopic]) -> Work[tuple[Named, Missing]]:
+        """Return the partitions that are named, each once, and those of them that do not exist."""
+        image = self._cluster.image
+        named: dict[tuple[str, int], None] = {}
+        missing: set[tuple[str, int]] = set()
+        for topic in topics:
+            for at, index in enumerate(topic.partitions, 1):
+                named[topic.name, index] = None
+                if image.partition(topic.name, index) is None:
+                    missing.add((topic.name, index))
+                if at % ROWS_AT_ONCE == 0:
+                    yield
+            yield
+        return tuple(named), missing
+
+    async def add_offsets_to_txn(self, ctx: Context, request: AddOffsetsToTxnRequest) -> Fields:
+        partition = (OFFSETS_TOPIC, self._groups.partition_for(request.group_id))
+        try:
+            answers = await self._transactions.add_partitions(
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                (partition,),
+                verify_only=False,
+                transaction_version=0,  # later ones include the partition with the offsets
+            )
+        except KafkaError as error:
+            raise _known(error, ctx.api_version, _FENCED_FROM) from None
+        return {"throttle_time": 0, "error_code": answers[partition]}
+
+    # --- reading ---
+
+    def describe_transactions(self, ctx: Context, request: DescribeTransactionsRequest) -> Work[Fields]:
+        rows: list[Fields] = []
+        answered: set[str] = set()
+        partitions = 0
+        for transactional_id in request.transactional_ids:
+            if transactional_id in answered and partitions >= REPEATED_ROWS_MAX:
+                # Kafka repeats all of it as often as it is asked for.
+                row = _undescribed(transactional_id, ErrorCode.invalid_request)
+            else:
+                answered.add(transactional_id)
+                row = yield from self._described(transactional_id)
+                partitions += sum(len(topic["partitions"]) for topic in row["topics"])
+            rows.append(row)
+            yield
+        return {"throttle_time": 0, "transaction_states": rows}
+
+    def _described(self, transactional_id: str) -> Work[Fields]:
+        if not transactional_id:
+            return _undescribed(transactional_id, ErrorCode.invalid_request)
+        try:
+            found = self._transactions.transaction(transactional_id)
+        except KafkaError as error:
+            return _undescribed(transactional_id, error.code)
+        if found is None:
+            return _undescribed(transactional_id, ErrorCode.transactional_id_not_found)
+        topics: list[Fields] = []
+        for topic, indexes in found.partitions.items():
+            topics.append({"topic": topic, "partitions": sorted(indexes)})
+            yield
+        return {
+            "error_code": ErrorCode.none,
+            "transactional_id": transactional_id,
+            "transaction_state": found.state.title,
+            "transaction_timeout": found.timeout_ms,
+            "transaction_start_time": found.started_ms,
+            "producer_id": found.producer_id,
+            "producer_epoch": found.producer_epoch,
+            "topics": topics,
+        }
+
+    def list_transactions(self, ctx: Context, request: ListTransactionsRequest) -> Work[Fields]:
+        known: set[TransactionState] = set()
+        unknown: dict[str, None] = {}
+        for at, name in enumerate(request.state_filters, 1):
+            if name in _STATES:
+                known.add(_STATES[name])
+            else:
+                unknown[name] = None
+            if at % ROWS_AT_ONCE == 0:
+                yield
+        machines: list[TransactionMachine] = self._transactions.machines()
+        rows: list[Fields] = []
+        for machine in machines:
+            rows += yield from machine.listed(
+                producer_ids=frozenset(request.producer_id_filters),
+                states=known if request.state_filters else None,
+                open_longer_than_ms=request.duration_filter,
+                matches=_anything,
+                now_ms=self._now_ms(),
+            )
+            yield
+        return {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "unknown_state_filters": list(unknown),
+            "transaction_states": rows,
+        }
+
+
+def _anything(transactional_id: str) -> bool:
+    return True
+
+
+def _known(error: KafkaError, version: int, fenced_from: int) -> KafkaError:
+    """Return the error as clients of this version know it."""
+    if error.code is ErrorCode.producer_fenced and version < fenced_from:
+        return KafkaError(ErrorCode.invalid_producer_epoch, error.message)
+    return error
+
+
+def _topic_rows(named: Named, answers: Mapping[tuple[str, int], ErrorCode]) -> Work[list[Fields]]:
+    topics: dict[str, list[Fields]] = {}
+    for at, (topic, index) in enumerate(named, 1):
+        row = {"partition_index": index, "partition_error_code": answers[topic, index]}
+        topics.setdefault(topic, []).append(row)
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return [{"name": topic, "results_by_partition": rows} for topic, rows in topics.items()]
+
+
+def _undescribed(transactional_id: str, code: ErrorCode) -> Fields:
+    return {
+        "error_code": code,
+        "transactional_id": transactional_id,
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time": 0,
+        "producer_id": 0,
+        "producer_epoch": 0,
+        "topics": (),
+    }

@@ -1,0 +1,387 @@
+"""Requests of transactional producers as bytes in every version, and what becomes of their transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.control.metadata_records import TopicDeleted
+from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from broker.coordinators.topic_coordinator import partition_of
+from broker.coordinators.transactions.marker_writer import Marker
+from protocol.apis import SERVED, Api
+from protocol.errors import ErrorCode, KafkaError
+from tests.broker.handlers.transaction_client import ID, NOW_MS, TOPIC_ID, Client
+
+NONE = ErrorCode.none
+T0 = ("t", 0)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with asyncio.TaskGroup() as tasks:
+        made = Client(tasks)
+        await made.transactions.start(tasks)
+        yield made
+        await made.transactions.stop()
+
+
+def versions(api: Api) -> list[int]:
+    return list(range(SERVED[api].min_version, SERVED[api].max_version + 1))
+
+
+async def refusal(asked: Any) -> ErrorCode:
+    with pytest.raises(KafkaError) as refused:
+        await asked
+    return refused.value.code
+
+
+# --- finding ---
+
+
+@pytest.mark.parametrize("version", versions(Api.FIND_COORDINATOR)[1:])
+async def test_the_coordinator_is_found(client: Client, version: int) -> None:
+    reply = await client.find(version)
+    found = reply if version < 4 else reply.coordinators[0]
+    assert (found.error_code, found.node_id, found.host, found.port) == (NONE, 1, "broker.example", 9093)
+    assert client.cluster.created == 1
+
+
+# --- producers ---
+
+
+@pytest.mark.parametrize("version", versions(Api.INIT_PRODUCER_ID))
+async def test_a_producer_begins_in_every_version(client: Client, version: int) -> None:
+    await client.find()
+    reply = await client.init(version)
+    assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (NONE, 1001, 0)
+    reply = await client.init(version)
+    assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (NONE, 1001, 1)
+    plain = await client.init(version, transactional_id=None)
+    assert (plain.error_code, plain.producer_id, plain.producer_epoch) == (NONE, 1002, 0)
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+async def test_a_fenced_producer_is_told_so_as_its_version_knows(client: Client, version: int) -> None:
+    producer_id, _ = await client.begin()
+    await client.begin()
+    code = await refusal(client.init(version, producer_id=producer_id, producer_epoch=0))
+    old, new = ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced
+    assert code is (old if version < 4 else new)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"transactional_id": ""}, ErrorCode.invalid_request),
+        ({"producer_id": 4}, ErrorCode.invalid_request),
+        ({"producer_epoch": 4}, ErrorCode.invalid_request),
+        ({"transactional_id": None, "producer_epoch": 4}, ErrorCode.invalid_request),
+        ({"transaction_timeout": 0}, ErrorCode.invalid_transaction_timeout),
+        ({"transaction_timeout": -1}, ErrorCode.invalid_transaction_timeout),
+        ({"transaction_timeout": 900_001}, ErrorCode.invalid_transaction_timeout),
+        ({"transactional_id": "é" * 16_384}, None),
+    ],
+)
+async def test_what_no_producer_may_ask(client: Client, fields: dict[str, Any], code: ErrorCode) -> None:
+    await client.find()
+    if code is None:
+        with pytest.raises(Exception, match="string of 32768 bytes"):
+            await client.init(**fields)
+    else:
+        assert await refusal(client.init(**fields)) is code
+
+
+async def test_an_id_of_the_longest_length(client: Client) -> None:
+    assert await client.begin(transactional_id="y" * 32_767) == (1001, 0)
+
+
+async def test_another_broker_coordinates(client: Client) -> None:
+    producer = await client.begin()
+    client.replicas.lead(partition_of(ID, 50), None)
+    code = ErrorCode.not_coordinator
+    assert await refusal(client.init()) is code
+    assert await refusal(client.end(producer)) is code
+    assert await client.add(producer) == {T0: code}
+    assert (await client.describe())[0].error_code is code
+
+
+async def test_while_it_loads(client: Client) -> None:
+    producer = await client.begin()
+    client.replicas.logs[partition_of(ID, 50)].is_on_all = False
+    client.replicas.lead(partition_of(ID, 50), 1)
+    code = ErrorCode.coordinator_load_in_progress
+    assert await refusal(client.init()) is code
+    assert await client.add(producer) == {T0: code}
+    assert (
+        await refusal(
+            client.call(
+                Api.LIST_TRANSACTIONS,
+                2,
+                state_filters=[],
+                producer_id_filters=[],
+                duration_filter=-1,
+                transactional_id_pattern=None,
+            )
+        )
+        is code
+    )
+
+
+# --- whole transactions ---
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("version", versions(Api.END_TXN))
+async def test_a_transaction_in_every_version(client: Client, version: int, committed: bool) -> None:
+    producer = await client.begin()
+    assert await client.add(producer, T0, ("t", 1), version=min(version, 5)) == {T0: NONE, ("t", 1): NONE}
+    assert await client.state() == "Ongoing"
+    reply = await client.end(producer, committed=committed, version=version)
+    assert reply.error_code is NONE
+    if version >= 5:
+        assert (reply.producer_id, reply.producer_epoch) == (producer[0], 1)
+    await client.wait_state("CompleteCommit" if committed else "CompleteAbort")
+    (marker,) = client.markers.written
+    assert marker == Marker(
+        producer_id=producer[0],
+        producer_epoch=1 if version >= 5 else 0,
+        coordinator_epoch=0,
+        committed=committed,
+        transaction_version=2 if version >= 5 else 0,
+        partitions=marker.partitions,
+    )
+    assert set(marker.partitions) == {T0, ("t", 1)}
+
+
+async def test_the_answer_does_not_wait_for_markers(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer, version=5)
+    client.markers.gate.clear()
+    reply = await client.end(producer)
+    assert reply.error_code is NONE
+    assert await client.state() == "PrepareCommit"
+    assert await refusal(client.end(producer)) is ErrorCode.concurrent_transactions
+    assert await refusal(client.end(producer, committed=False)) is ErrorCode.invalid_txn_state
+    assert await refusal(client.init()) is ErrorCode.concurrent_transactions
+    client.markers.gate.set()
+    await client.wait_state("CompleteCommit")
+    again = await client.end(producer)
+    assert (again.error_code, again.producer_epoch) == (NONE, 1)
+
+
+async def test_the_next_transaction_waits_for_the_last(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer, version=3)
+    client.markers.gate.clear()
+    await client.end(producer, version=4)
+    adding = asyncio.ensure_future(client.add(producer, ("t", 1)))
+    await asyncio.sleep(0.01)
+    assert not adding.done()
+    client.markers.gate.set()
+    assert await adding == {("t", 1): NONE}
+    assert await client.state() == "Ongoing"
+
+
+async def test_but_not_for_ever(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    client.markers.gate.clear()
+    await client.end(producer, version=4)
+    assert await client.add(producer) == {T0: ErrorCode.concurrent_transactions}
+    client.markers.gate.set()
+
+
+async def test_an_open_transaction_is_aborted_for_the_next_producer(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    reply = await client.init()
+    assert (reply.error_code, reply.producer_id) == (ErrorCode.concurrent_transactions, -1)
+    await client.wait_state("CompleteAbort")
+    assert not client.markers.written[0].committed
+    assert await client.begin() == (producer[0], 2)
+    assert await client.add(producer) == {T0: ErrorCode.producer_fenced}
+    assert await client.add(producer, version=1) == {T0: ErrorCode.invalid_producer_epoch}
+    assert await refusal(client.end(producer, version=2)) is ErrorCode.producer_fenced
+    assert await refusal(client.end(producer, version=1)) is ErrorCode.invalid_producer_epoch
+
+
+async def test_a_transaction_of_nothing(client: Client) -> None:
+    producer = await client.begin()
+    reply = await client.end(producer, committed=False)
+    assert (reply.error_code, reply.producer_epoch) == (NONE, 1)
+    await client.wait_state("CompleteAbort")
+    assert client.markers.written == []
+
+
+@pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, ErrorCode.request_timed_out])
+async def test_markers_are_written_again_until_they_are_there(client: Client, code: ErrorCode) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    client.markers.errors = [code, code]
+    await client.end(producer)
+    await client.wait_state("CompleteCommit")
+    assert len(client.markers.written) == 3
+    assert client.transactions.statistics().ending == 0
+
+
+async def test_partitions_that_are_gone_hold_up_nothing(client: Client) -> None:
+    client.cluster.create("gone", TOPIC_ID.__class__(int=9), partitions=1)
+    producer = await client.begin()
+    await client.add(producer, ("gone", 0), T0)
+    client.cluster.apply(TopicDeleted(topic_id=TOPIC_ID.__class__(int=9)))
+    await client.end(producer)
+    await client.wait_state("CompleteCommit")
+    assert [marker.partitions for marker in client.markers.written] == [(T0,)]
+
+
+async def test_a_new_leader_goes_on_with_what_is_decided(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    client.markers.gate.clear()
+    await client.end(producer)
+    index = partition_of(ID, 50)
+    client.replicas.lead(index, None)
+    client.replicas.lead(index, 7)
+    client.markers.gate.set()
+    await client.wait_state("CompleteCommit")
+    assert client.markers.written[-1].coordinator_epoch == 7
+    assert client.markers.written[-1].producer_epoch == 1
+
+
+async def test_what_could_not_be_noted_is_noted_later(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    log = client.replicas.logs[partition_of(ID, 50)]
+    client.markers.gate.clear()
+    await client.end(producer)
+    log.failures = [(ErrorCode.not_enough_replicas, False), (ErrorCode.request_timed_out, True)]
+    client.markers.gate.set()
+    await client.wait_state("CompleteCommit")
+
+
+# --- partitions ---
+
+
+async def test_partitions_that_are_not_there(client: Client) -> None:
+    producer = await client.begin()
+    assert await client.add(producer, T0, ("t", 3), ("other", 0)) == {
+        T0: ErrorCode.operation_not_attempted,
+        ("t", 3): ErrorCode.unknown_topic_or_partition,
+        ("other", 0): ErrorCode.unknown_topic_or_partition,
+    }
+    assert await client.state() == "Empty"
+
+
+async def test_several_transactions_in_one_request(client: Client) -> None:
+    await client.find()
+    producers = {}
+    for name in ("a", "b"):
+        reply = await client.init(transactional_id=name)
+        producers[name] = (reply.producer_id, reply.producer_epoch)
+    topics = [{"name": "t", "partitions": [0, 1]}]
+    rows = [
+        {
+            "transactional_id": name,
+            "producer_id": producers.get(name, (5, 0))[0],
+            "producer_epoch": 0,
+            "verify_only": name == "b",
+            "topics": topics,
+        }
+        for name in ("a", "b", "nobody", "")
+    ]
+    reply = await client.call(Api.ADD_PARTITIONS_TO_TXN, 5, transactions=rows)
+    assert reply.error_code is NONE
+    codes = {
+        result.transactional_id: {
+            row.partition_error_code for topic in result.topic_results for row in topic.results_by_partition
+        }
+        for result in reply.results_by_transaction
+    }
+    assert codes == {
+        "a": {NONE},
+        "b": {ErrorCode.transaction_abortable},
+        "nobody": {ErrorCode.invalid_producer_id_mapping},
+        "": {ErrorCode.invalid_request},
+    }
+
+
+async def test_a_thousand_partitions(client: Client) -> None:
+    client.cluster.create("wide", TOPIC_ID.__class__(int=11), partitions=1_000)
+    producer = await client.begin()
+    wide = [("wide", index) for index in range(1_000)]
+    assert set((await client.add(producer, *wide)).values()) == {NONE}
+    await client.end(producer)
+    await client.wait_state("CompleteCommit")
+    assert set(client.markers.written[0].partitions) == set(wide)
+
+
+@pytest.mark.parametrize("version", versions(Api.ADD_OFFSETS_TO_TXN))
+async def test_offsets_are_part_of_a_transaction(client: Client, version: int) -> None:
+    producer_id, epoch = await client.begin()
+
+    async def add(epoch: int) -> Any:
+        return await client.call(
+            Api.ADD_OFFSETS_TO_TXN,
+            version,
+            transactional_id=ID,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            group_id="g",
+        )
+
+    assert (await add(epoch)).error_code is NONE
+    (row,) = await client.describe()
+    assert [(topic.topic, topic.partitions) for topic in row.topics] == [
+        (OFFSETS_TOPIC, (partition_of("g", 50),))
+    ]
+    old, new = ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced
+    assert await refusal(add(9)) is (old if version < 2 else new)
+
+
+# --- reading ---
+
+
+async def test_what_is_described(client: Client) -> None:
+    producer = await client.begin(transaction_timeout=5_000)
+    await client.add(producer, T0, ("t", 2))
+    row, missing, empty = await client.describe(ID, "nobody", "")
+    assert row.error_code is NONE
+    assert (row.transactional_id, row.transaction_state) == (ID, "Ongoing")
+    assert (row.producer_id, row.producer_epoch) == producer
+    assert row.transaction_timeout.total_seconds() == 5
+    assert row.transaction_start_time.timestamp() * 1000 == NOW_MS
+    assert [(topic.topic, topic.partitions) for topic in row.topics] == [("t", (0, 2))]
+    assert missing.error_code is ErrorCode.transactional_id_not_found
+    assert empty.error_code is ErrorCode.invalid_request
+
+
+@pytest.mark.parametrize("version", versions(Api.LIST_TRANSACTIONS))
+async def test_what_is_listed(client: Client, version: int) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    await client.init(transactional_id="other")
+
+    async def listed(**changes: Any) -> tuple[set[str], tuple[str, ...]]:
+        fields = {
+            "state_filters": [],
+            "producer_id_filters": [],
+            "duration_filter": -1,
+            "transactional_id_pattern": None,
+        }
+        reply = await client.call(Api.LIST_TRANSACTIONS, version, **(fields | changes))
+        assert reply.error_code is NONE
+        return {row.transactional_id for row in reply.transaction_states}, reply.unknown_state_filters
+
+    assert await listed() == ({ID, "other"}, ())
+    assert await listed(state_filters=["Ongoing"]) == ({ID}, ())
+    assert await listed(state_filters=["Empty", "nothing", "nothing"]) == ({"other"}, ("nothing",))
+    assert await listed(state_filters=["nothing"]) == (set(), ("nothing",))
+    assert await listed(producer_id_filters=[producer[0]]) == ({ID}, ())
+    if version >= 1:
+        client.now_ms += 1_000
+        assert await listed(duration_filter=999, state_filters=["Ongoing"]) == ({ID}, ())
+        assert await listed(duration_filter=1_000, state_filters=["Ongoing"]) == (set(), ())
