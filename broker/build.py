@@ -383,6 +383,8 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         follower_fetch=follower_fetch,
         groups=groups,
         transactions=transactions,
+        verifier=verifier,
+        markers=markers,
         tier_metadata=tier_metadata,
         tiering=tiering,
         restores=restores,

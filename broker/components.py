@@ -16,6 +16,8 @@ from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.coordinators.groups.coordinator import GroupCoordinator
 from broker.coordinators.transactions.coordinator import TransactionCoordinator
+from broker.coordinators.transactions.marker_writer import MarkerWriter
+from broker.coordinators.transactions.verification import TransactionVerifier
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.loop_monitor import LoopMonitor
 from broker.net.server import NetworkServer
@@ -56,6 +58,8 @@ class Components:
     follower_fetch: FollowerFetch
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    verifier: TransactionVerifier
+    markers: MarkerWriter
     tier_metadata: MetadataManager | None
     """None where the tiers are switched off."""
     tiering: Tiering | None

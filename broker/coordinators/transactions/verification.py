@@ -118,6 +118,7 @@ class TransactionVerifier:
         self._image = image
         self._channels = channels
         self.coordinator = coordinator
+        """The one of this broker."""
         self._spawn = spawn
         self._turns = turns
         self._waiting: dict[int, deque[_Question]] = {}

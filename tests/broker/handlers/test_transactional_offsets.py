@@ -1,0 +1,210 @@
+"""TxnOffsetCommit and WriteTxnMarkers on a running broker: offsets that count when their transaction ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from tests.broker.handlers.transactions import coordinated, txn_batch, write_markers
+from tests.broker.raw_client import RawClient, create_topic
+
+if TYPE_CHECKING:
+    from broker.server import Broker
+    from tests.conftest import MakeBroker
+
+GROUP = "g"
+EVERY = range(6)
+
+
+async def ready(broker: Broker) -> int:
+    """Create what is needed; return the partition of the group."""
+    await create_topic(broker, "t", 3)
+    groups = broker.components.groups
+    await groups.find(GROUP, "PLAINTEXT")
+    return groups.partition_for(GROUP)
+
+
+async def commit(
+    client: RawClient, offset: int, version: int = 5, index: int = 0, **changes: Any
+) -> ErrorCode:
+    partition = {
+        "partition_index": index,
+        "committed_offset": offset,
+        "committed_leader_epoch": 3,
+        "committed_metadata": "m",
+    }
+    fields = {
+        "transactional_id": "tx",
+        "group_id": GROUP,
+        "producer_id": 7,
+        "producer_epoch": 0,
+        "generation_id": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": "t", "partitions": [partition]}],
+        **changes,
+    }
+    response = await client.call(Api.TXN_OFFSET_COMMIT, version, **fields)
+    code: ErrorCode = response.topics[0].partitions[0].error_code
+    return code
+
+
+async def committed(client: RawClient, *, stable: bool = False, index: int = 0) -> tuple[int, ErrorCode]:
+    group = {"group_id": GROUP, "topics": [{"name": "t", "partition_indexes": [index]}]}
+    response = await client.call(Api.OFFSET_FETCH, 8, groups=[group], require_stable=stable)
+    (row,) = response.groups[0].topics[0].partitions
+    return row.committed_offset, row.error_code
+
+
+@pytest.mark.parametrize("version", EVERY)
+async def test_offsets_count_once_the_transaction_is_committed(broker: Broker, version: int) -> None:
+    at = await ready(broker)
+    coordinator = await coordinated(broker)
+    async with await RawClient.open(broker) as client:
+        assert await commit(client, 5, version) is ErrorCode.none
+        assert await commit(client, 6, version, index=1) is ErrorCode.none
+        assert [each.partitions for each in coordinator.asked] == [[("__consumer_offsets", at)]]
+        assert coordinator.asked[0].verify_only == (version < 5)
+        assert await committed(client) == (-1, ErrorCode.none)
+        assert await committed(client, stable=True) == (-1, ErrorCode.unstable_offset_commit)
+        assert await write_markers(client, ("__consumer_offsets", at)) == {
+            ("__consumer_offsets", at): ErrorCode.none
+        }
+        assert await committed(client, stable=True) == (5, ErrorCode.none)
+        assert await committed(client, index=1) == (6, ErrorCode.none)
+
+
+async def test_offsets_of_an_aborted_transaction_never_count(broker: Broker) -> None:
+    at = await ready(broker)
+    await coordinated(broker)
+    async with await RawClient.open(broker) as client:
+        await commit(client, 5)
+        await write_markers(client, ("__consumer_offsets", at))
+        assert await commit(client, 9, producer_epoch=1) is ErrorCode.none
+        assert await committed(client, stable=True) == (-1, ErrorCode.unstable_offset_commit)
+        assert await committed(client) == (5, ErrorCode.none)
+        await write_markers(client, ("__consumer_offsets", at), committed=False, epoch=1)
+        assert await committed(client, stable=True) == (5, ErrorCode.none)
+
+
+async def test_a_restart_finds_pending_offsets_and_ends_them(make_broker: MakeBroker) -> None:
+    broker = await make_broker()
+    at = await ready(broker)
+    await coordinated(broker)
+    async with await RawClient.open(broker) as client:
+        for offset in range(5):
+            assert await commit(client, offset) is ErrorCode.none
+    await broker.stop()
+    broker = await make_broker()
+    coordinator = await coordinated(broker)
+    await broker.components.groups.find(GROUP, "PLAINTEXT")
+    async with await RawClient.open(broker) as client:
+        assert await committed(client, stable=True) == (-1, ErrorCode.unstable_offset_commit)
+        assert await commit(client, 8) is ErrorCode.none
+        assert not coordinator.asked  # the transaction is open in the log
+        await write_markers(client, ("__consumer_offsets", at))
+        assert await committed(client, stable=True) == (8, ErrorCode.none)
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "expected"),
+    [
+        (3, ErrorCode.transaction_abortable, ErrorCode.invalid_txn_state),
+        (4, ErrorCode.transaction_abortable, ErrorCode.transaction_abortable),
+        (5, ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch),
+        (5, ErrorCode.concurrent_transactions, ErrorCode.concurrent_transactions),
+        (5, ErrorCode.network_exception, ErrorCode.coordinator_load_in_progress),
+        (1, ErrorCode.network_exception, ErrorCode.coordinator_not_available),
+    ],
+)
+async def test_what_the_coordinator_does_not_agree_to(
+    broker: Broker, version: int, code: ErrorCode, expected: ErrorCode
+) -> None:
+    at = await ready(broker)
+    coordinator = await coordinated(broker)
+    coordinator.errors["__consumer_offsets", at] = code
+    async with await RawClient.open(broker) as client:
+        assert await commit(client, 5, version) is expected
+        coordinator.errors.clear()
+        assert await commit(client, 5, version) is ErrorCode.none
+
+
+async def test_bad_commits(broker: Broker) -> None:
+    at = await ready(broker)
+    await coordinated(broker)
+    async with await RawClient.open(broker) as client:
+        assert await commit(client, 1, group_id="") is ErrorCode.invalid_group_id
+        assert await commit(client, 1, generation_id=3, member_id="m") is ErrorCode.illegal_generation
+        nowhere = [{"name": "nope", "partitions": [_partition(0)]}]
+        assert await commit(client, 1, topics=nowhere) is ErrorCode.unknown_topic_or_partition
+        beyond = [{"name": "t", "partitions": [_partition(7)]}]
+        assert await commit(client, 1, topics=beyond) is ErrorCode.unknown_topic_or_partition
+        long = [{"name": "t", "partitions": [_partition(0) | {"committed_metadata": "x" * 5000}]}]
+        assert await commit(client, 1, topics=long) is ErrorCode.offset_metadata_too_large
+        assert await commit(client, 1) is ErrorCode.none
+        assert await commit(client, 1, producer_epoch=2) is ErrorCode.none
+        assert await commit(client, 1, producer_epoch=1) is ErrorCode.invalid_producer_epoch
+        await write_markers(client, ("__consumer_offsets", at), epoch=2)
+        assert await committed(client, stable=True) == (1, ErrorCode.none)
+
+
+def _partition(index: int) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "committed_offset": 1,
+        "committed_leader_epoch": -1,
+        "committed_metadata": None,
+    }
+
+
+async def test_a_deleted_offset_does_not_come_back_with_the_transaction(broker: Broker) -> None:
+    at = await ready(broker)
+    await coordinated(broker)
+    async with await RawClient.open(broker) as client:
+        await commit(client, 5)
+        topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+        response = await client.call(Api.OFFSET_DELETE, 0, group_id=GROUP, topics=topics)
+        assert response.error_code is ErrorCode.none
+        await write_markers(client, ("__consumer_offsets", at))
+        assert await committed(client, stable=True) == (-1, ErrorCode.none)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_markers_are_answered_for_each_partition(broker: Broker, version: int) -> None:
+    await coordinated(broker)
+    await create_topic(broker, "t", 2)
+    async with await RawClient.open(broker) as client:
+        batch = txn_batch(0)
+        assert (await client.produce("t", batch, transactional_id="tx", version=12)).base_offset == 0
+        errors = await write_markers(
+            client, ("t", 0), ("t", 1), ("t", 5), ("nope", 0), coordinator_epoch=4, version=version
+        )
+        assert errors == {
+            ("t", 0): ErrorCode.none,
+            ("t", 1): ErrorCode.none,
+            ("t", 5): ErrorCode.unknown_topic_or_partition,
+            ("nope", 0): ErrorCode.unknown_topic_or_partition,
+        }
+        errors = await write_markers(client, ("t", 0), coordinator_epoch=3, version=version)
+        assert errors["t", 0] is ErrorCode.transaction_coordinator_fenced
+        response = await client.call(
+            Api.DESCRIBE_PRODUCERS, 0, topics=[{"name": "t", "partition_indexes": [0]}]
+        )
+        (producer,) = response.topics[0].partitions[0].active_producers
+        assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (4, -1)
+
+
+async def test_an_open_transaction_is_described(broker: Broker) -> None:
+    await coordinated(broker)
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", txn_batch(0), transactional_id="tx", version=12)
+        response = await client.call(
+            Api.DESCRIBE_PRODUCERS, 0, topics=[{"name": "t", "partition_indexes": [0]}]
+        )
+        (producer,) = response.topics[0].partitions[0].active_producers
+        assert (producer.producer_id, producer.producer_epoch) == (7, 0)
+        assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (-1, 0)
