@@ -232,7 +232,7 @@ async def test_verification_can_be_switched_off_for_those_who_add_partitions_the
 @pytest.mark.parametrize("configs", [{"cleanup_policy": "compact"}, {"compression_type": "gzip"}])
 async def test_batches_that_the_log_looks_into(broker: Broker, configs: dict[str, str]) -> None:
     await coordinated(broker)
-    await create_topic(broker, "t", **configs)
+    await create_topic(broker, "t", 1, **configs)
     async with await RawClient.open(broker) as client:
         for sequence in range(2):
             assert (await produce(client, txn_batch(sequence))).base_offset == sequence
