@@ -81,6 +81,8 @@ class TopicCoordinator(Generic[MachineT]):
         self._leader_epochs: dict[int, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._creation: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+        """Set when a machine begins to load; cleared by those who wait for one."""
         replicas.on_leadership.append(self._leadership_changed)
 
     def __repr__(self) -> str:
@@ -185,14 +187,12 @@ class TopicCoordinator(Generic[MachineT]):
             logger.warning("cannot create %s yet: %s", self.topic, error)
 
     async def _wait_loaded(self, index: int) -> None:
-        """Hold the client briefly while its coordinator loads, instead of sending
-        COORDINATOR_LOAD_IN_PROGRESS and making it back off.
-        """
-        state = self._states.get(index)
-        if state is None or state.status is not Status.LOADING:
-            return
+        """Hold the client briefly while its coordinator opens and loads, instead of making it back off."""
         try:
             async with asyncio.timeout(LOADING_WAIT_S):
+                while (state := self._states.get(index)) is None:
+                    self._opened.clear()
+                    await self._opened.wait()
                 await state.wait_settled()
         except TimeoutError:
             return
@@ -226,6 +226,7 @@ class TopicCoordinator(Generic[MachineT]):
             config=self._state_config,
         )
         self._states[index] = state
+        self._opened.set()
         state.start()
 
     def _make_machine(self, index: int) -> MachineT:

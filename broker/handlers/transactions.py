@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from broker.coordinators.transactions.patterns import matcher
 from broker.coordinators.transactions.transitions import BY_EPOCH
 from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
 from protocol.apis import Api
@@ -277,6 +278,7 @@ class TransactionHandlers:
                 unknown[name] = None
             if at % ROWS_AT_ONCE == 0:
                 yield
+        matches = matcher(request.transactional_id_pattern)
         machines: list[TransactionMachine] = self._transactions.machines()
         rows: list[Fields] = []
         for machine in machines:
@@ -284,7 +286,7 @@ class TransactionHandlers:
                 producer_ids=frozenset(request.producer_id_filters),
                 states=known if request.state_filters else None,
                 open_longer_than_ms=request.duration_filter,
-                matches=_anything,
+                matches=matches,
                 now_ms=self._now_ms(),
             )
             yield
@@ -294,10 +296,6 @@ class TransactionHandlers:
             "unknown_state_filters": list(unknown),
             "transaction_states": rows,
         }
-
-
-def _anything(transactional_id: str) -> bool:
-    return True
 
 
 def _known(error: KafkaError, version: int, fenced_from: int) -> KafkaError:

@@ -43,8 +43,10 @@ class Column:
     """Whether it is an array of `kafka_type`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredSchema:
+    """Found by identity: its codec is looked up for every record."""
+
     name: str
     versions: range
     flexible_from: int

@@ -385,3 +385,24 @@ async def test_what_is_listed(client: Client, version: int) -> None:
         client.now_ms += 1_000
         assert await listed(duration_filter=999, state_filters=["Ongoing"]) == ({ID}, ())
         assert await listed(duration_filter=1_000, state_filters=["Ongoing"]) == (set(), ())
+    if version >= 2:
+        assert await listed(transactional_id_pattern="oth.*") == ({"other"}, ())
+        assert await listed(transactional_id_pattern="oth") == (set(), ())
+        assert await listed(transactional_id_pattern="") == ({ID, "other"}, ())
+
+
+async def listed_by(client: Client, pattern: str) -> Any:
+    fields: dict[str, Any] = {"state_filters": [], "producer_id_filters": []}
+    return await client.call(Api.LIST_TRANSACTIONS, 2, transactional_id_pattern=pattern, **fields)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a**", "[z", r"\\1", "(?=a)", "((((a{1,1000}){1,1000})))", "(?<"])
+async def test_what_is_no_pattern(client: Client, pattern: str) -> None:
+    assert await refusal(listed_by(client, pattern)) is ErrorCode.invalid_regular_expression
+
+
+async def test_a_pattern_that_explodes_elsewhere(client: Client) -> None:
+    await client.begin(transactional_id="a" * 30_000 + "b")
+    async with asyncio.timeout(5):
+        assert not (await listed_by(client, "(a*)*(a*)*(a*)*c")).transaction_states
+        assert len((await listed_by(client, "(a*)*(a*)*(a*)*b")).transaction_states) == 1
