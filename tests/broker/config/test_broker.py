@@ -42,10 +42,7 @@ def test_a_stock_kraft_file_starts_unchanged() -> None:
         "log.preallocate",
         "offsets.load.buffer.size",
         "queued.max.requests",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "transaction.max.timeout.ms",
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        "transactional.id.expiration.ms",
+        "transaction.state.log.load.buffer.size",
     ],
 )
 def test_a_setting_that_nothing_reads_is_listed(name: str) -> None:

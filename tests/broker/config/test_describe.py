@@ -153,7 +153,7 @@ def test_what_has_no_effect_is_described_so() -> None:
     documentation = {row.name: row.documentation for row in describe_broker(made())}
     in_vain = {name for name, text in documentation.items() if text == WITHOUT_EFFECT}
     assert in_vain == documentation.keys() - EFFECTIVE
-    assert {"num.io.threads", "queued.max.requests", "transaction.max.timeout.ms"} <= in_vain
+    assert {"num.io.threads", "queued.max.requests", "transaction.state.log.load.buffer.size"} <= in_vain
     of_topics = {row.name: row.documentation for row in describe_topic(made(), {})}
     assert {name for name, text in of_topics.items() if text == WITHOUT_EFFECT} == {"preallocate"}
     assert {row.documentation for row in describe_group(made(), {})} == {WITHOUT_EFFECT}

@@ -14,6 +14,7 @@ from broker.coordinators.topic_coordinator import partition_of
 from broker.coordinators.transactions.marker_writer import Marker
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
+from tests.broker.coordinators.fake_log import settle
 from tests.broker.handlers.transaction_client import ID, NOW_MS, TOPIC_ID, Client
 
 NONE = ErrorCode.none
@@ -179,7 +180,7 @@ async def test_the_next_transaction_waits_for_the_last(client: Client) -> None:
     client.markers.gate.clear()
     await client.end(producer, version=4)
     adding = asyncio.ensure_future(client.add(producer, ("t", 1)))
-    await asyncio.sleep(0.01)
+    await settle()
     assert not adding.done()
     client.markers.gate.set()
     assert await adding == {("t", 1): NONE}
@@ -225,6 +226,7 @@ async def test_markers_are_written_again_until_they_are_there(client: Client, co
     await client.end(producer)
     await client.wait_state("CompleteCommit")
     assert len(client.markers.written) == 3
+    await settle()
     assert client.transactions.statistics().ending == 0
 
 
@@ -261,6 +263,25 @@ async def test_what_could_not_be_noted_is_noted_later(client: Client) -> None:
     log.failures = [(ErrorCode.not_enough_replicas, False), (ErrorCode.request_timed_out, True)]
     client.markers.gate.set()
     await client.wait_state("CompleteCommit")
+
+
+@pytest.fixture
+async def hasty() -> AsyncIterator[Client]:
+    async with asyncio.TaskGroup() as tasks:
+        made = Client(tasks, transaction_abort_timed_out_transaction_cleanup_interval_ms="50")
+        await made.transactions.start(tasks)
+        yield made
+        await made.transactions.stop()
+
+
+async def test_a_timeout_that_could_not_be_written_is_tried_again(hasty: Client) -> None:
+    producer = await hasty.begin(transaction_timeout=5)
+    log = hasty.replicas.logs[partition_of(ID, 50)]
+    await hasty.add(producer)
+    log.failures = [(ErrorCode.not_enough_replicas, False)]
+    hasty.now_ms += 100
+    await hasty.wait_state("CompleteAbort")
+    assert not log.failures
 
 
 # --- partitions ---
@@ -396,7 +417,7 @@ async def listed_by(client: Client, pattern: str) -> Any:
     return await client.call(Api.LIST_TRANSACTIONS, 2, transactional_id_pattern=pattern, **fields)
 
 
-@pytest.mark.parametrize("pattern", ["(", "a**", "[z", r"\\1", "(?=a)", "((((a{1,1000}){1,1000})))", "(?<"])
+@pytest.mark.parametrize("pattern", ["(", "a**", "[z", r"\1", "(?=a)", "((((a{1,1000}){1,1000})))", "(?<"])
 async def test_what_is_no_pattern(client: Client, pattern: str) -> None:
     assert await refusal(listed_by(client, pattern)) is ErrorCode.invalid_regular_expression
 

@@ -141,8 +141,7 @@ async def test_what_is_committed_and_what_is_not(make_broker: MakeBroker, versio
             assert await end_offset(client, committed=False) == open_from + 2
             assert await producer.end(commits=commits) is NONE
             await until(lambda: end_offset(client, committed=True), open_from + 3)
-        answer = await client.fetch("t", 0, isolation_level=READ_COMMITTED)
-        print(answer)
+        answer = await client.fetch("t", 3, isolation_level=READ_COMMITTED)
         aborted = answer.aborted_transactions
         assert [(each.producer_id, each.first_offset) for each in aborted] == [(producer.producer_id, 3)]
 
