@@ -34,7 +34,9 @@ class TransactionHistory(RuleBasedStateMachine):
         self.manager: LogManager
         self.log: UnifiedLog
         self.asked: dict[int, Verification] = {}
-        """Questions that nothing has answered yet."""
+        """The questions of each producer, and what its next batch brings with it."""
+        self.valid: set[int] = set()
+        """Whose question nothing has ended yet."""
 
     @initialize()
     def begin(self) -> None:
@@ -59,6 +61,7 @@ class TransactionHistory(RuleBasedStateMachine):
         assert (asked is None) == is_open
         if asked is not None:
             self.asked[producer] = asked
+            self.valid.add(producer)
 
     @rule(producer=PRODUCERS, count=st.integers(1, 3), size=st.integers(0, 100))
     def append(self, producer: int, count: int, size: int) -> None:
@@ -66,7 +69,7 @@ class TransactionHistory(RuleBasedStateMachine):
         table = self.log.producer_table
         is_open = table.has_open_transaction(producer, epoch)
         asked = self.asked.pop(producer, None)
-        may_append = is_open or (asked is not None and table.verifications.get(producer) is asked)
+        may_append = is_open or (asked is not None and producer in self.valid)
         batch = batch_of(count, producer=(producer, epoch, sequence), transactional=True, value_bytes=size)
         try:
             self.log.append(batch, parse_header(batch), 0, leader_epoch=0, now_ms=NOW, verified=asked)
@@ -75,6 +78,7 @@ class TransactionHistory(RuleBasedStateMachine):
             assert error.code is ErrorCode.invalid_txn_state
         else:
             assert may_append
+            self.valid.discard(producer)
             self.log.flush_staged()
 
     @rule(producer=PRODUCERS, size=st.integers(0, 100))
@@ -106,6 +110,7 @@ class TransactionHistory(RuleBasedStateMachine):
         epoch = (0 if entry is None else entry.epoch) + (producer == 3)
         marker = NewMarker(producer, epoch, COORDINATOR_EPOCH, committed, version)
         self.log.append_marker(marker, leader_epoch=0, now_ms=NOW)
+        self.valid.discard(producer)
         self.log.flush_staged()
         if version:
             # the same marker again is late, and so is one of an older coordinator
@@ -148,6 +153,7 @@ class TransactionHistory(RuleBasedStateMachine):
             return  # what is committed is never cut
         self.log.truncate_to(at)
         self.asked.clear()
+        self.valid.clear()
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
@@ -160,6 +166,7 @@ class TransactionHistory(RuleBasedStateMachine):
             # a snapshot does not say which markers are replicated
             self.log.set_high_watermark(self.log.log_end_offset)
         self.asked.clear()
+        self.valid.clear()
 
     # --- what always holds ---
 
