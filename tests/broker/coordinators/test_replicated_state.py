@@ -14,9 +14,15 @@ import pytest
 from broker.coordinators.groups.classic import Heartbeat, Join, Sync
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import State
-from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
+from broker.coordinators.groups.offsets import (
+    Commit,
+    DeleteGroups,
+    DeleteOffsets,
+    OffsetToCommit,
+    TxnCommit,
+)
 from broker.coordinators.groups.shard import GroupConfig
-from broker.coordinators.machine import Instant
+from broker.coordinators.machine import Instant, TransactionalProducer
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from broker.turns import Turns
 from protocol import records as batches
@@ -24,6 +30,7 @@ from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord, encode_coordinator_record
 from protocol.work import Work
+from storage.log import NewMarker
 from tests.broker.coordinators.fake_log import FakeLog, settle
 from tests.broker.coordinators.fake_log import turns as at_will
 from tests.broker.coordinators.groups.group_driver import subscription
@@ -577,6 +584,107 @@ async def test_closed_before_its_machine_is_loaded_it_never_is(make: MakeState, 
     state.close()
     await until(lambda: busy_turns.in_work == 0)
     assert not machine.is_told
+
+
+# --- transactions ---
+
+
+def txn_commit(offset: int, producer_id: int = 7, *, group_id: str = "g", partition: int = 0) -> TxnCommit:
+    return TxnCommit(
+        group_id=group_id,
+        offsets=(OffsetToCommit("t", partition, offset),),
+        producer=TransactionalProducer(producer_id, 0),
+    )
+
+
+def end_of(producer_id: int = 7, *, committed: bool = True) -> NewMarker:
+    return NewMarker(producer_id, 0, 0, committed, 0)
+
+
+async def test_transactions_and_markers_share_a_round_in_their_order(
+    disk: FakeLog, state: ReplicatedState[GroupMachine]
+) -> None:
+    disk.gate.clear()
+    first = asyncio.create_task(state.ask(commit(1, group_id="other")))
+    await disk.appending.wait()
+    asked = [
+        asyncio.create_task(work)
+        for work in (
+            state.ask(txn_commit(5)),
+            state.ask(txn_commit(6, 8, partition=1)),
+            state.write_marker(end_of(7)),
+            state.ask(commit(2, partition=2)),
+            state.write_marker(end_of(8, committed=False)),
+        )
+    ]
+    await settle()
+    disk.gate.set()
+    await asyncio.gather(first, *asked)
+    assert disk.rounds == [5]
+    assert [offset_of(state, n) for n in range(3)] == [5, None, 2]
+    headers = [batches.parse_header(batch) for batch in disk.batches[1:]]
+    assert [header.producer_id for header in headers] == [7, 8, 7, -1, 8]
+    assert [header.is_control for header in headers] == [False, False, True, False, True]
+    assert [header.is_transactional for header in headers] == [True, True, True, False, True]
+
+
+async def test_what_is_refused_of_a_transaction_fails_alone(
+    disk: FakeLog, state: ReplicatedState[GroupMachine]
+) -> None:
+    disk.refused = [ErrorCode.invalid_txn_state, None, ErrorCode.invalid_producer_epoch]
+    disk.gate.clear()
+    first = asyncio.create_task(state.ask(commit(1, group_id="other")))
+    await disk.appending.wait()
+    late = asyncio.create_task(code_of(state.ask(txn_commit(5))))
+    sound = asyncio.create_task(state.ask(txn_commit(6, 8, partition=1)))
+    stale = asyncio.create_task(code_of(state.write_marker(end_of(9))))
+    await settle()
+    disk.gate.set()
+    await asyncio.gather(first, late, sound, stale)
+    assert (late.result(), stale.result()) == (
+        ErrorCode.invalid_txn_state,
+        ErrorCode.invalid_producer_epoch,
+    )
+    assert state.status is Status.ACTIVE
+    assert not state.machine.durable.is_pending("g", "t", 0)
+    await state.write_marker(end_of(8))
+    assert offset_of(state, 1) == 6
+
+
+async def test_after_a_marker_of_unknown_outcome_the_log_tells_what_counts(
+    disk: FakeLog, state: ReplicatedState[GroupMachine]
+) -> None:
+    await state.ask(txn_commit(5))
+    disk.failures = [(ErrorCode.request_timed_out, True)]
+    assert await code_of(state.write_marker(end_of())) is ErrorCode.coordinator_not_available
+    await state.wait_settled()
+    assert offset_of(state) == 5
+
+
+async def test_a_command_about_all_groups_waits_for_open_rounds(
+    disk: FakeLog, state: ReplicatedState[GroupMachine]
+) -> None:
+    """A transaction that ends and a group that is deleted: whichever comes second sees the first."""
+    await state.ask(txn_commit(5))
+    ended = asyncio.create_task(state.write_marker(end_of()))
+    deleted = asyncio.create_task(state.ask(DeleteGroups(group_ids=("g",))))
+    await asyncio.gather(ended, deleted)
+    assert deleted.result() == (ErrorCode.none,)
+    assert offset_of(state) is None
+    await state.ask(commit(1))
+    assert offset_of(state) == 1
+
+
+async def test_a_round_has_few_transactions(disk: FakeLog, state: ReplicatedState[GroupMachine]) -> None:
+    disk.gate.clear()
+    first = asyncio.create_task(state.ask(commit(1, group_id="other")))
+    await disk.appending.wait()
+    asked = [asyncio.create_task(state.ask(txn_commit(n, n, group_id=f"g{n}"))) for n in range(40)]
+    await settle()
+    disk.gate.set()
+    await asyncio.gather(first, *asked)
+    assert max(disk.rounds) <= 16
+    assert sum(disk.rounds) == 40
 
 
 # --- long commands ---
