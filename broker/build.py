@@ -30,6 +30,7 @@ from broker.coordinators.transactions.marker_sender import MarkerSender
 from broker.coordinators.transactions.marker_writer import MarkerWriter
 from broker.coordinators.transactions.offset_commits import TransactionalCommits
 from broker.coordinators.transactions.verification import TransactionVerifier
+from broker.handlers.acls import AclHandlers
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
@@ -343,6 +344,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 turns=turns,
             ).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
+            **AclHandlers().routes(),
             **MetadataHandlers(cluster=cluster).routes(),
             **TopicHandlers(cluster=cluster).routes(),
             **ConfigHandlers(cluster=cluster).routes(),

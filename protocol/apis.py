@@ -43,6 +43,9 @@ class Api(IntEnum):
     END_TXN = 26
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
@@ -159,6 +162,9 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.END_TXN: (3, Resource.TRANSACTIONAL_ID, Operation.WRITE, Throttle.REQUEST),
     Api.WRITE_TXN_MARKERS: (1, Resource.CLUSTER, Operation.CLUSTER_ACTION, Throttle.REQUEST),
     Api.TXN_OFFSET_COMMIT: (3, Resource.GROUP, Operation.READ, Throttle.REQUEST),
+    Api.DESCRIBE_ACLS: (2, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.CREATE_ACLS: (2, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),
+    Api.DELETE_ACLS: (2, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),
     Api.DESCRIBE_CONFIGS: (4, Resource.CONFIG, Operation.DESCRIBE_CONFIGS, Throttle.REQUEST),
     Api.ALTER_CONFIGS: (2, Resource.CONFIG, Operation.ALTER_CONFIGS, Throttle.REQUEST),
     Api.ALTER_REPLICA_LOG_DIRS: (2, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),

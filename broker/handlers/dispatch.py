@@ -447,7 +447,10 @@ class Dispatcher:
         return (yield from encode_response_in_turns(api_key, version, context.correlation_id, fields, kept))
 
     def _failed(self, context: Context, request: object, error: Exception, kept: list[Any]) -> Work[Pieces]:
-        """Return the response that tells of the error, which keeps nothing of where it was raised."""
+        """Return the response that tells of the error, which keeps nothing of where it was raised. A request
+        that a handler finds malformed costs the connection, as one that cannot be decoded."""
+        if isinstance(error, MalformedRequest):
+            raise Disconnect(str(error))
         code, message = ErrorCode.unknown_server_error, None
         name, version = KNOWN[context.api_key].name, context.api_version
         if isinstance(error, KafkaError):

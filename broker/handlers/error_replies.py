@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from protocol.requests.alter_configs import AlterConfigsRequest
     from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
     from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+    from protocol.requests.create_acls import CreateAclsRequest
     from protocol.requests.create_partitions import CreatePartitionsRequest
     from protocol.requests.create_topics import CreateTopicsRequest
+    from protocol.requests.delete_acls import DeleteAclsRequest
     from protocol.requests.delete_groups import DeleteGroupsRequest
     from protocol.requests.delete_records import DeleteRecordsRequest
     from protocol.requests.delete_topics import DeleteTopicsRequest
@@ -304,6 +306,15 @@ def _alter_replica_log_dirs(version: int, request: AlterReplicaLogDirsRequest, e
     return {"results": results, "throttle_time": 0}
 
 
+def _create_acls(version: int, request: CreateAclsRequest, error: Error) -> Work[Fields]:
+    return {"results": (yield from _each(request.creations, lambda _: {**error})), "throttle_time": 0}
+
+
+def _delete_acls(version: int, request: DeleteAclsRequest, error: Error) -> Work[Fields]:
+    results = yield from _each(request.filters, lambda _: {**error, "matching_acls": []})
+    return {"filter_results": results, "throttle_time": 0}
+
+
 _SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
     Api.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
     Api.DESCRIBE_TRANSACTIONS: _describe_transactions,
@@ -321,6 +332,8 @@ _SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
     Api.CREATE_PARTITIONS: _create_partitions,
     Api.DELETE_GROUPS: _delete_groups,
     Api.DESCRIBE_GROUPS: _describe_groups,
+    Api.CREATE_ACLS: _create_acls,
+    Api.DELETE_ACLS: _delete_acls,
     Api.DESCRIBE_CONFIGS: _describe_configs,
     Api.ALTER_CONFIGS: _alter_configs,
     Api.INCREMENTAL_ALTER_CONFIGS: _alter_configs,
@@ -348,6 +361,7 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     Api.END_TXN: {"producer_id": -1, "producer_epoch": -1},
     Api.LIST_TRANSACTIONS: {"unknown_state_filters": [], "transaction_states": []},
     Api.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
+    Api.DESCRIBE_ACLS: {"resources": []},
     Api.DESCRIBE_LOG_DIRS: {"results": []},
     Api.OFFSET_DELETE: {"topics": []},
     Api.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},

@@ -15,6 +15,7 @@ import pytest
 from protocol.apis import SERVED, Api
 from protocol.compression import Codec
 from protocol.records import build_batch
+from tests.broker.handlers.test_acls import ACL, FILTER
 from tests.compat.differential import (
     SPOILED,
     Side,
@@ -104,6 +105,9 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
                 }
             ],
         },
+        Api.DESCRIBE_ACLS: FILTER,
+        Api.CREATE_ACLS: {"creations": [ACL, ACL]},
+        Api.DELETE_ACLS: {"filters": [FILTER, FILTER]},
         Api.DESCRIBE_CONFIGS: {
             "resources": [{**resource, "configuration_keys": ["cleanup.policy", "retention.ms", "no.such"]}],
             "include_synonyms": True,
@@ -768,3 +772,32 @@ def test_the_version_ranges_of_what_both_serve(twins: Twins) -> None:
     assert ours == {key: theirs[key] for key in ours}
     for name, version in [("", "1"), ("bad name!", "1"), ("good", "bad version!")]:
         twins.same(Api.API_VERSIONS, 3, client_software_name=name, client_software_version=version)
+
+
+# --- ACLs, without an authorizer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1, 4, 99])
+@pytest.mark.parametrize("element", ["resource_type", "pattern_type", "operation", "permission_type"])
+def test_an_acl_is_refused_alike_whatever_it_is_about(twins: Twins, element: str, value: int) -> None:
+    acl_name = {"pattern_type": "resource_pattern_type"}.get(element, element)
+    filter_name = {"resource_type": "resource_type_filter", "pattern_type": "pattern_type_filter"}.get(
+        element, element
+    )
+    acl, asked = {**ACL, acl_name: value}, {**FILTER, filter_name: value}
+    for version in (1, 3):
+        said = twins.same(Api.CREATE_ACLS, version, creations=[ACL, acl])
+        assert twins.same(Api.DELETE_ACLS, version, filters=[FILTER, asked])
+        assert twins.same(Api.DESCRIBE_ACLS, version, **asked)
+        assert (said == "closed") is (value == 0)
+
+
+def test_acls_are_refused_in_the_same_words(twins: Twins) -> None:
+    for version in (1, 3):
+        for api, fields in (
+            (Api.DESCRIBE_ACLS, FILTER),
+            (Api.CREATE_ACLS, {"creations": [ACL]}),
+            (Api.DELETE_ACLS, {"filters": [FILTER]}),
+        ):
+            ours, theirs = (str(side.client.call(api, version, **fields)) for side in twins.sides)
+            assert ours == theirs

@@ -9,6 +9,7 @@ from uuid import UUID
 from broker.control.cluster import Cluster
 from broker.control.metadata_records import BrokerFenced, BrokerRegistered, TopicCreated, new_partition
 from broker.endpoint import Endpoint
+from broker.handlers.acls import AclHandlers
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Handler
@@ -39,6 +40,7 @@ def run(story: Story, *, listener: str = "PLAINTEXT", down: bool = False, **prop
 
 def handlers(member: Cluster) -> dict[int, Handler]:
     return {
+        **AclHandlers().routes(),
         **ApiVersionsHandler(cluster=member).routes(),
         **MetadataHandlers(cluster=member).routes(),
         **TopicHandlers(cluster=member).routes(),

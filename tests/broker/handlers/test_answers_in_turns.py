@@ -25,6 +25,7 @@ from protocol.messages import encode_response, entity
 from protocol.work import Work, finish
 from tests.broker.control.cluster_driver import Site
 from tests.broker.handlers.cluster_client import handlers
+from tests.broker.handlers.test_acls import ACL, FILTER
 from tests.broker.requests import NOT_ASKED_FOR
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ REQUESTS: list[tuple[Api | PeerApi, Fields]] = [
         },
     ),
     (Api.LIST_CONFIG_RESOURCES, {"resource_types": []}),
+    (Api.CREATE_ACLS, {"creations": [ACL] * ROWS}),
+    (Api.DELETE_ACLS, {"filters": [FILTER] * ROWS}),
     (
         Api.ELECT_LEADERS,
         {

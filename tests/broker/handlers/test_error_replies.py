@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
 from protocol.work import finish
+from tests.broker.handlers.test_acls import ACL, FILTER
 from tests.protocol.generate import classes_of, decoded, fields_of, schema_of
 
 CASES: dict[Api, dict[str, Any]] = {
@@ -36,6 +37,9 @@ CASES: dict[Api, dict[str, Any]] = {
         "topics": [{"topic": "t", "partitions": [{"partition": 3, "leader_epoch": 1}]}],
     },
     Api.DESCRIBE_PRODUCERS: {"topics": [{"name": "t", "partition_indexes": [3]}]},
+    Api.CREATE_ACLS: {"creations": [ACL]},
+    Api.DELETE_ACLS: {"filters": [FILTER]},
+    Api.DESCRIBE_ACLS: FILTER,
     Api.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1},
     Api.ADD_PARTITIONS_TO_TXN: {
         "v3_and_below_transactional_id": "x",
