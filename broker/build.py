@@ -35,6 +35,7 @@ from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.dispatch import Dispatcher, request_in
+from broker.handlers.features import FeatureHandlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import FollowerFetch
 from broker.handlers.groups import GroupHandlers
@@ -345,6 +346,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
             ).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
             **AclHandlers().routes(),
+            **FeatureHandlers(cluster=cluster).routes(),
             **MetadataHandlers(cluster=cluster).routes(),
             **TopicHandlers(cluster=cluster).routes(),
             **ConfigHandlers(cluster=cluster).routes(),

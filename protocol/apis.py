@@ -58,6 +58,7 @@ class Api(IntEnum):
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     UNREGISTER_BROKER = 64
@@ -177,6 +178,7 @@ _ROWS: dict[Api, tuple[int, Resource, Operation, Throttle]] = {
     Api.LIST_PARTITION_REASSIGNMENTS: (0, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
     Api.OFFSET_DELETE: (NEVER, Resource.GROUP, Operation.DELETE, Throttle.REQUEST),
     Api.DESCRIBE_QUORUM: (0, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
+    Api.UPDATE_FEATURES: (0, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),
     Api.DESCRIBE_CLUSTER: (0, Resource.CLUSTER, Operation.DESCRIBE, Throttle.REQUEST),
     Api.DESCRIBE_PRODUCERS: (0, Resource.TOPIC, Operation.READ, Throttle.REQUEST),
     Api.UNREGISTER_BROKER: (0, Resource.CLUSTER, Operation.ALTER, Throttle.REQUEST),

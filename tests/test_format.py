@@ -139,7 +139,9 @@ def test_the_page_names_all_records_with_their_fields_and_defaults() -> None:
 
 def test_the_golden_slots_show_every_record() -> None:
     shown = {
-        record[0] for name in ("slot", "slot-birth", "snapshot") for record in golden(name)[1]["records"]
+        record[0]
+        for name in ("slot", "slot-birth", "slot-features", "snapshot")
+        for record in golden(name)[1]["records"]
     }
     assert shown == set(RECORD_TYPES)
 

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from broker.config.values import ResourceType
+from broker.control.feature_levels import FIRST_LEVELS
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import (
     NO_LEADER,
@@ -27,6 +28,7 @@ from broker.control.metadata_records import (
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
+    FeatureChanged,
     PartitionChanged,
     PartitionImage,
     PartitionsAdded,
@@ -85,6 +87,7 @@ class Delta:
     topics_changed: dict[str, TopicImage] = field(default_factory=dict)
     configs_changed: set[tuple[ResourceType, str]] = field(default_factory=set)
     brokers_changed: set[int] = field(default_factory=set)
+    features_changed: set[str] = field(default_factory=set)
     elections: int = 0
     """How often a partition got another leader, and how often one that was not in sync."""
     unclean_elections: int = 0
@@ -99,11 +102,12 @@ class Delta:
             or self.topics_changed
             or self.configs_changed
             or self.brokers_changed
+            or self.features_changed
         )
 
 
 class Image:
-    """Read by everyone, changed by `apply` alone. The values inside are immutable: a copy is four dicts."""
+    """Read by everyone, changed by `apply` alone. The values inside are immutable: a copy is a few dicts."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -115,6 +119,8 @@ class Image:
         self.topic_names: dict[UUID, str] = {}
         self.configs: dict[tuple[ResourceType, str], dict[str, str]] = {}
         self.next_producer_id = FIRST_PRODUCER_ID
+        self.features: dict[str, int] = dict(FIRST_LEVELS)
+        """The level of each feature, by its name in feature_levels.py."""
 
     def __repr__(self) -> str:
         return (
@@ -130,7 +136,7 @@ class Image:
     def copy(self) -> Image:
         twin = Image()
         twin.__dict__.update(self.__dict__)
-        for name in ("brokers", "topics", "topic_names", "configs"):
+        for name in ("brokers", "topics", "topic_names", "configs", "features"):
             setattr(twin, name, dict(getattr(self, name)))
         return twin
 
@@ -223,6 +229,9 @@ class Image:
                 )
         if self.next_producer_id != FIRST_PRODUCER_ID:
             yield ProducerIdsAllocated(broker_id=-1, broker_epoch=-1, next_producer_id=self.next_producer_id)
+        for name, level in self.features.items():
+            if level != FIRST_LEVELS.get(name):
+                yield FeatureChanged(name=name, level=level)
 
     def _replace_topic(self, old: TopicImage, partitions: tuple[PartitionImage, ...], delta: Delta) -> None:
         topic = TopicImage(name=old.name, id=old.id, partitions=partitions)
@@ -426,6 +435,11 @@ class Image:
     def _producer_ids_allocated(self, record: ProducerIdsAllocated, delta: Delta) -> None:
         self.next_producer_id = max(self.next_producer_id, record.next_producer_id)
 
+    def _feature_changed(self, record: FeatureChanged, delta: Delta) -> None:
+        if self.features.get(record.name) != record.level:
+            self.features[record.name] = record.level
+            delta.features_changed.add(record.name)
+
 
 _APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], Work[None] | None]] = {
     ClusterBorn: Image._cluster_born,
@@ -440,6 +454,7 @@ _APPLY: Mapping[type[Record], Callable[[Image, Any, Delta], Work[None] | None]] 
     TopicDeleted: Image._topic_deleted,
     ConfigChanged: Image._config_changed,
     ProducerIdsAllocated: Image._producer_ids_allocated,
+    FeatureChanged: Image._feature_changed,
     SnapshotTaken: lambda image, record, delta: None,
 }
 
@@ -472,6 +487,8 @@ def difference(old: Image, new: Image) -> Work[Delta]:
             delta.topics_created[name] = topic
     keys = {*old.configs, *new.configs}
     delta.configs_changed |= {key for key in keys if old.configs.get(key) != new.configs.get(key)}
+    names = {*old.features, *new.features}
+    delta.features_changed |= {name for name in names if old.features.get(name) != new.features.get(name)}
     ids = {*old.brokers, *new.brokers}
     delta.brokers_changed |= {id_ for id_ in ids if old.brokers.get(id_) != new.brokers.get(id_)}
     return delta

@@ -244,6 +244,15 @@ class ProducerIdsAllocated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureChanged:
+    """A feature of the cluster, by Kafka's name, is at this level from now on."""
+
+    VERSION: ClassVar[int] = 0
+    name: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTaken:
     """Heads a snapshot: when it was written, by its writer's clock. It changes nothing."""
 
@@ -264,6 +273,7 @@ Record: TypeAlias = (
     | TopicDeleted
     | ConfigChanged
     | ProducerIdsAllocated
+    | FeatureChanged
     | SnapshotTaken
 )
 
@@ -282,6 +292,7 @@ RECORD_TYPES: Mapping[str, type[Record]] = {
         TopicDeleted,
         ConfigChanged,
         ProducerIdsAllocated,
+        FeatureChanged,
         SnapshotTaken,
     )
 }

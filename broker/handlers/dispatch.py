@@ -70,6 +70,7 @@ FOR_THE_CONTROLLER: Final = frozenset(
         Api.LIST_PARTITION_REASSIGNMENTS,
         Api.UNREGISTER_BROKER,
         Api.DESCRIBE_QUORUM,
+        Api.UPDATE_FEATURES,
     }
 )
 """Any broker takes these from a client; only the controller can answer them."""

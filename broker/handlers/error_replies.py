@@ -369,6 +369,7 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     Api.LIST_CONFIG_RESOURCES: {"config_resources": []},
     Api.LIST_PARTITION_REASSIGNMENTS: {"topics": []},
     Api.DESCRIBE_QUORUM: {"topics": [], "nodes": []},
+    Api.UPDATE_FEATURES: {"results": []},
     PeerApi.ALTER_PARTITION: {"topics": []},
     PeerApi.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
 }

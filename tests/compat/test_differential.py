@@ -30,7 +30,7 @@ from tests.compat.differential import (
     produce_fields,
     records,
 )
-from tests.compat.peers import unique
+from tests.compat.peers import unique, until
 from tests.compat.samples import FIRST_MS
 
 pytestmark = pytest.mark.kafka
@@ -105,7 +105,7 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
                 }
             ],
         },
-        Api.DESCRIBE_ACLS: FILTER,
+        Api.DESCRIBE_ACLS: dict(FILTER),
         Api.CREATE_ACLS: {"creations": [ACL, ACL]},
         Api.DELETE_ACLS: {"filters": [FILTER, FILTER]},
         Api.DESCRIBE_CONFIGS: {
@@ -161,6 +161,11 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
         },
         Api.DESCRIBE_QUORUM: {"topics": [{"topic_name": name, "partitions": [{"partition_index": 0}]}]},
         Api.UNREGISTER_BROKER: {"broker_id": 9},
+        Api.UPDATE_FEATURES: {
+            "feature_updates": [feature("transaction.version", 2), feature("group.version", 1)],
+            "timeout": 10_000,
+            "validate_only": False,
+        },
     }
 
 
@@ -772,6 +777,61 @@ def test_the_version_ranges_of_what_both_serve(twins: Twins) -> None:
     assert ours == {key: theirs[key] for key in ours}
     for name, version in [("", "1"), ("bad name!", "1"), ("good", "bad version!")]:
         twins.same(Api.API_VERSIONS, 3, client_software_name=name, client_software_version=version)
+
+
+# --- features ---------------------------------------------------------------------------------------------
+
+
+def feature(name: str, level: int, upgrade_type: int = 1) -> dict[str, Any]:
+    return {
+        "feature": name,
+        "max_version_level": level,
+        "upgrade_type": upgrade_type,
+        "allow_downgrade": upgrade_type != 1,
+    }
+
+
+SERVED_FEATURES = ("group.version", "metadata.version", "transaction.version")
+
+
+def features_told(side: Side, version: int) -> tuple[list[Any], list[Any]]:
+    """Kafka's other features set aside."""
+    answer = side.client.call(
+        Api.API_VERSIONS, version, client_software_name="twin", client_software_version="1"
+    )
+    supported, finalized = (
+        sorted((row for row in rows if row.name in SERVED_FEATURES), key=lambda row: row.name)
+        for rows in (answer.supported_features, answer.finalized_features)
+    )
+    return supported, finalized
+
+
+UPDATES = [
+    *(("transaction.version", level, kind) for level in (-1, 0, 1, 2, 3, 32_767) for kind in (1, 2, 3)),
+    *(("group.version", level, kind) for level in (0, 1, 2) for kind in (1, 2, 0)),
+    *(("metadata.version", level, kind) for level in (0, 6, 7, 29, 30, 31) for kind in (1, 2, 3)),
+    *((name, level, kind) for name in ("no.such", "") for level in (0, 1) for kind in (1, 2, 99)),
+]
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_features_change_alike(twins: Twins, version: int) -> None:
+    def same(*updates: dict[str, Any], validate_only: bool = False) -> None:
+        fields = {"feature_updates": [*updates], "timeout": 10_000, "validate_only": validate_only}
+        ours, theirs = (str(side.client.call(Api.UPDATE_FEATURES, version, **fields)) for side in twins.sides)
+        assert ours == theirs
+        until(
+            lambda: [features_told(side, 4) for side in twins.sides][1] == features_told(twins.ours, 4),
+            "the same levels on both sides",
+        )
+        assert features_told(twins.ours, 3) == features_told(twins.theirs, 3)
+
+    for name, level, kind in UPDATES:
+        same(feature(name, level, kind), validate_only=True)
+        same(feature(name, level, kind))
+    same()
+    same(feature("transaction.version", 1, 2), feature("transaction.version", 2, 1))
+    same(feature("transaction.version", 2, 1), feature("group.version", 1, 1))
 
 
 # --- ACLs, without an authorizer --------------------------------------------------------------------------

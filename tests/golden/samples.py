@@ -21,6 +21,7 @@ from broker.control.metadata_records import (
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
+    FeatureChanged,
     PartitionChanged,
     PartitionImage,
     PartitionsAdded,
@@ -138,10 +139,16 @@ def metadata_log() -> list[Sample]:
     ]
     first = slot(1, bytes(32), birth)
     second = slot(2, slot_hash(first), changes)
+    features = slot(
+        3,
+        slot_hash(second),
+        [FeatureChanged(name="transaction.version", level=1), FeatureChanged(name="group.version", level=0)],
+    )
     snapshot = slot(2, slot_hash(second), [SnapshotTaken(at_ms=NOW_MS), *birth[:2]])
     return [
         Sample("slot-birth", "slot", first, slot_key(1)),
         Sample("slot", "slot", second, slot_key(2)),
+        Sample("slot-features", "slot", features, slot_key(3)),
         Sample("snapshot", "slot", snapshot, snapshot_key(2)),
         Sample("boundary", "nothing", b"", boundary_key(2)),
     ]

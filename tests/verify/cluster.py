@@ -109,6 +109,8 @@ class Cluster:
         self.controller_epoch = 0
         self.controller = 0
         self.next_producer_id = 0
+        self.features: dict[str, int] = {}
+        """The levels that were changed."""
         self.quiet_from = 0
 
     # --- slots ---
@@ -164,6 +166,8 @@ class Cluster:
                 self._configured(fields)
             case "ProducerIdsAllocated":
                 self.next_producer_id = max(self.next_producer_id, fields["next_producer_id"])
+            case "FeatureChanged":
+                self.features[fields["name"]] = fields["level"]
 
     def topic_of(self, hexadecimal: str) -> Topic:
         (found,) = (topic for topic in self.topics.values() if topic.id.hex == hexadecimal)
@@ -375,6 +379,9 @@ class Cluster:
                         next_producer_id=self.next_producer_id + 1000,
                     )
                 )
+            elif self.rng.random() < 0.2:
+                name = self.rng.choice(["transaction.version", "group.version"])
+                self.commit(record("FeatureChanged", name=name, level=self.rng.randint(0, 1)))
             else:
                 self.commit(
                     record(
@@ -422,6 +429,7 @@ class Cluster:
                     next_producer_id=self.next_producer_id,
                 )
             )
+        found += [record("FeatureChanged", name=name, level=level) for name, level in self.features.items()]
         return found
 
     def _told_of(self, broker: Broker) -> list[Any]:

@@ -23,6 +23,7 @@ from broker.control.metadata_records import (
     ClusterBorn,
     ConfigChanged,
     ControllerElected,
+    FeatureChanged,
     PartitionChanged,
     PartitionsAdded,
     ProducerIdsAllocated,
@@ -273,6 +274,11 @@ records = st.one_of(
         broker_epoch=st.integers(1, 30),
         next_producer_id=st.integers(0, 10**6),
     ),
+    st.builds(
+        FeatureChanged,
+        name=st.sampled_from(["transaction.version", "group.version", "a.later.one"]),
+        level=st.integers(0, 3),
+    ),
 )
 logs = st.lists(st.lists(records, max_size=4), max_size=20)
 
@@ -359,6 +365,7 @@ def test_the_written_form_does_not_change() -> None:
         '["TopicDeleted",0,{"topic_id":"00000000000000000000000000000007"}]',
         '["ConfigChanged",0,{"resource_type":2,"resource_name":"t","name":"a","value":"b"}]',
         '["ProducerIdsAllocated",0,{"broker_id":1,"broker_epoch":2,"next_producer_id":1000}]',
+        '["FeatureChanged",0,{"name":"transaction.version","level":1}]',
         '["SnapshotTaken",0,{"at_ms":5}]',
     ]
     assert [json.loads(text)[0] for text in written] == list(RECORD_TYPES)

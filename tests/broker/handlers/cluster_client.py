@@ -13,6 +13,7 @@ from broker.handlers.acls import AclHandlers
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.dispatch import Handler
+from broker.handlers.features import FeatureHandlers
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.topics import TopicHandlers
 from tests.broker.control.cluster_driver import Site
@@ -41,6 +42,7 @@ def run(story: Story, *, listener: str = "PLAINTEXT", down: bool = False, **prop
 def handlers(member: Cluster) -> dict[int, Handler]:
     return {
         **AclHandlers().routes(),
+        **FeatureHandlers(cluster=member).routes(),
         **ApiVersionsHandler(cluster=member).routes(),
         **MetadataHandlers(cluster=member).routes(),
         **TopicHandlers(cluster=member).routes(),

@@ -34,6 +34,7 @@ ROWS = 600
 SOON = timedelta(seconds=5)
 NAMES = [f"nowhere-{at}" for at in range(ROWS)]
 BOTH = {"include_synonyms": True, "include_documentation": True}
+FEATURE = {"feature": "group.version", "max_version_level": 1, "upgrade_type": 1}
 
 REQUESTS: list[tuple[Api | PeerApi, Fields]] = [
     (Api.METADATA, {"topics": [{"name": name, "topic_id": None} for name in NAMES]}),
@@ -90,6 +91,7 @@ REQUESTS: list[tuple[Api | PeerApi, Fields]] = [
         },
     ),
     (Api.LIST_CONFIG_RESOURCES, {"resource_types": []}),
+    (Api.UPDATE_FEATURES, {"feature_updates": [FEATURE] * ROWS, "timeout": SOON}),
     (Api.CREATE_ACLS, {"creations": [ACL] * ROWS}),
     (Api.DELETE_ACLS, {"filters": [FILTER] * ROWS}),
     (

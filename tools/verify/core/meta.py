@@ -318,7 +318,7 @@ def _difference(state: State, other: State) -> str:
     for name in ("cluster_id", "controller_id", "controller_epoch", "next_producer_id"):
         if getattr(state, name) != getattr(other, name):
             return f"{name} {getattr(other, name)} instead of {getattr(state, name)}"
-    for name in ("brokers", "topics", "configs"):
+    for name in ("brokers", "topics", "configs", "features"):
         ours, theirs = getattr(state, name), getattr(other, name)
         if ours != theirs:
             keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))

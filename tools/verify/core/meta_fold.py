@@ -17,6 +17,8 @@ from tools.verify.core.layouts import MetaRecord
 
 NO_LEADER: Final = -1
 TOPIC_CONFIG: Final = 2
+_FIRST_LEVELS: Final = {"group.version": 1, "metadata.version": 30, "transaction.version": 2}
+"""Of the features, before a record changes one."""
 _LIMIT: Final = 1 << 63
 _HEX_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -81,6 +83,7 @@ class State:
     configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
     """By type and name of the resource."""
     next_producer_id: int = 0
+    features: dict[str, int] = field(default_factory=lambda: dict(_FIRST_LEVELS))
     deleted: dict[str, Deleted] = field(default_factory=dict, compare=False)
     """Topics whose deletion was seen: a snapshot does not tell of those before it."""
 
@@ -113,6 +116,9 @@ class State:
 
     def _producer_ids_allocated(self, values: Mapping[str, Any]) -> None:
         self.next_producer_id = max(self.next_producer_id, values["next_producer_id"])
+
+    def _feature_changed(self, values: Mapping[str, Any]) -> None:
+        self.features[values["name"]] = values["level"]
 
     def _snapshot_taken(self, values: Mapping[str, Any]) -> None:
         pass
@@ -391,6 +397,7 @@ _RECORDS: Final[
         {**_BROKER, "next_producer_id": (_number, _REQUIRED)},
         State._producer_ids_allocated,
     ),
+    "FeatureChanged": ({"name": (_text, _REQUIRED), "level": (_number, _REQUIRED)}, State._feature_changed),
     "SnapshotTaken": ({"at_ms": (_number, _REQUIRED)}, State._snapshot_taken),
 }
 """The fields of each record with their defaults, and what it does."""

@@ -129,6 +129,7 @@ def as_ours(image: Image) -> State:
     """The broker's image in our words."""
     state = State(image.seq, image.cluster_id, image.controller_id, image.controller_epoch)
     state.next_producer_id = image.next_producer_id
+    state.features = dict(image.features)
     for broker in image.brokers.values():
         state.brokers[broker.id] = Broker(
             broker.id,
@@ -193,7 +194,7 @@ def test_the_golden_objects_are_a_log() -> None:
     objects = {one.key: one.data for one in samples() if one.key and one.layout == "slot"}
     meta = read_meta(Held({key: data for key, data in objects.items() if "snapshot" not in key}))
     assert meta.findings == []
-    assert (meta.state.seq, meta.state.cluster_id, meta.is_whole) == (2, "J8aAPcfLQt2bqs1JT_rMgQ", True)
+    assert (meta.state.seq, meta.state.cluster_id, meta.is_whole) == (3, "J8aAPcfLQt2bqs1JT_rMgQ", True)
 
 
 def test_a_log_with_snapshots_collected_or_not_is_whole() -> None:
@@ -312,6 +313,7 @@ def test_a_record_of_a_newer_release(record: Row) -> None:
         ["TopicCreated", 0, {"name": "t", "topic_id": "0" * 32, "partitions": [1]}],
         ["ProducerIdsAllocated", 0, {"broker_id": 1, "broker_epoch": 1, "next_producer_id": True}],
         ["ProducerIdsAllocated", 0, {"broker_id": 1, "broker_epoch": 1, "next_producer_id": 1 << 64}],
+        ["FeatureChanged", 0, {"name": "transaction.version", "level": "2"}],
     ],
 )
 def test_a_record_that_is_not_as_the_page_says(record: Row) -> None:
