@@ -1,8 +1,9 @@
 """Records of __consumer_offsets: committed offsets and groups, in Kafka's own formats.
 
-Owns: both records, their versions. Does not own: the batches around them (records.py), what they mean
-(the group machine). A record has a version before its key, which is the record's type, and one before its
-value. Types we have no use for (those of the new group protocols) decode to None.
+Owns: both records, their versions, and which type of record a key begins. Does not own: the records of groups
+that the server assigns (consumer_groups.py), the batches around them (records.py), what they mean (the group
+machine). A record has a version before its key, which is the record's type, and one before its value. Types
+we have no use for (those of share and streams groups) decode to None.
 Invariant: what Kafka wrote is read whatever its version, and what is written is what Kafka 4.3 writes.
 """
 
@@ -14,6 +15,12 @@ from typing import TypeAlias
 from uuid import UUID
 
 from protocol.primitives import Buffer
+from protocol.stored.consumer_groups import (
+    KINDS,
+    ConsumerGroupRecord,
+    decode_consumer_group,
+    encoding_consumer_group,
+)
 from protocol.stored.schema import (
     VERSION,
     Column,
@@ -81,7 +88,7 @@ class GroupRecord:
     metadata: GroupMetadata | None
 
 
-CoordinatorRecord: TypeAlias = OffsetRecord | GroupRecord
+CoordinatorRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerGroupRecord
 
 
 def encode_coordinator_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
@@ -98,6 +105,8 @@ def encode_in_steps(record: CoordinatorRecord) -> Work[tuple[bytes, bytes | None
     """`encode_coordinator_record`, for the loop: a group may have thousands of members."""
     if isinstance(record, OffsetRecord):
         return encode_coordinator_record(record)
+    if not isinstance(record, GroupRecord):
+        return (yield from encoding_consumer_group(record))
     key = encode_versioned(_GROUP_KEY, 2, {"group": record.group_id})
     return key, None if record.metadata is None else (yield from _encode_group(record.metadata))
 
@@ -114,7 +123,7 @@ def decode_coordinator_record(key: Buffer, value: Buffer | None) -> CoordinatorR
     if kind == 2:
         group_id = decode_versioned(_GROUP_KEY, kind, key).group
         return GroupRecord(group_id=group_id, metadata=None if value is None else _decode_group(value))
-    return None
+    return decode_consumer_group(kind, key, value) if kind in KINDS else None
 
 
 def _encode_committed(committed: CommittedOffset) -> bytes:

@@ -13,9 +13,10 @@ from struct import Struct
 from typing import Any, cast
 from uuid import UUID
 
-from protocol.codec import EntityCodec, Fields
+from protocol.codec import EntityCodec, Fields, copied
 from protocol.errors import MalformedRequest
 from protocol.primitives import Buffer
+from protocol.work import Work, let_go
 
 VERSION = Struct(">h")
 
@@ -29,18 +30,20 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A field and the versions that have it; `kafka_type` None stands for an array of the nested schema."""
+    """A field and the versions that have it; `kafka_type` None stands for the nested schema: an array of it,
+    or one if `is_array` is False.
+    """
 
     name: str
     kafka_type: str | None
+    is_array: bool | None = None
+    """Left out, whatever is nested is an array, and nothing else."""
     since: int = 0
     until: int = 1 << 15
     is_nullable: bool = False
     tag: int | None = None
     default: Any = _REQUIRED
     items: StoredSchema | None = None
-    is_array: bool = False
-    """Whether it is an array of `kafka_type`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,13 +77,13 @@ def _class(schema: StoredSchema, version: int) -> type[Any]:
         metadata: dict[str, Any] = {}
         python_type: Any
         if column.items is not None:
-            python_type = tuple[_class(column.items, version), ...]  # type: ignore[misc]
+            python_type = _class(column.items, version)
         else:
             assert column.kafka_type is not None
             metadata["kafka_type"] = column.kafka_type
             python_type = _PYTHON_TYPES[column.kafka_type]
-            if column.is_array:
-                python_type = tuple[python_type, ...]
+        if column.items is not None if column.is_array is None else column.is_array:
+            python_type = tuple[python_type, ...]
         if column.is_nullable:
             python_type |= None
         if column.tag is not None:
@@ -108,6 +111,14 @@ def _codec(schema: StoredSchema, version: int) -> EntityCodec:
 
 def encode_versioned(schema: StoredSchema, version: int, values: Fields) -> bytes:
     return VERSION.pack(version) + _codec(schema, version).encode(values)
+
+
+def encoding_versioned(schema: StoredSchema, version: int, values: Fields) -> Work[bytes]:
+    """`encode_versioned`, in turns."""
+    kept: list[Any] = []
+    pieces = yield from _codec(schema, version).encode_in_turns(values, kept)
+    yield from let_go(kept)
+    return VERSION.pack(version) + (yield from copied(pieces))
 
 
 def version_of(data: Buffer) -> int:

@@ -186,7 +186,7 @@ def test_tombstones() -> None:
 
 
 def test_types_of_other_group_protocols_are_none_of_ours() -> None:
-    for kind in (3, 8, 17, 99):
+    for kind in (9, 15, 17, 99):
         assert decode_coordinator_record(kind.to_bytes(2, "big") + b"\0\1g", b"\0\0whatever") is None
 
 
