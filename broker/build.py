@@ -33,6 +33,7 @@ from broker.coordinators.transactions.verification import TransactionVerifier
 from broker.handlers.acls import AclHandlers
 from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
+from broker.handlers.consumer_groups import ConsumerGroupHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.dispatch import Dispatcher, request_in
 from broker.handlers.features import FeatureHandlers
@@ -344,6 +345,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 cluster=cluster,
                 turns=turns,
             ).routes(),
+            **ConsumerGroupHandlers(groups=groups, turns=turns).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
             **AclHandlers().routes(),
             **FeatureHandlers(cluster=cluster).routes(),

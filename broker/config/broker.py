@@ -82,6 +82,12 @@ class BrokerConfig(Levels):
     fetch_max_bytes: int
     follower_fetch_last_tiered_offset_enable: bool
     follower_replication_throttled_rate: int
+    group_consumer_assignment_interval_ms: int
+    group_consumer_assignors: tuple[str, ...]
+    group_consumer_heartbeat_interval_ms: int
+    group_consumer_max_size: int
+    group_consumer_migration_policy: str
+    group_consumer_session_timeout_ms: int
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
     group_max_size: int

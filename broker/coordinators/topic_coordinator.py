@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from broker.config.broker import BrokerConfig
 from broker.control.image import Delta, Image
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.machine import Machine
@@ -44,6 +45,9 @@ class LeadershipSource(CoordinatorLog, Protocol):
 class ClusterView(Protocol):
     @property
     def image(self) -> Image: ...
+
+    @property
+    def broker_config(self) -> BrokerConfig: ...
 
     def subscribe(self, listener: Callable[[Delta], Iterable[None] | None]) -> object: ...
 

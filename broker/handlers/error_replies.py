@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from protocol.requests.alter_configs import AlterConfigsRequest
     from protocol.requests.alter_partition_reassignments import AlterPartitionReassignmentsRequest
     from protocol.requests.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+    from protocol.requests.consumer_group_describe import ConsumerGroupDescribeRequest
     from protocol.requests.create_acls import CreateAclsRequest
     from protocol.requests.create_partitions import CreatePartitionsRequest
     from protocol.requests.create_topics import CreateTopicsRequest
@@ -250,6 +251,20 @@ def _describe_transactions(version: int, request: DescribeTransactionsRequest, e
     return {"transaction_states": rows, "throttle_time": 0}
 
 
+def _consumer_group_describe(
+    version: int, request: ConsumerGroupDescribeRequest, error: Error
+) -> Work[Fields]:
+    unknown = {
+        "group_state": "",
+        "group_epoch": 0,
+        "assignment_epoch": 0,
+        "assignor_name": "",
+        "members": [],
+    }
+    groups = yield from _each(request.group_ids, lambda group_id: {"group_id": group_id, **error, **unknown})
+    return {"groups": groups, "throttle_time": 0}
+
+
 def _describe_configs(version: int, request: DescribeConfigsRequest, error: Error) -> Work[Fields]:
     results = yield from _each(request.resources, lambda each: {**_resource(each), **error, "configs": []})
     return {"results": results, "throttle_time": 0}
@@ -334,6 +349,7 @@ _SHAPES: Final[Mapping[int, Callable[[int, Any, Error], Work[Fields]]]] = {
     Api.DESCRIBE_GROUPS: _describe_groups,
     Api.CREATE_ACLS: _create_acls,
     Api.DELETE_ACLS: _delete_acls,
+    Api.CONSUMER_GROUP_DESCRIBE: _consumer_group_describe,
     Api.DESCRIBE_CONFIGS: _describe_configs,
     Api.ALTER_CONFIGS: _alter_configs,
     Api.INCREMENTAL_ALTER_CONFIGS: _alter_configs,
@@ -356,6 +372,7 @@ _EMPTY: Final[Mapping[int, Fields]] = {
     },
     Api.SYNC_GROUP: {"assignment": b""},
     Api.LEAVE_GROUP: {"members": []},
+    Api.CONSUMER_GROUP_HEARTBEAT: {"member_epoch": 0, "heartbeat_interval": 0},
     Api.LIST_GROUPS: {"groups": []},
     Api.ADD_OFFSETS_TO_TXN: {},
     Api.END_TXN: {"producer_id": -1, "producer_epoch": -1},

@@ -75,6 +75,14 @@ class TopicAsked(NamedTuple):
     partition_indexes: Sequence[int]
 
 
+class Reader(NamedTuple):
+    """Who asks for a group's offsets; most do not say that they are a member."""
+
+    group_id: str
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
 class GroupHandlers:
     def __init__(self, *, groups: GroupCoordinator, cluster: Cluster, turns: Turns) -> None:
         self._groups = groups
@@ -217,7 +225,7 @@ class GroupHandlers:
             instance_id=request.group_instance_id,
             retention_ms=request.retention_time // _MILLISECOND,
             offsets=offsets,
-            knows_missing_group=ctx.api_version >= 9,
+            knows_epochs=ctx.api_version >= 9,
         )
         try:
             return await self._groups.ask(request.group_id, command)
@@ -232,7 +240,8 @@ class GroupHandlers:
                 if request.topics is None
                 else (TopicAsked(one.name, None, one.partition_indexes) for one in request.topics)
             )
-            found = yield from self._fetch_group(ctx, request.group_id, topics, is_stable_only)
+            reader = Reader(group_id=request.group_id)
+            found = yield from self._fetch_group(ctx, reader, topics, is_stable_only)
             return {"throttle_time": 0, **found}
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
         groups: list[Fields] = []
@@ -255,17 +264,22 @@ class GroupHandlers:
                     for one in group.topics
                 )
             )
-            found = yield from self._fetch_group(ctx, group.group_id, topics, is_stable_only)
+            reader = Reader(
+                group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch
+            )
+            found = yield from self._fetch_group(ctx, reader, topics, is_stable_only)
             rows += sum(len(topic["partitions"]) for topic in found["topics"])
             groups.append(found)
         return {"throttle_time": 0, "groups": groups}
 
     def _fetch_group(
-        self, ctx: Context, group_id: str, topics: Iterable[TopicAsked] | None, is_stable_only: bool
+        self, ctx: Context, reader: Reader, topics: Iterable[TopicAsked] | None, is_stable_only: bool
     ) -> Work[Fields]:
         image = self._cluster.image
+        group_id = reader.group_id
         try:
             machine = self._groups.machine(group_id)
+            machine.check_reader(group_id, reader.member_id, reader.member_epoch)
         except KafkaError as error:
             if ctx.api_version >= 2:
                 return {"group_id": group_id, "topics": [], "error_code": error.code}
@@ -330,13 +344,20 @@ class GroupHandlers:
                 # To these clients a dead group is a group like any other.
                 return {**_undescribed(group_id, ErrorCode.none, "Dead"), "authorized_operations": operations}
             missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
-            return {**missing, "error_message": f"Group {group_id} not found."}
+            what = "is not a classic group" if self._is_consumer_group(group_id) else "not found"
+            return {**missing, "error_message": f"Group {group_id} {what}."}
         return {
             **found,
             "error_code": ErrorCode.none,
             "error_message": None,
             "authorized_operations": operations,
         }
+
+    def _is_consumer_group(self, group_id: str) -> bool:
+        try:
+            return group_id in self._groups.machine(group_id).consumers
+        except KafkaError:
+            return False
 
     async def delete_groups(self, ctx: Context, request: DeleteGroupsRequest) -> Fields:
         by_partition = await self._turns.run(

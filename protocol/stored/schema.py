@@ -13,9 +13,9 @@ from struct import Struct
 from typing import Any, cast
 from uuid import UUID
 
-from protocol.codec import EntityCodec, Fields, copied
+from protocol.codec import EntityCodec, Fields
 from protocol.errors import MalformedRequest
-from protocol.primitives import Buffer
+from protocol.primitives import Buffer, copied
 from protocol.work import Work, let_go
 
 VERSION = Struct(">h")

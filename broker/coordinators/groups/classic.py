@@ -207,7 +207,7 @@ def _join_returning_static(
     shard.restart_session(group, member, draft.now)
     if group.state is State.STABLE:
         if (yield from group.select_protocol()) != group.protocol:
-            yield from _prepare_rebalance(shard, group, draft, f"{member.member_id!r} changes the protocol")
+            yield from begin_rebalance(shard, group, draft, f"{member.member_id!r} changes the protocol")
             return None
         group.set_join_token(member, None)
         if not (yield from _persist(shard, group, draft)):
@@ -215,7 +215,7 @@ def _join_returning_static(
         return (yield from _joined_in_place(group, member, command, old_leader))
     if group.state is State.COMPLETING_REBALANCE:
         # The leader may be assigning to the old id right now.
-        yield from _prepare_rebalance(shard, group, draft, f"{member.member_id!r} is back")
+        yield from begin_rebalance(shard, group, draft, f"{member.member_id!r} is back")
     else:
         yield from _maybe_complete_join(shard, group, draft)
     return None
@@ -327,12 +327,12 @@ def _rebalance_or_complete_join(
     shard: GroupShard, group: Group, draft: GroupDraft, reason: str
 ) -> Work[None]:
     if group.can_rebalance:
-        yield from _prepare_rebalance(shard, group, draft, reason)
+        yield from begin_rebalance(shard, group, draft, reason)
     else:
         yield from _maybe_complete_join(shard, group, draft)
 
 
-def _prepare_rebalance(shard: GroupShard, group: Group, draft: GroupDraft, reason: str) -> Work[None]:
+def begin_rebalance(shard: GroupShard, group: Group, draft: GroupDraft, reason: str) -> Work[None]:
     logger.info("group %r: rebalance after generation %d, %s", group.group_id, group.generation, reason)
     if group.state is State.COMPLETING_REBALANCE:
         yield from _cancel_assignment(shard, group, draft)
@@ -474,7 +474,7 @@ def _assign(
     if not (yield from _persist(shard, group, draft)):
         # No client takes this for a reason to join again, so the group does not rebalance for ever.
         yield from _cancel_assignment(shard, group, draft, ErrorCode.unknown_server_error)
-        yield from _prepare_rebalance(shard, group, draft, "its metadata is too large to be stored")
+        yield from begin_rebalance(shard, group, draft, "its metadata is too large to be stored")
         return
     group.move(Event.ASSIGNED, draft.now.wall_ms)
     logger.info("group %r: generation %d is stable", group.group_id, group.generation)
@@ -495,7 +495,7 @@ def _sync_deadline_passed(shard: GroupShard, group: Group, draft: GroupDraft) ->
         shard.discard(group, member_id)
         if at % MEMBERS_PER_STEP == 0:
             yield
-    yield from _prepare_rebalance(shard, group, draft, "members did not sync in time")
+    yield from begin_rebalance(shard, group, draft, "members did not sync in time")
 
 
 # --- staying and leaving ---
@@ -525,7 +525,7 @@ def _leave(shard: GroupShard, command: Leave, draft: GroupDraft) -> Work[tuple[E
     if group.state is State.PREPARING_REBALANCE:
         yield from _maybe_complete_join(shard, group, draft)
     elif group.state is not State.EMPTY:
-        yield from _prepare_rebalance(shard, group, draft, "members left")
+        yield from begin_rebalance(shard, group, draft, "members left")
     shard.forget_if_idle(group)
     return tuple(errors)
 
@@ -559,7 +559,7 @@ def _session_expired(shard: GroupShard, group: Group, member_id: str, draft: Gro
     else:
         _dismiss(shard, group, member, draft)
         if group.state in (State.COMPLETING_REBALANCE, State.STABLE):
-            yield from _prepare_rebalance(shard, group, draft, f"{member_id!r} sent no heartbeat in time")
+            yield from begin_rebalance(shard, group, draft, f"{member_id!r} sent no heartbeat in time")
             return
     if group.state is State.PREPARING_REBALANCE and group.has_all_joined:
         yield from _complete_join(shard, group, draft)
@@ -617,7 +617,7 @@ def restore_members(shard: GroupShard, draft: GroupDraft) -> Work[None]:
             shard.restart_session(group, member, draft.now)
         if len(group.members) > shard.config.members_max:
             # The bound was lowered: the members find out by rejoining, with time to commit before.
-            yield from _prepare_rebalance(shard, group, draft, "it is larger than it may be")
+            yield from begin_rebalance(shard, group, draft, "it is larger than it may be")
 
 
 # --- replies ---

@@ -1,7 +1,8 @@
 """The group coordinator of this broker: one replicated machine for each partition of `__consumer_offsets` it
 leads.
 
-Owns: the memory of groups, the rounds of offset expiry, and forgetting deleted topics. Does not own: where a
+Owns: the memory of groups, the rounds of offset expiry, forgetting deleted topics, and telling groups of new
+ones. Does not own: where a
 group is and the life of its machine (`broker.coordinators.topic_coordinator`), what groups decide
 (`broker.coordinators.groups.machine`), nor requests and responses (`broker.handlers.groups`).
 Invariant: whatever changes groups besides their members asks their machines, a portion of them at a time.
@@ -10,17 +11,23 @@ Invariant: whatever changes groups besides their members asks their machines, a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from broker.config.broker import BrokerConfig
+from broker.config.groups import group_values
+from broker.config.values import ResourceType
 from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
+from broker.coordinators.groups.modern.heartbeat import ResolveRegexes
+from broker.coordinators.groups.modern.regexes import matching
 from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
-from broker.coordinators.groups.shard import GroupCommand, GroupConfig
+from broker.coordinators.groups.shard import ConsumerSettings, GroupCommand, GroupConfig
+from broker.coordinators.groups.topics import Topics
 from broker.coordinators.replicated_state import (
     BATCH_OVERHEAD_BYTES,
     ReplicatedState,
@@ -28,6 +35,7 @@ from broker.coordinators.replicated_state import (
     Status,
 )
 from broker.coordinators.topic_coordinator import (
+    IDS_AT_ONCE,
     ClusterView,
     LeadershipSource,
     TopicCoordinator,
@@ -36,7 +44,11 @@ from broker.coordinators.topic_coordinator import (
 from broker.ports import World
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
+from protocol.stored.consumer_groups import ResolvedRegex
+from protocol.work import Work
 from storage.log import NewMarker
+
+logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -65,6 +77,8 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
     ) -> None:
         self._config = config
         self._group_config = group_config(config)
+        self._topics = Topics(lambda: cluster.image)
+        self._usual_settings = consumer_settings(config, {})
         self._expiry: asyncio.Task[None] | None = None
         super().__init__(
             topic=OFFSETS_TOPIC,
@@ -93,7 +107,17 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         await super().stop()
 
     def make_machine(self, index: int, share: MemoryShare) -> GroupMachine:
-        return GroupMachine(self._group_config, share)
+        machine = GroupMachine(
+            self._group_config, share, topics=self._topics, settings_of=self.consumer_settings
+        )
+        # What was created while nobody listened counts as new.
+        machine.topics_created_in = self._topics.version
+        return machine
+
+    def consumer_settings(self, group_id: str) -> ConsumerSettings:
+        """Return what is set for a group, if the server assigns it."""
+        own = self._cluster.image.configs.get((ResourceType.GROUP, group_id))
+        return consumer_settings(self._cluster.broker_config, own) if own else self._usual_settings
 
     def batch_bound_changed(self, bytes_max: int) -> None:
         self._group_config = replace(self._group_config, record_max_bytes=bytes_max - BATCH_OVERHEAD_BYTES)
@@ -111,7 +135,11 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
     # --- asking ---
 
     async def ask(self, group_id: str, command: GroupCommand[R]) -> R:
-        return await self._state(group_id).ask(command)
+        state = self._state(group_id)
+        response = await state.ask(command)
+        if state.status is Status.ACTIVE and state.machine.to_resolve:
+            self._look_up_regexes(state)
+        return response
 
     async def write_marker(self, index: int, marker: NewMarker) -> None:
         """End a transaction on one partition of the offsets topic: return once the marker is committed and
@@ -130,17 +158,80 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         if not config.min_session_timeout_ms <= session_timeout_ms <= config.max_session_timeout_ms:
             raise KafkaError(ErrorCode.invalid_session_timeout)
 
+    def new_uuid(self) -> UUID:
+        return UUID(int=self._world.random.getrandbits(128), version=4)
+
     def new_member_id(self, prefix: str) -> str:
-        return f"{prefix}-{UUID(int=self._world.random.getrandbits(128), version=4)}"
+        return f"{prefix}-{self.new_uuid()}"
+
+    @property
+    def consumer_assignors(self) -> tuple[str, ...]:
+        """Return which assignors of the server members may ask for, the usual one first."""
+        return self._group_config.consumer_assignors
+
+    # --- regular expressions ---
+
+    def _look_up_regexes(self, state: GroupState) -> None:
+        machine = state.machine
+        for group_id in machine.to_resolve:
+            group = machine.consumers.get(group_id)
+            if group is None or self._tasks is None:
+                machine.resolving.discard(group_id)
+            else:
+                self._tasks.create_task(
+                    self._resolve(state, machine, group_id, group.member_regexes()), name="topics of regexes"
+                )
+        machine.to_resolve.clear()
+
+    async def _resolve(
+        self, state: GroupState, machine: GroupMachine, group_id: str, regexes: list[str]
+    ) -> None:
+        """Find the topics that a group is subscribed to by its regular expressions, and tell it."""
+        version = self._topics.version
+        try:
+            found = await self._turns.run(matching(regexes, self._topics.names()))
+            now_ms = self._world.now_ms()
+            resolved = {
+                regex: ResolvedRegex(topics=topics, version=version, timestamp_ms=now_ms)
+                for regex, topics in found.items()
+            }
+            await state.ask(ResolveRegexes(group_id=group_id, resolved=resolved))
+        except KafkaError as error:
+            # The next heartbeat of the group finds that it is still to be done.
+            logger.warning("group %r: its regular expressions are not looked up: %s", group_id, error)
+        finally:
+            machine.resolving.discard(group_id)
 
     # --- following ---
 
     def _cluster_changed(self, delta: Delta) -> None:
         if delta.configs_changed:
             self.adopt_batch_bound()
+            self._usual_settings = consumer_settings(self._cluster.broker_config, {})
+        changed = {*delta.topics_created, *delta.topics_changed, *(one.name for one in delta.topics_deleted)}
+        if changed and self._tasks is not None:
+            self._topics.forget(topic.name for topic in delta.topics_deleted)
+            self._tasks.create_task(
+                self._turns.run(self._topics_changed(changed, delta)), name="topics of groups"
+            )
         if delta.topics_deleted and self._tasks is not None:
             topics = {topic.name: topic.id for topic in delta.topics_deleted}
             self._tasks.create_task(self._forget_topics(topics), name="forget topics")
+
+    def _topics_changed(self, changed: set[str], delta: Delta) -> Work[None]:
+        """Have each group that is subscribed to one of these topics look at them with its next heartbeat."""
+        for state in list(self._states.values()):
+            if state.status is not Status.ACTIVE:
+                continue  # what is loaded looks anyway
+            machine = state.machine
+            if delta.topics_created:
+                machine.topics_created_in = delta.seq
+            for at, group in enumerate(list(machine.consumers.values()), 1):
+                if any(map(group.is_subscribed_to, changed)):
+                    group.checked_in_epoch = None
+                if at % IDS_AT_ONCE == 0:
+                    yield
+            yield
 
     async def _expire_for_ever(self) -> None:
         """Expire offsets, one partition after the other, some groups at a time."""
@@ -175,5 +266,24 @@ def group_config(config: BrokerConfig) -> GroupConfig:
         initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
         offset_metadata_max_bytes=config.offset_metadata_max_bytes,
         offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+        consumer_max_size=config.group_consumer_max_size,
+        consumer_assignors=config.group_consumer_assignors,
+        migration_policy=config.group_consumer_migration_policy.lower(),
         record_max_bytes=config.message_max_bytes - BATCH_OVERHEAD_BYTES,
+    )
+
+
+def consumer_settings(config: BrokerConfig, own: Mapping[str, str]) -> ConsumerSettings:
+    """Return what is set for a group by its own values above the broker's."""
+    if not own:
+        return ConsumerSettings(
+            session_timeout_ms=config.group_consumer_session_timeout_ms,
+            heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            assignment_interval_ms=config.group_consumer_assignment_interval_ms,
+        )
+    values = group_values(config, own)
+    return ConsumerSettings(
+        session_timeout_ms=values["consumer.session.timeout.ms"],
+        heartbeat_interval_ms=values["consumer.heartbeat.interval.ms"],
+        assignment_interval_ms=values["consumer.assignment.interval.ms"],
     )

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupMetadata, OffsetRecord
+from broker.coordinators.groups.consumer_group import ConsumerGroup
+from protocol.stored.offsets import (
+    CommittedOffset,
+    CoordinatorRecord,
+    GroupMetadata,
+    GroupRecord,
+    OffsetRecord,
+)
 from protocol.work import Work
 
 Offsets: TypeAlias = dict[str, dict[str, dict[int, CommittedOffset]]]
@@ -24,6 +31,9 @@ class Durable:
     """The log, and nothing else. Two of them are equal when the same records were applied."""
 
     groups: dict[str, GroupMetadata] = field(default_factory=dict)
+    """Those of the classic protocol."""
+    consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
+    """Those that the server assigns."""
     offsets: Offsets = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, str, int], CommittedOffset]] = field(default_factory=dict)
     """Offsets of transactions that are still open, by producer id."""
@@ -33,11 +43,20 @@ class Durable:
     # --- applying ---
 
     def apply(self, record: CoordinatorRecord, *, offset: int, producer_id: int) -> None:
-        if not isinstance(record, OffsetRecord):
+        if isinstance(record, GroupRecord):
             if record.metadata is None:
                 self.groups.pop(record.group_id, None)
             else:
                 self.groups[record.group_id] = record.metadata
+        elif not isinstance(record, OffsetRecord):
+            group = self.consumers.get(record.group_id)
+            if group is None:
+                if record.value is None:
+                    return
+                group = self.consumers[record.group_id] = ConsumerGroup(record.group_id)
+            group.apply(record)
+            if group.is_gone:
+                del self.consumers[record.group_id]
         elif record.committed is None:
             self._remove(record.group_id, record.topic, record.partition)
         elif producer_id < 0:
@@ -123,7 +142,7 @@ class Durable:
 
     def is_named(self, group_id: str) -> bool:
         """Whether a record tells of the group."""
-        is_stored = group_id in self.groups or group_id in self.offsets
+        is_stored = group_id in self.groups or group_id in self.consumers or group_id in self.offsets
         return is_stored or self.has_open_transaction(group_id)
 
 

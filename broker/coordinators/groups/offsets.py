@@ -9,11 +9,12 @@ or a request to delete it does that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from broker.coordinators.groups.consumer_group import ConsumerGroup, GroupState
 from broker.coordinators.groups.durable import offset_tombstone
 from broker.coordinators.groups.membership import Group, State
 from broker.coordinators.groups.shard import (
@@ -25,7 +26,7 @@ from broker.coordinators.groups.shard import (
 )
 from broker.coordinators.machine import TransactionalProducer
 from protocol.errors import ErrorCode, KafkaError
-from protocol.stored.offsets import CommittedOffset, GroupRecord, OffsetRecord
+from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupRecord, OffsetRecord
 from protocol.work import Work
 
 INT64_MAX: Final = 2**63 - 1
@@ -49,20 +50,27 @@ class Commit:
     instance_id: str | None = None
     retention_ms: int = -1
     offsets: tuple[OffsetToCommit, ...]
-    knows_missing_group: bool = True
-    """Older clients get ILLEGAL_GENERATION for a group that does not exist."""
+    knows_epochs: bool = True
+    """Older clients get ILLEGAL_GENERATION for a group that does not exist, and cannot be members that speak
+    the consumer protocol.
+    """
 
     def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
         check_storable(self.group_id)
-        group = shard.groups.get(self.group_id)
-        if group is not None:
-            group.check_commit(self.member_id, self.instance_id, self.generation)
-        elif self.generation >= 0:
-            is_known = self.knows_missing_group
-            raise KafkaError(ErrorCode.group_id_not_found if is_known else ErrorCode.illegal_generation)
+        check = check_committer(
+            shard,
+            self.group_id,
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            generation=self.generation,
+            knows_epochs=self.knows_epochs,
+        )
         now = draft.now
         expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
-        errors = yield from _record_offsets(shard, draft, self.group_id, self.offsets, expire_ms=expire_ms)
+        errors = yield from _record_offsets(
+            shard, draft, self.group_id, self.offsets, expire_ms=expire_ms, check=check
+        )
+        group = shard.groups.get(self.group_id)
         if group is None and not draft.records:
             # Its first commit begins a group even if nothing of it could be kept.
             shard.ensure_group(self.group_id, now.wall_ms)
@@ -70,6 +78,76 @@ class Commit:
         if group is not None and member is not None:
             shard.restart_session(group, member, now)
         return draft.decision(tuple(errors), soft=False)
+
+
+Check: TypeAlias = Callable[[UUID | None, int], None]
+"""Raises KafkaError unless the committer may move the offset of this partition."""
+
+
+def check_committer(
+    shard: GroupShard,
+    group_id: str,
+    *,
+    member_id: str,
+    instance_id: str | None,
+    generation: int,
+    knows_epochs: bool,
+    in_transaction: bool = False,
+) -> Check | None:
+    """Raise KafkaError unless this committer may move the group's offsets now; return what is to be asked of
+    each partition, if anything.
+    """
+    consumers = shard.consumers.get(group_id)
+    if consumers is not None:
+        return _check_consumer(consumers, member_id, instance_id, generation, knows_epochs, in_transaction)
+    group = shard.groups.get(group_id)
+    if group is not None and in_transaction:
+        group.check_transactional_commit(member_id, instance_id, generation)
+    elif group is not None:
+        group.check_commit(member_id, instance_id, generation)
+    elif generation >= 0:
+        is_known = knows_epochs and not in_transaction
+        raise KafkaError(ErrorCode.group_id_not_found if is_known else ErrorCode.illegal_generation)
+    return None
+
+
+def _check_consumer(
+    group: ConsumerGroup,
+    member_id: str,
+    instance_id: str | None,
+    epoch: int,
+    knows_epochs: bool,
+    in_transaction: bool,
+) -> Check | None:
+    if epoch < 0 and not group.members:
+        return None
+    if in_transaction and epoch == -1 and not member_id and instance_id is None:
+        return None
+    member = group.members.get(member_id)
+    if member is None:
+        raise KafkaError(ErrorCode.unknown_member_id)
+    if not in_transaction and not member.is_classic and not knows_epochs:
+        raise KafkaError(ErrorCode.unsupported_version)
+    stale = ErrorCode.stale_member_epoch
+    if member.is_classic or in_transaction:
+        stale = ErrorCode.illegal_generation
+    if epoch > member.epoch:
+        raise KafkaError(stale)
+    if epoch == member.epoch:
+        return None
+    current = member.current
+
+    def check(topic_id: UUID | None, partition: int) -> None:
+        # An epoch behind is good enough for what the member has had since (KIP-1251).
+        since = None
+        if topic_id is not None:
+            since = current.assigned.get(topic_id, {}).get(partition)
+            if since is None:
+                since = current.revoking.get(topic_id, {}).get(partition)
+        if since is None or epoch < since:
+            raise KafkaError(stale)
+
+    return check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +163,20 @@ class TxnCommit:
 
     def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
         check_storable(self.group_id)
-        group = shard.groups.get(self.group_id)
-        if group is not None:
-            group.check_transactional_commit(self.member_id, self.instance_id, self.generation)
-        elif self.generation >= 0:
-            raise KafkaError(ErrorCode.illegal_generation)
+        check = check_committer(
+            shard,
+            self.group_id,
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            generation=self.generation,
+            knows_epochs=True,
+            in_transaction=True,
+        )
         wall_ms = draft.now.wall_ms
-        errors = yield from _record_offsets(shard, draft, self.group_id, self.offsets, expire_ms=-1)
-        if group is None and not draft.records:
+        errors = yield from _record_offsets(
+            shard, draft, self.group_id, self.offsets, expire_ms=-1, check=check
+        )
+        if _group(shard, self.group_id) is None and not draft.records:
             shard.ensure_group(self.group_id, wall_ms)
         return draft.decision(tuple(errors), soft=False)
 
@@ -104,8 +188,10 @@ def _record_offsets(
     offsets: Iterable[OffsetToCommit],
     *,
     expire_ms: int,
+    check: Check | None,
 ) -> Work[list[ErrorCode]]:
-    """Make a record of each offset that can be stored; return an error or none for each."""
+    """Make a record of each offset that can be stored; return an error or none for each. Raise KafkaError for
+    one that may not be moved."""
     errors = []
     for at, offset in enumerate(offsets, 1):
         if at % OFFSETS_PER_STEP == 0:
@@ -115,6 +201,8 @@ def _record_offsets(
         if is_long or not is_storable(metadata):
             errors.append(ErrorCode.offset_metadata_too_large)
             continue
+        if check is not None:
+            check(offset.topic_id, offset.partition)
         errors.append(ErrorCode.none)
         draft.records.append(_offset_record(group_id, offset, draft.now.wall_ms, expire_ms))
     shard.committed_offsets += len(draft.records)
@@ -127,10 +215,11 @@ class DeleteOffsets:
     partitions: tuple[tuple[str, int], ...]
 
     def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
-        group = shard.groups.get(self.group_id)
+        group = _group(shard, self.group_id)
         if group is None:
             raise KafkaError(ErrorCode.group_id_not_found)
-        if group.state is not State.EMPTY and not group.uses_consumer_protocol:
+        is_others = isinstance(group, Group) and not group.uses_consumer_protocol
+        if is_others and group.state is not State.EMPTY:
             raise KafkaError(ErrorCode.non_empty_group)
         known = yield from shard.durable.keys(self.group_id)
         errors = []
@@ -154,15 +243,15 @@ class DeleteGroups:
         errors = []
         for group_id in self.group_ids:
             yield
-            group = shard.groups.get(group_id)
+            group = _group(shard, group_id)
             if group is None:
                 errors.append(ErrorCode.group_id_not_found)
-            elif group.state is not State.EMPTY:
+            elif not _is_empty(group):
                 errors.append(ErrorCode.non_empty_group)
             else:
                 errors.append(ErrorCode.none)
                 yield from _forget(group_id, (yield from shard.durable.keys(group_id)), draft)
-                draft.records.append(GroupRecord(group_id=group_id, metadata=None))
+                draft.records += _group_tombstones(group)
         return draft.decision(tuple(errors), soft=False)
 
 
@@ -204,19 +293,35 @@ class ExpireOffsets:
         durable = shard.durable
         for group_id in self.group_ids:
             yield
-            group = shard.groups.get(group_id)
+            group = _group(shard, group_id)
             if group is None:
                 continue
             expired, kept = yield from _expired(shard, group, draft.now.wall_ms)
             yield from _forget(group_id, expired, draft)
             shard.expired_offsets += len(expired)
-            is_idle = group.state is State.EMPTY and not group.pending_join
+            is_idle = _is_empty(group) and not (isinstance(group, Group) and group.pending_join)
             if kept == 0 and is_idle and not durable.has_open_transaction(group.group_id):
-                draft.records.append(GroupRecord(group_id=group.group_id, metadata=None))
+                draft.records += _group_tombstones(group)
         return draft.decision(len(draft.records), soft=False)
 
 
-def _expired(shard: GroupShard, group: Group, wall_ms: int) -> Work[tuple[list[tuple[str, int]], int]]:
+def _group(shard: GroupShard, group_id: str) -> Group | ConsumerGroup | None:
+    return shard.consumers.get(group_id) or shard.groups.get(group_id)
+
+
+def _is_empty(group: Group | ConsumerGroup) -> bool:
+    return group.state is State.EMPTY or group.state is GroupState.EMPTY
+
+
+def _group_tombstones(group: Group | ConsumerGroup) -> list[CoordinatorRecord]:
+    if isinstance(group, ConsumerGroup):
+        return list(group.tombstones())
+    return [GroupRecord(group_id=group.group_id, metadata=None)]
+
+
+def _expired(
+    shard: GroupShard, group: Group | ConsumerGroup, wall_ms: int
+) -> Work[tuple[list[tuple[str, int]], int]]:
     """Return the partitions whose offsets' time is over, and how many others there are."""
     expired: list[tuple[str, int]] = []
     count = 0

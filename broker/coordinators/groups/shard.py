@@ -9,11 +9,14 @@ deadline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+from broker.control.image import Image
 from broker.coordinators.account import MemoryAccount, MemoryShare
+from broker.coordinators.groups.consumer_group import ConsumerGroup, bytes_of_partitions, held_bytes
+from broker.coordinators.groups.consumer_group import Member as Consumer
 from broker.coordinators.groups.durable import Durable
 from broker.coordinators.groups.membership import (
     MEMBER_BYTES,
@@ -23,6 +26,7 @@ from broker.coordinators.groups.membership import (
     State,
     bytes_of,
 )
+from broker.coordinators.groups.topics import Topics
 from broker.coordinators.machine import DecisionDraft, Instant, Timers
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
@@ -49,12 +53,28 @@ class GroupConfig:
     offset_metadata_max_bytes: int = 4_096
     record_max_bytes: int = 1_000_000
     offsets_retention_ms: int = 604_800_000
+    consumer_max_size: int = 2_147_483_647
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    """Which assignors members may ask for; the first is for groups whose members ask for none."""
+    migration_policy: str = "bidirectional"
 
     @property
     def members_max(self) -> int:
         """How many members a group may have, and could have for its record to be stored."""
         return min(self.max_size, self.record_max_bytes // _MEMBER_RECORD_BYTES)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """What is set for one group that the server assigns."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    assignment_interval_ms: int = 1_000
+    """From one target assignment to the next."""
+
+
+_USUAL: Final = ConsumerSettings()
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -63,23 +83,50 @@ R_co = TypeVar("R_co", covariant=True)
 class GroupShard:
     """The state that the commands read; all but `durable` is lost in a restart and made anew from it."""
 
-    def __init__(self, config: GroupConfig, memory: MemoryShare | None = None) -> None:
+    new_group_bytes: Final = GROUP_BYTES
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        memory: MemoryShare | None = None,
+        *,
+        topics: Topics | None = None,
+        settings_of: Callable[[str], ConsumerSettings] | None = None,
+    ) -> None:
         self.config = config
         self.memory = MemoryAccount().share() if memory is None else memory
+        self.topics = Topics(Image) if topics is None else topics
+        self.settings_of = (lambda group_id: _USUAL) if settings_of is None else settings_of
         self.durable = Durable()
         self.groups: dict[str, Group] = {}
+        """Groups of the classic protocol."""
+        self.becoming_classic: dict[str, Group] = {}
+        """Groups whose records of the classic protocol are on their way into the log."""
+        self.becoming_consumer: set[str] = set()
+        """Groups whose members go on in a group that the server assigns, likewise."""
+        self.resolving: set[str] = set()
+        """Groups whose regular expressions are being looked up."""
+        self.to_resolve: list[str] = []
+        """Those of them for which nobody has begun yet."""
+        self.topics_created_in = 0
+        """The version of the cluster's metadata that last brought a new topic."""
         self.timers = Timers()
+        self.consumer_rebalances = 0
         self.completed_rebalances = 0
         self.committed_offsets = 0
         self.expired_offsets = 0
 
     # --- groups ---
 
-    def ensure_group(self, group_id: str, wall_ms: int) -> Group:
-        group = self.groups.get(group_id)
-        if group is None:
-            group = self.groups[group_id] = Group(group_id, wall_ms)
-        return group
+    @property
+    def consumers(self) -> Mapping[str, ConsumerGroup]:
+        """Groups that the server assigns."""
+        return self.durable.consumers
+
+    def ensure_group(self, group_id: str, wall_ms: int) -> None:
+        """Make a group that only stores offsets, if there is none of this id."""
+        if group_id not in self.groups and group_id not in self.consumers:
+            self.groups[group_id] = Group(group_id, wall_ms)
 
     def begin_group(self, group_id: str, wall_ms: int, host: str) -> Group:
         """Make a group for a client that joins."""
@@ -91,7 +138,11 @@ class GroupShard:
         group = self.groups.pop(group_id, None)
         if group is None:
             return
-        assert not group.members, f"{group!r} was deleted with members"
+        has_moved = group_id in self.becoming_consumer
+        assert has_moved or not group.members, f"{group!r} was deleted with members"
+        self.becoming_consumer.discard(group_id)
+        for member_id in list(group.members):
+            self.discard(group, member_id)
         if group.begun_by is not None:
             self.memory.take(group.begun_by, -GROUP_BYTES)
         for member_id in list(group.pending_join):
@@ -136,6 +187,25 @@ class GroupShard:
         if host is not None:
             self.memory.take(host, -EXPECTED_BYTES)
 
+    # --- consumers ---
+
+    def look_up_regexes(self, group_id: str) -> None:
+        """Have the topics looked through for the group's regular expressions, outside of this decision."""
+        self.resolving.add(group_id)
+        self.to_resolve.append(group_id)
+
+    def forget_consumer(self, group_id: str, member: Consumer) -> None:
+        """Cancel the deadlines of a member that has gone."""
+        for kind in CONSUMER_KINDS:
+            self.timers.cancel(consumer_key(kind, group_id, member.member_id))
+
+    def recount_consumer(self, before: Consumer | None, after: Consumer | None) -> None:
+        """Count what a member holds now."""
+        if before is not None:
+            self.memory.take(before.metadata.client_host, -_consumer_bytes(before))
+        if after is not None:
+            self.memory.take(after.metadata.client_host, _consumer_bytes(after))
+
     # --- memory ---
 
     def may_hold(self, group: Group | None, member_id: str, host: str, protocols: Protocols) -> bool:
@@ -173,7 +243,21 @@ class GroupCommand(Protocol[R_co]):
     ) -> GroupDecision[R_co] | Work[GroupDecision[R_co]]: ...
 
 
+def _consumer_bytes(member: Consumer) -> int:
+    return held_bytes(member.member_id, member.metadata) + bytes_of_partitions(member.current)
+
+
 # --- deadlines ---
+
+CONSUMER_SESSION: Final = "consumer session"
+CONSUMER_REBALANCE: Final = "consumer rebalance"
+CONSUMER_JOIN: Final = "consumer join"
+CONSUMER_SYNC: Final = "consumer sync"
+CONSUMER_KINDS: Final = (CONSUMER_SESSION, CONSUMER_REBALANCE, CONSUMER_JOIN, CONSUMER_SYNC)
+
+
+def consumer_key(kind: str, group_id: str, member_id: str) -> tuple[str, str, str]:
+    return (kind, group_id, member_id)
 
 
 def session_key(group: Group, member_id: str) -> tuple[str, str, str]:

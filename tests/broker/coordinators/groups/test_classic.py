@@ -545,9 +545,7 @@ def test_what_a_group_that_is_not_there_answers(d: Driver) -> None:
     assert d.delete_offsets(("t", 0)) is ErrorCode.group_id_not_found
     offsets = (OffsetToCommit("t", 0, 5),)
     for knows, code in ((True, ErrorCode.group_id_not_found), (False, ErrorCode.illegal_generation)):
-        commit = Commit(
-            group_id=GROUP, member_id="m", generation=3, knows_missing_group=knows, offsets=offsets
-        )
+        commit = Commit(group_id=GROUP, member_id="m", generation=3, knows_epochs=knows, offsets=offsets)
         assert d.ask(commit) is code
 
 

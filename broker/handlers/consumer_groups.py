@@ -1,0 +1,193 @@
+"""Requests of the protocol by which the server assigns (KIP-848), in every version, to commands and back.
+
+Owns what makes such a request invalid by itself, and the shape of the answers. Does not own groups
+(`broker.coordinators.groups.modern`), nor which broker coordinates them
+(`broker.coordinators.groups.coordinator`).
+Invariant: a request that Kafka refuses before it looks at the group is refused here, in Kafka's words.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat
+from broker.coordinators.groups.modern.reconcile import Claim
+from broker.handlers.results import ROWS_AT_ONCE
+from protocol.apis import Api
+from protocol.codec import Fields
+from protocol.errors import ErrorCode, KafkaError
+from protocol.work import Work
+
+if TYPE_CHECKING:
+    from broker.coordinators.groups.coordinator import GroupCoordinator
+    from broker.coordinators.groups.modern.heartbeat import HeartbeatReply
+    from broker.handlers.dispatch import Context, Handler
+    from broker.turns import Turns
+    from protocol.requests.consumer_group_describe import ConsumerGroupDescribeRequest
+    from protocol.requests.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+    from protocol.stored.consumer_groups import Owned
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_OWN_MEMBER_ID_FROM: Final = 1
+"""Version from which a member chooses its id."""
+_LONG_ID: Final = 1_000
+_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
+_NOT_ASKED: Final = -(2**31)
+
+
+class ConsumerGroupHandlers:
+    def __init__(self, *, groups: GroupCoordinator, turns: Turns) -> None:
+        self._groups = groups
+        self._turns = turns
+
+    def routes(self) -> Mapping[int, Handler]:
+        return {
+            Api.CONSUMER_GROUP_HEARTBEAT: self.heartbeat,
+            Api.CONSUMER_GROUP_DESCRIBE: self.describe,
+        }
+
+    async def heartbeat(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Fields:
+        try:
+            _check(ctx, request, self._groups.consumer_assignors)
+            command = await self._turns.run(self._command(ctx, request))
+            reply: HeartbeatReply = await self._groups.ask(request.group_id, command)
+            assignment = reply["assignment"]
+            rows = None
+            if assignment is not None:
+                rows = {"topic_partitions": await self._turns.run(_partitions(assignment))}
+        except KafkaError as error:
+            return {
+                "throttle_time": 0,
+                "error_code": error.code,
+                "error_message": error.message,
+                "member_epoch": 0,
+                "heartbeat_interval": 0,
+            }
+        return {
+            "throttle_time": 0,
+            "error_code": ErrorCode.none,
+            "member_id": reply["member_id"],
+            "member_epoch": reply["member_epoch"],
+            "heartbeat_interval": reply["heartbeat_interval_ms"],
+            "assignment": rows,
+        }
+
+    def _command(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Work[ConsumerHeartbeat]:
+        names = request.subscribed_topic_names
+        claims = None
+        if request.topic_partitions is not None:
+            claims = yield from _claims(request)
+        return ConsumerHeartbeat(
+            group_id=request.group_id,
+            member_id=request.member_id or self._new_member_id(),
+            member_epoch=request.member_epoch,
+            instance_id=request.instance_id,
+            rack_id=request.rack_id,
+            rebalance_timeout_ms=request.rebalance_timeout // _MILLISECOND,
+            topics=None if names is None else tuple(sorted(set(names))),
+            regex=request.subscribed_topic_regex,
+            assignor=request.server_assignor,
+            claims=claims,
+            client_id=ctx.client_id or "",
+            client_host=f"/{ctx.connection.peer_host}",
+        )
+
+    def _new_member_id(self) -> str:
+        """Return an id as Kafka makes them."""
+        return urlsafe_b64encode(self._groups.new_uuid().bytes).rstrip(b"=").decode()
+
+    def describe(self, ctx: Context, request: ConsumerGroupDescribeRequest) -> Work[Fields]:
+        operations = _GROUP_OPERATIONS if request.include_authorized_operations else _NOT_ASKED
+        # Once each: a request that names a large group a thousand times must not get it as often.
+        described: dict[str, Fields] = {}
+        for at, group_id in enumerate(request.group_ids, 1):
+            if group_id not in described:
+                described[group_id] = yield from self._describe(group_id, operations)
+            if len(group_id) > _LONG_ID or at % ROWS_AT_ONCE == 0:
+                yield
+        return {"throttle_time": 0, "groups": list(described.values())}
+
+    def _describe(self, group_id: str, operations: int) -> Work[Fields]:
+        try:
+            if not group_id:
+                raise KafkaError(ErrorCode.invalid_group_id)
+            found = yield from self._groups.machine(group_id).describe_consumers(group_id)
+        except KafkaError as error:
+            return {
+                "group_id": group_id,
+                "error_code": error.code,
+                "error_message": error.message,
+                "group_state": "",
+                "group_epoch": 0,
+                "assignment_epoch": 0,
+                "assignor_name": "",
+                "members": (),
+                "authorized_operations": _NOT_ASKED,
+            }
+        return {
+            **found,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "authorized_operations": operations,
+        }
+
+
+def _check(ctx: Context, request: ConsumerGroupHeartbeatRequest, assignors: tuple[str, ...]) -> None:
+    """Refuse what is wrong whatever the group."""
+    epoch = request.member_epoch
+    if ctx.api_version >= _OWN_MEMBER_ID_FROM or epoch > 0 or epoch == -1:
+        _check_text(request.member_id, "MemberId can't be empty.")
+    _check_text(request.group_id, "GroupId can't be empty.")
+    _check_text(request.instance_id, "InstanceId can't be empty.")
+    _check_text(request.rack_id, "RackId can't be empty.")
+    if epoch == 0:
+        if request.rebalance_timeout // _MILLISECOND == -1:
+            raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise _invalid("TopicPartitions must be empty when (re-)joining.")
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            raise _invalid(
+                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+            )
+    elif epoch == -2:
+        if request.instance_id is None:
+            raise _invalid("InstanceId can't be null.")
+    elif epoch < -2:
+        raise _invalid("MemberEpoch is invalid.")
+    if request.server_assignor is not None and request.server_assignor not in assignors:
+        raise KafkaError(
+            ErrorCode.unsupported_assignor,
+            f"ServerAssignor {request.server_assignor} is not supported. "
+            f"Supported assignors: {', '.join(assignors)}.",
+        )
+
+
+def _check_text(text: str | None, otherwise: str) -> None:
+    if text is not None and not text.strip():
+        raise _invalid(otherwise)
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.invalid_request, message)
+
+
+def _claims(request: ConsumerGroupHeartbeatRequest) -> Work[tuple[Claim, ...]]:
+    claims = []
+    for row in request.topic_partitions or ():
+        claims.append(Claim(row.topic_id, frozenset(row.partitions)))
+        if len(claims) % ROWS_AT_ONCE == 0:
+            yield
+    return tuple(claims)
+
+
+def _partitions(assignment: Owned) -> Work[list[Fields]]:
+    rows: list[Fields] = []
+    for topic_id, partitions in assignment.items():
+        rows.append({"topic_id": topic_id, "partitions": sorted(partitions)})
+        if len(rows) % ROWS_AT_ONCE == 0:
+            yield
+    return rows
