@@ -96,6 +96,35 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
             "producer_id": -1,
             "producer_epoch": -1,
         },
+        Api.ADD_PARTITIONS_TO_TXN: {
+            "v3_and_below_transactional_id": "",
+            "v3_and_below_producer_id": 1,
+            "v3_and_below_producer_epoch": 0,
+            "v3_and_below_topics": [{"name": name, "partitions": [0, 1]}],
+            "transactions": [
+                {
+                    "transactional_id": "",
+                    "producer_id": 1,
+                    "producer_epoch": 0,
+                    "verify_only": False,
+                    "topics": [{"name": name, "partitions": [0, 9]}],
+                }
+            ],
+        },
+        Api.ADD_OFFSETS_TO_TXN: {
+            "transactional_id": "",
+            "producer_id": 1,
+            "producer_epoch": 0,
+            "group_id": group,
+        },
+        Api.END_TXN: {"transactional_id": "", "producer_id": 1, "producer_epoch": 0, "committed": True},
+        Api.DESCRIBE_TRANSACTIONS: {"transactional_ids": [""]},
+        Api.LIST_TRANSACTIONS: {
+            "state_filters": ["Dead", "Nothing"],
+            "producer_id_filters": [],
+            "duration_filter": -1,
+            "transactional_id_pattern": None,
+        },
         Api.OFFSET_FOR_LEADER_EPOCH: {
             "replica_id": -1,
             "topics": [
