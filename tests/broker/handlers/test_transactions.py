@@ -218,6 +218,22 @@ async def test_a_transaction_of_nothing(client: Client) -> None:
     assert client.markers.written == []
 
 
+async def test_what_ends_right_after_the_end_of_another(client: Client) -> None:
+    """The next end is decided before anybody could look at the last."""
+    producer = await client.begin()
+    await client.add(producer, version=5)
+    log = client.replicas.logs[partition_of(ID, 50)]
+    reply = await client.end(producer)
+    log.gate.clear()
+    await settle()
+    assert await client.state() == "PrepareCommit"
+    following = asyncio.ensure_future(client.end((reply.producer_id, reply.producer_epoch), committed=False))
+    await settle()
+    log.gate.set()
+    assert (await following).producer_epoch == reply.producer_epoch + 1
+    await client.wait_state("CompleteAbort")
+
+
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, ErrorCode.request_timed_out])
 async def test_markers_are_written_again_until_they_are_there(client: Client, code: ErrorCode) -> None:
     producer = await client.begin()
