@@ -17,6 +17,7 @@ from broker.coordinators.transactions.transitions import (
     BY_EPOCH,
     ENDED,
     EPOCH_MAX,
+    PARTITIONS_PER_STEP,
     PREPARED,
     after_end,
     begun,
@@ -179,16 +180,25 @@ class AddPartitions:
     version: int
     """Of the transaction, as the client's request says."""
 
-    def decide(self, state: Transactions, draft: TransactionDraft) -> TransactionDecision[ErrorCode]:
+    def decide(self, state: Transactions, draft: TransactionDraft) -> Work[TransactionDecision[ErrorCode]]:
         found = _of_producer(state, self.transactional_id, self.producer_id, self.producer_epoch)
         if found.state in PREPARED:
             raise KafkaError(ErrorCode.concurrent_transactions)
-        if found.state is TransactionState.ONGOING and all(found.has(*each) for each in self.partitions):
+        if found.state is TransactionState.ONGOING and (yield from self._are_in(found)):
             return draft.decision(ErrorCode.none, soft=False)
-        made = with_partitions(found, self.partitions, version=self.version, now_ms=draft.now.wall_ms)
+        now_ms = draft.now.wall_ms
+        made = yield from with_partitions(found, self.partitions, version=self.version, now_ms=now_ms)
         state.check_room(self.transactional_id, None, made)
         _write(draft, self.transactional_id, made)
         return draft.decision(ErrorCode.none, soft=False)
+
+    def _are_in(self, found: Transaction) -> Work[bool]:
+        for at, each in enumerate(self.partitions, 1):
+            if not found.has(*each):
+                return False
+            if at % PARTITIONS_PER_STEP == 0:
+                yield
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

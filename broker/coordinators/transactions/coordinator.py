@@ -192,7 +192,8 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         _check_named(transactional_id)
         if verify_only:
             machine = self._state(transactional_id).machine
-            return machine.verify(transactional_id, producer_id, producer_epoch, partitions)
+            work = machine.verify(transactional_id, producer_id, producer_epoch, partitions)
+            return await self._turns.run(work)
         command = AddPartitions(
             transactional_id=transactional_id,
             producer_id=producer_id,

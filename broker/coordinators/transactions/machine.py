@@ -20,7 +20,12 @@ from broker.coordinators.transactions.commands import (
     TransactionDecision,
     fenced,
 )
-from broker.coordinators.transactions.transitions import ENDED, OPEN_FOR_EVER_MS, PREPARED
+from broker.coordinators.transactions.transitions import (
+    ENDED,
+    OPEN_FOR_EVER_MS,
+    PARTITIONS_PER_STEP,
+    PREPARED,
+)
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.transactions import (
@@ -228,7 +233,7 @@ class TransactionMachine:
         producer_id: int,
         producer_epoch: int,
         partitions: Sequence[tuple[str, int]],
-    ) -> dict[tuple[str, int], ErrorCode]:
+    ) -> Work[dict[tuple[str, int], ErrorCode]]:
         """Tell which of the partitions the open transaction includes; raise KafkaError where it is not this
         producer's."""
         found = self.transactions.get(transactional_id)
@@ -238,10 +243,12 @@ class TransactionMachine:
             raise KafkaError(ErrorCode.producer_fenced)
         if found.state in PREPARED:
             raise KafkaError(ErrorCode.concurrent_transactions)
-        return {
-            each: ErrorCode.none if found.has(*each) else ErrorCode.transaction_abortable
-            for each in partitions
-        }
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        for at, each in enumerate(partitions, 1):
+            errors[each] = ErrorCode.none if found.has(*each) else ErrorCode.transaction_abortable
+            if at % PARTITIONS_PER_STEP == 0:
+                yield
+        return errors
 
     def listed(
         self,

@@ -8,15 +8,17 @@ another producer id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from protocol.stored.transactions import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
+from protocol.work import Work
 
 EPOCH_MAX: Final = (1 << 15) - 1
 BY_EPOCH: Final = 2
 """The transaction version from which each transaction has an epoch of its own (KIP-890)."""
+PARTITIONS_PER_STEP: Final = 128
 OPEN_FOR_EVER_MS: Final = (1 << 31) - 1
 """The timeout of a transaction that none ends but its producer (two-phase commit)."""
 
@@ -83,14 +85,15 @@ def rotated(
 
 
 def with_partitions(
-    transaction: Transaction, added: Iterable[tuple[str, int]], *, version: int, now_ms: int
-) -> Transaction:
+    transaction: Transaction, added: Sequence[tuple[str, int]], *, version: int, now_ms: int
+) -> Work[Transaction]:
     """Return it open, with these partitions too."""
+    partitions = yield from _merged(transaction.partitions, added)
     return replace(
         transaction,
         previous_producer_id=NO_PRODUCER_ID,
         state=TransactionState.ONGOING,
-        partitions=_merged(transaction.partitions, added),
+        partitions=partitions,
         started_ms=now_ms if transaction.state in ENDED else transaction.started_ms,
         updated_ms=now_ms,
         client_version=version,
@@ -150,12 +153,16 @@ def after_end(transaction: Transaction) -> tuple[int, int]:
 
 
 def _merged(
-    present: Mapping[str, frozenset[int]], added: Iterable[tuple[str, int]]
-) -> Mapping[str, frozenset[int]]:
+    present: Mapping[str, frozenset[int]], added: Sequence[tuple[str, int]]
+) -> Work[Mapping[str, frozenset[int]]]:
     by_topic: dict[str, list[int]] = {}
-    for topic, index in added:
+    for at, (topic, index) in enumerate(added, 1):
         by_topic.setdefault(topic, []).append(index)
+        if at % PARTITIONS_PER_STEP == 0:
+            yield
     merged = dict(present)
-    for topic, indexes in by_topic.items():
+    for at, (topic, indexes) in enumerate(by_topic.items(), 1):
         merged[topic] = merged.get(topic, frozenset()).union(indexes)
+        if at % PARTITIONS_PER_STEP == 0:
+            yield
     return merged

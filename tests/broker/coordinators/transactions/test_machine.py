@@ -198,7 +198,8 @@ def test_nobody_adds_partitions_to_an_unknown_id(driver: Driver) -> None:
 
 def verify(driver: Driver, producer: Producer, *partitions: tuple[str, int]) -> Any:
     try:
-        return driver.machine.verify(ID, producer.producer_id, producer.producer_epoch, partitions)
+        work = driver.machine.verify(ID, producer.producer_id, producer.producer_epoch, partitions)
+        return finish(work)
     except KafkaError as error:
         return error.code
 
