@@ -110,7 +110,10 @@ def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None
                 yield
     values = {
         "producer_id": found.producer_id,
-        "previous_producer_id": found.previous_producer_id,
+        # Kafka's is the id before the last change, whether that changed it or not
+        "previous_producer_id": found.producer_id
+        if found.previous_producer_id == NO_PRODUCER_ID
+        else found.previous_producer_id,
         "next_producer_id": found.next_producer_id,
         "producer_epoch": found.producer_epoch,
         "next_producer_epoch": found.next_producer_epoch,

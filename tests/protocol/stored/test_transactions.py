@@ -119,18 +119,22 @@ def test_version_0_is_read() -> None:
 
 def test_version_1_is_written() -> None:
     record = TransactionRecord(transactional_id="x", transaction=ONGOING)
-    assert encode_transaction_record(record) == (KEY, V1 + b"\0")
+    same = b"\0\x08" + bytes(6) + b"\x03\xe8"
+    assert encode_transaction_record(record) == (KEY, V1 + b"\1" + same)
     newer = replace(ONGOING, client_version=2, next_producer_id=9)
     assert encode_transaction_record(replace(record, transaction=newer)) == (
         KEY,
-        V1 + b"\2\1\x08" + bytes(7) + b"\x09\2\2\0\2",
+        V1 + b"\3" + same + b"\1\x08" + bytes(7) + b"\x09\2\2\0\2",
     )
 
 
 def test_an_empty_one_has_null_for_partitions() -> None:
     empty = replace(ONGOING, state=TransactionState.EMPTY, partitions={}, started_ms=-1)
     _, value = encode_transaction_record(TransactionRecord(transactional_id="x", transaction=empty))
-    assert value == b"\0\1" + FIXED[:-1] + b"\0\0" + TIMES[:8] + b"\xff" * 8 + b"\0"
+    assert (
+        value
+        == b"\0\1" + FIXED[:-1] + b"\0\0" + TIMES[:8] + b"\xff" * 8 + b"\1\0\x08" + bytes(6) + b"\x03\xe8"
+    )
     assert decoded(value) == empty
 
 
