@@ -6,7 +6,7 @@ then the record that they are over), and the rounds of expiry. Does not own: whe
 its machine (`broker.coordinators.topic_coordinator`), what is decided (`machine`), how markers reach their
 partitions (`marker_sender`), nor requests and responses (`broker.handlers.transactions`).
 Invariant: a prepared transaction whose machine is loaded here is having its markers sent, or is queued for
-that, or its machine's timer queues it; at most `ENDINGS_AT_ONCE` have theirs sent at a time.
+that, or its machine's timer queues it; at most `ENDINGS_AT_ONCE` and `SLOW_MAX` have theirs sent at a time.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ logger = logging.getLogger(__name__)
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 ENDINGS_AT_ONCE: Final = 1_000
+SLOW_S: Final = 1.0
+"""A transaction whose end takes longer makes room for others: its partitions may have no leader for long."""
+SLOW_MAX: Final = 1_000
+"""Of these; with as many, each gives up at its next pause, and its machine tells of it again later."""
 BYTES_MAX: Final = 256 << 20
 HOST_BYTES_MAX: Final = 192 << 20
 """Of the ids that clients of one host brought: those of others find room beside them."""
@@ -100,7 +104,10 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         self._new_producer_id = new_producer_id
         self._ending: set[tuple[int, str]] = set()
         self._queue: deque[tuple[int, str]] = deque()
-        self._being_sent: set[asyncio.Task[None]] = set()
+        self._being_sent: dict[asyncio.Task[None], float] = {}
+        """Since when, the oldest first."""
+        self._slow: set[asyncio.Task[None]] = set()
+        self._looks_again: asyncio.TimerHandle | None = None
         self._held: dict[str, list[asyncio.Future[None]]] = {}
         """Who waits for the end of an id's transaction."""
         self._expiry: asyncio.Task[None] | None = None
@@ -129,7 +136,9 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         if self._expiry is not None:
             self._expiry.cancel()
         self._queue.clear()
-        for task in self._being_sent:
+        if self._looks_again is not None:
+            self._looks_again.cancel()
+        for task in (*self._being_sent, *self._slow):
             task.cancel()
         await super().stop()
 
@@ -268,14 +277,39 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             self._send_next()
 
     def _send_next(self) -> None:
-        while self._queue and len(self._being_sent) < ENDINGS_AT_ONCE and self._tasks is not None:
+        loop = asyncio.get_running_loop()
+        while self._queue and self._tasks is not None:
+            if len(self._being_sent) >= ENDINGS_AT_ONCE and not self._set_aside(loop.time()):
+                if self._looks_again is None:
+                    self._looks_again = loop.call_later(SLOW_S, self._look_again)
+                return
             task = self._tasks.create_task(self._end(self._queue.popleft()))
-            self._being_sent.add(task)
+            self._being_sent[task] = loop.time()
             task.add_done_callback(self._sent)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._being_sent.discard(task)
+    def _set_aside(self, now_s: float) -> bool:
+        """Make room by what takes long; return whether there was such."""
+        oldest = next(iter(self._being_sent))
+        if now_s - self._being_sent[oldest] < SLOW_S or len(self._slow) >= SLOW_MAX:
+            return False
+        del self._being_sent[oldest]
+        self._slow.add(oldest)
+        return True
+
+    def _look_again(self) -> None:
+        self._looks_again = None
         self._send_next()
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._being_sent.pop(task, None)
+        self._slow.discard(task)
+        self._send_next()
+
+    def _may_go_on(self, state: ReplicatedState[TransactionMachine]) -> bool:
+        """Whether the task that asks may go on telling partitions of a transaction."""
+        if self._loaded(state.index) is not state:
+            return False
+        return len(self._slow) < SLOW_MAX or asyncio.current_task() not in self._slow
 
     async def _end(self, key: tuple[int, str]) -> None:
         index, transactional_id = key
@@ -308,9 +342,7 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
                 (topic, number) for topic, numbers in found.partitions.items() for number in numbers
             ),
         )
-        if marker.partitions and not await self._markers.tell(
-            marker, lambda: self._loaded(state.index) is state
-        ):
+        if marker.partitions and not await self._markers.tell(marker, lambda: self._may_go_on(state)):
             return False
         complete = Complete(
             transactional_id=transactional_id,

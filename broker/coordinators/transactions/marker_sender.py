@@ -107,6 +107,8 @@ class MarkerSender:
             left = tuple(each for each in left if answers.get(each) not in _TOLD)
             if not left:
                 return True
+            if not is_wanted():
+                return False
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
             if not is_wanted():

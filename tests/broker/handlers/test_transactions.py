@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from broker.control.metadata_records import TopicDeleted
+from broker.control.metadata_records import PartitionChanged, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.topic_coordinator import partition_of
+from broker.coordinators.transactions import coordinator
 from broker.coordinators.transactions.marker_writer import Marker
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.coordinators.fake_log import settle
-from tests.broker.handlers.transaction_client import ID, NOW_MS, TOPIC_ID, Client
+from tests.broker.handlers.transaction_client import ID, NOW_MS, Client
 
 NONE = ErrorCode.none
 T0 = ("t", 0)
@@ -234,6 +236,32 @@ async def test_what_ends_right_after_the_end_of_another(client: Client) -> None:
     await client.wait_state("CompleteAbort")
 
 
+async def test_a_partition_without_a_leader_holds_up_no_other_transaction(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ENDINGS_AT_ONCE", "SLOW_MAX"):
+        monkeypatch.setattr(coordinator, name, 2)
+    monkeypatch.setattr(coordinator, "SLOW_S", 0.02)
+    away = UUID(int=13)
+    client.cluster.create("away", away, partitions=1)
+    client.cluster.apply(PartitionChanged(topic_id=away, partition=0, leader=-1))
+    await client.find()
+
+    async def end(name: str, topic: str) -> None:
+        reply = await client.init(transactional_id=name)
+        producer = (reply.producer_id, reply.producer_epoch)
+        assert await client.add(producer, (topic, 0), transactional_id=name, version=5) == {(topic, 0): NONE}
+        assert (await client.end(producer, transactional_id=name)).error_code is NONE
+
+    for number in range(7):
+        await end(f"held up {number}", "away")
+    await end(ID, "t")
+    await client.wait_state("CompleteCommit")
+    statistics = client.transactions.statistics()
+    assert 1 <= statistics.ending <= 7
+    assert sum(machine.committed for machine in statistics.machines) == 1
+
+
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, ErrorCode.request_timed_out])
 async def test_markers_are_written_again_until_they_are_there(client: Client, code: ErrorCode) -> None:
     producer = await client.begin()
@@ -247,10 +275,10 @@ async def test_markers_are_written_again_until_they_are_there(client: Client, co
 
 
 async def test_partitions_that_are_gone_hold_up_nothing(client: Client) -> None:
-    client.cluster.create("gone", TOPIC_ID.__class__(int=9), partitions=1)
+    client.cluster.create("gone", UUID(int=9), partitions=1)
     producer = await client.begin()
     await client.add(producer, ("gone", 0), T0)
-    client.cluster.apply(TopicDeleted(topic_id=TOPIC_ID.__class__(int=9)))
+    client.cluster.apply(TopicDeleted(topic_id=UUID(int=9)))
     await client.end(producer)
     await client.wait_state("CompleteCommit")
     assert [marker.partitions for marker in client.markers.written] == [(T0,)]
@@ -347,7 +375,7 @@ async def test_several_transactions_in_one_request(client: Client) -> None:
 
 
 async def test_a_thousand_partitions(client: Client) -> None:
-    client.cluster.create("wide", TOPIC_ID.__class__(int=11), partitions=1_000)
+    client.cluster.create("wide", UUID(int=11), partitions=1_000)
     producer = await client.begin()
     wide = [("wide", index) for index in range(1_000)]
     assert set((await client.add(producer, *wide)).values()) == {NONE}
