@@ -11,17 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from struct import Struct, pack
+from typing import Final
 
-from protocol.primitives import Buffer
-from protocol.stored.schema import (
-    BadRecord,
-    Column,
-    StoredSchema,
-    decode_versioned,
-    encode_versioned,
-    version_of,
-)
+from protocol.primitives import Buffer, write_uvarint
+from protocol.stored.schema import BadRecord, Column, StoredSchema, decode_versioned, version_of
 from protocol.work import Work, finish
 
 NO_PRODUCER_ID: Final = -1
@@ -97,34 +91,53 @@ def encode_transaction_record(record: TransactionRecord) -> tuple[bytes, bytes |
 
 def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None]]:
     """`encode_transaction_record`, for the loop: a transaction may have thousands of partitions."""
-    key = encode_versioned(_KEY, 0, {"transactional_id": record.transactional_id})
+    name = record.transactional_id.encode()
+    key = _KEY_HEAD.pack(0, len(name)) + name
     found = record.transaction
     if found is None:
         return key, None
-    topics: list[dict[str, Any]] | None = None
-    if found.state is not TransactionState.EMPTY:
-        topics = []
-        for topic, indexes in found.partitions.items():
-            topics.append({"topic": topic, "partition_ids": sorted(indexes)})
-            if len(topics) % _TOPICS_PER_STEP == 0:
+    out = bytearray(
+        _HEAD.pack(_VERSION, found.producer_id, found.producer_epoch, found.timeout_ms, found.state)
+    )
+    if found.state is TransactionState.EMPTY:
+        out.append(0)  # null
+    else:
+        write_uvarint(out, len(found.partitions) + 1)
+        for at, (topic, indexes) in enumerate(found.partitions.items(), 1):
+            text = topic.encode()
+            write_uvarint(out, len(text) + 1)
+            out += text
+            write_uvarint(out, len(indexes) + 1)
+            out += pack(f">{len(indexes)}ix", *sorted(indexes))  # and no tags
+            if at % _TOPICS_PER_STEP == 0:
                 yield
-    values = {
-        "producer_id": found.producer_id,
+    out += _TIMES.pack(found.updated_ms, found.started_ms)
+    _write_tags(out, found)
+    return key, bytes(out)
+
+
+def _write_tags(out: bytearray, found: Transaction) -> None:
+    """Write the tagged fields, of which those that are -1, or version 0, are absent."""
+    previous, following = found.previous_producer_id, found.next_producer_id
+    if previous == NO_PRODUCER_ID:
         # Kafka's is the id before the last change, whether that changed it or not
-        "previous_producer_id": found.producer_id
-        if found.previous_producer_id == NO_PRODUCER_ID
-        else found.previous_producer_id,
-        "next_producer_id": found.next_producer_id,
-        "producer_epoch": found.producer_epoch,
-        "next_producer_epoch": found.next_producer_epoch,
-        "transaction_timeout_ms": found.timeout_ms,
-        "transaction_status": int(found.state),
-        "transaction_partitions": topics,
-        "last_update_timestamp_ms": found.updated_ms,
-        "start_timestamp_ms": found.started_ms,
-        "client_transaction_version": found.client_version,
-    }
-    return key, encode_versioned(_VALUE, _VERSION, values)
+        previous = found.producer_id
+    tags = bytearray()
+    count = 0
+    if previous != NO_PRODUCER_ID:
+        tags += _LONG_TAG.pack(0, 8, previous)
+        count += 1
+    if following != NO_PRODUCER_ID:
+        tags += _LONG_TAG.pack(1, 8, following)
+        count += 1
+    if found.client_version != 0:
+        tags += _SHORT_TAG.pack(2, 2, found.client_version)
+        count += 1
+    if found.next_producer_epoch != NO_PRODUCER_EPOCH:
+        tags += _SHORT_TAG.pack(3, 2, found.next_producer_epoch)
+        count += 1
+    out.append(count)
+    out += tags
 
 
 def decode_transaction_record(key: Buffer, value: Buffer | None) -> TransactionRecord | None:
@@ -168,6 +181,12 @@ def _decode(value: Buffer) -> Transaction:
 _VERSION = 1
 """Of what is written: the one that transaction.version 2 asks for."""
 _TOPICS_PER_STEP = 16
+# Every transaction writes three, so they are written by hand; the schemas below read them.
+_KEY_HEAD = Struct(">hh")
+_HEAD = Struct(">hqhib")
+_TIMES = Struct(">qq")
+_LONG_TAG = Struct(">BBq")
+_SHORT_TAG = Struct(">BBh")
 
 _KEY = StoredSchema(
     name="TransactionLogKey",
