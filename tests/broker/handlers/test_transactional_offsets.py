@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.handlers.transactions import coordinated, txn_batch, write_markers
-from tests.broker.raw_client import RawClient, create_topic
+from tests.broker.raw_client import RawClient, create_topic, with_replicas
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -208,3 +209,76 @@ async def test_an_open_transaction_is_described(broker: Broker) -> None:
         (producer,) = response.topics[0].partitions[0].active_producers
         assert (producer.producer_id, producer.producer_epoch) == (7, 0)
         assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (-1, 0)
+
+
+async def test_a_marker_is_answered_once_all_in_sync_have_it(broker: Broker) -> None:
+    await coordinated(broker)
+    await create_topic(broker, "t", 2)
+    partition = broker.components.replicas.partition("t", 0)
+    async with await RawClient.open(broker) as client, await RawClient.open(broker) as other:
+        await client.produce("t", txn_batch(0), transactional_id="tx", version=12)
+        with_replicas(partition, 1, 2)
+        partition.follower_at(2, 1)
+        awaited = asyncio.Event()
+        partition.when_awaited = awaited.set
+        waiting = asyncio.create_task(write_markers(client, ("t", 0), ("t", 1)))
+        async with asyncio.timeout(10):
+            await awaited.wait()
+        assert not waiting.done()
+        # decided, but not for everybody to see
+        assert (await other.fetch("t", 0, isolation_level=1)).last_stable_offset == 0
+        partition.follower_at(2, 2)
+        assert set((await waiting).values()) == {ErrorCode.none}
+        assert (await other.fetch("t", 0, isolation_level=1)).last_stable_offset == 2
+
+
+async def test_markers_without_enough_replicas_are_tried_again_later(broker: Broker) -> None:
+    await create_topic(broker, "t", min_insync_replicas="2")
+    partition = broker.components.replicas.partition("t", 0)
+    with_replicas(partition, 1, 2, isr=(1,))
+    async with await RawClient.open(broker) as client:
+        errors = await write_markers(client, ("t", 0))
+        assert errors["t", 0] is ErrorCode.not_enough_replicas
+        assert partition.log.log_end_offset == 0
+
+
+async def test_a_marker_whose_replicas_stay_away_is_answered_by_its_time(make_broker: MakeBroker) -> None:
+    broker = await make_broker(request_timeout_ms="50")
+    await create_topic(broker, "t", 2)
+    partition = broker.components.replicas.partition("t", 0)
+    with_replicas(partition, 1, 2)
+    async with await RawClient.open(broker) as client:
+        errors = await write_markers(client, ("t", 0), ("t", 1))
+        assert errors == {("t", 0): ErrorCode.request_timed_out, ("t", 1): ErrorCode.none}
+        assert not partition.commit_waits
+
+
+async def test_several_markers_of_one_request(broker: Broker) -> None:
+    """Those of one producer are answered together, as Kafka does; each is in the log."""
+    await create_topic(broker, "t", 2)
+    markers = [
+        {
+            "producer_id": producer_id,
+            "producer_epoch": epoch,
+            "transaction_result": True,
+            "topics": [{"name": "t", "partition_indexes": indexes}],
+            "coordinator_epoch": 0,
+            "transaction_version": 0,
+        }
+        for producer_id, epoch, indexes in ((7, 0, [0, 1]), (8, 0, [0]), (7, 1, [1, 5]))
+    ]
+    async with await RawClient.open(broker) as client:
+        response = await client.call(Api.WRITE_TXN_MARKERS, 2, markers=markers)
+        answered = {
+            row.producer_id: [
+                (each.partition_index, each.error_code) for topic in row.topics for each in topic.partitions
+            ]
+            for row in response.markers
+        }
+        assert answered == {
+            7: [(0, ErrorCode.none), (1, ErrorCode.none), (5, ErrorCode.unknown_topic_or_partition)],
+            8: [(0, ErrorCode.none)],
+        }
+        ends = [broker.components.replicas.partition("t", n).log.log_end_offset for n in range(2)]
+        assert ends == [2, 2]
+        assert not (await client.call(Api.WRITE_TXN_MARKERS, 2, markers=[])).markers

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker.handlers import produce_transactions
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.handlers.transactions import AnsweringCoordinator, coordinated, txn_batch, write_markers
@@ -80,6 +82,44 @@ async def test_the_end_of_the_transaction_before_is_waited_for(broker: Broker) -
     async with await RawClient.open(broker) as client:
         assert (await produce(client, txn_batch(0))).error_code is ErrorCode.none
     assert len(coordinator.asked) == 4
+
+
+@pytest.mark.parametrize(("most_ms", "times"), [("0", 1), ("60000", 9)])
+async def test_how_long_the_end_of_the_transaction_before_is_waited_for_can_be_set(
+    make_broker: MakeBroker, most_ms: str, times: int
+) -> None:
+    broker = await make_broker(
+        add_partitions_to_txn_retry_backoff_max_ms=most_ms, add_partitions_to_txn_retry_backoff_ms="1"
+    )
+    coordinator = await coordinated(broker)
+    coordinator.failures = [ErrorCode.concurrent_transactions] * 8
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        answer = await produce(client, txn_batch(0))
+        expected = ErrorCode.none if times == 9 else ErrorCode.concurrent_transactions
+        assert answer.error_code is expected
+    assert len(coordinator.asked) == times
+
+
+async def test_the_pause_before_a_coordinator_is_asked_again_is_bounded(
+    make_broker: MakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_ms: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses_ms.append(round(pause_s * 1000, 3))
+
+    named = SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop)
+    monkeypatch.setattr(produce_transactions, "asyncio", named)
+    broker = await make_broker(
+        add_partitions_to_txn_retry_backoff_max_ms="60000", add_partitions_to_txn_retry_backoff_ms="4"
+    )
+    coordinator = await coordinated(broker)
+    coordinator.failures = [ErrorCode.concurrent_transactions] * 5
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        assert (await produce(client, txn_batch(0))).error_code is ErrorCode.none
+    assert pauses_ms == [1, 2, 4, 4, 4]
 
 
 async def test_the_other_partitions_of_a_request_go_on(broker: Broker) -> None:
