@@ -118,6 +118,40 @@ def requests(twins: Twins) -> dict[Api, dict[str, Any]]:
             "group_id": group,
         },
         Api.END_TXN: {"transactional_id": "", "producer_id": 1, "producer_epoch": 0, "committed": True},
+        Api.WRITE_TXN_MARKERS: {
+            "markers": [
+                {
+                    "producer_id": 1,
+                    "producer_epoch": 0,
+                    "transaction_result": False,
+                    "topics": [{"name": name, "partition_indexes": [9]}],
+                    "coordinator_epoch": 0,
+                    "transaction_version": 0,
+                }
+            ],
+        },
+        Api.TXN_OFFSET_COMMIT: {
+            "transactional_id": "",
+            "group_id": "",
+            "producer_id": 1,
+            "producer_epoch": 0,
+            "generation_id": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "topics": [
+                {
+                    "name": name,
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "committed_offset": 1,
+                            "committed_leader_epoch": -1,
+                            "committed_metadata": None,
+                        }
+                    ],
+                }
+            ],
+        },
         Api.DESCRIBE_TRANSACTIONS: {"transactional_ids": [""]},
         Api.LIST_TRANSACTIONS: {
             "state_filters": ["Dead", "Nothing"],

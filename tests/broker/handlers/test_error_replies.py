@@ -62,6 +62,29 @@ CASES: dict[Api, dict[str, Any]] = {
         "group_id": "g",
     },
     Api.END_TXN: {"transactional_id": "x", "producer_id": 1, "producer_epoch": 1, "committed": True},
+    Api.WRITE_TXN_MARKERS: {
+        "markers": [
+            {
+                "producer_id": 1,
+                "producer_epoch": 1,
+                "transaction_result": True,
+                "topics": [{"name": "t", "partition_indexes": [3]}],
+                "coordinator_epoch": 1,
+            }
+        ],
+    },
+    Api.TXN_OFFSET_COMMIT: {
+        "transactional_id": "x",
+        "group_id": "g",
+        "producer_id": 1,
+        "producer_epoch": 1,
+        "topics": [
+            {
+                "name": "t",
+                "partitions": [{"partition_index": 3, "committed_offset": 1, "committed_metadata": None}],
+            }
+        ],
+    },
     Api.DESCRIBE_TRANSACTIONS: {"transactional_ids": ["x"]},
     Api.LIST_TRANSACTIONS: {"state_filters": [], "producer_id_filters": [], "transactional_id_pattern": None},
     Api.CREATE_PARTITIONS: {

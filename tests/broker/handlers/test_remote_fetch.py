@@ -17,6 +17,7 @@ from remote.cold.object_tier import ObjectTier, key_of
 from remote.cold.segments import RemoteSegment, TieredPartition
 from remote.keys import SegmentPart
 from remote.store.object_store import StoreError
+from storage.producers import UNASKED
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields
 from tests.broker.replication_driver import Replicas
 from tests.broker.tiered import TIERED, log_of, roll, tier
@@ -268,13 +269,13 @@ async def test_a_repeated_fetch_reads_on_from_the_tier(broker: Broker, kind: str
 
 
 async def test_aborted_transactions_are_named_over_segments_and_the_border(broker: Broker, kind: str) -> None:
-    """Nobody can make transactions here yet: markers are put below the handlers."""
+    """Transactions and markers are put below the handlers."""
     await create_topic(broker, "t", **TIERED)
     store_of(broker, kind)
     log = log_of(broker, "t")
 
     def put(data: Any) -> None:
-        log.append_records(bytearray(data), leader_epoch=0, now_ms=1, origin="coordinator")
+        log.append_records(bytearray(data), leader_epoch=0, now_ms=1, origin="coordinator", verified=UNASKED)
         log.set_high_watermark(log.log_end_offset)
 
     def send(producer_id: int, sequence: int) -> None:
@@ -511,7 +512,7 @@ async def abort_over_segments(broker: Broker, segments: int) -> None:
     log = log_of(broker, "t")
 
     def put(data: Any) -> None:
-        log.append_records(bytearray(data), leader_epoch=0, now_ms=1, origin="coordinator")
+        log.append_records(bytearray(data), leader_epoch=0, now_ms=1, origin="coordinator", verified=UNASKED)
         log.set_high_watermark(log.log_end_offset)
 
     def end(producer_id: int, *, commit: bool) -> None:
