@@ -15,6 +15,7 @@ clean restart too. In the same place the log may leave a note of its own beside 
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -204,8 +205,9 @@ class ProducerTable:
         self.verifications: dict[int, Verification] = {}
         """By producer id. Not part of a snapshot."""
         self.entries: dict[int, ProducerEntry] = {}
-        self.ongoing: dict[int, int] = {}
-        """The producer id by first offset, ascending."""
+        self.ongoing: OrderedDict[int, int] = OrderedDict()
+        """The producer id by first offset, ascending. Ordered, because the first key of a plain dictionary of
+        which many were taken is looked for among all that went."""
         self.unreplicated: dict[
             int, int
         ] = {}  # first offset -> marker offset of decided transactions at or past HW

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from broker.handlers import produce_transactions
 from protocol.apis import Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode
+from storage.unified_log import UnifiedLog
 from tests.broker.handlers.transactions import AnsweringCoordinator, coordinated, txn_batch, write_markers
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeBroker
 
 TV1, TV2 = 11, 12
+NOW_MS = 1_700_000_000_000
 
 
 async def produce(client: RawClient, batch: bytes, version: int = TV2, **changes: Any) -> Any:
@@ -288,3 +293,69 @@ async def test_without_a_coordinator_the_producer_tries_again(broker: Broker) ->
         answer = await produce(client, txn_batch(0))
         assert answer.error_code is ErrorCode.not_enough_replicas
         assert answer.error_message.endswith("COORDINATOR_NOT_AVAILABLE")
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_short_way_takes_transactions_as_the_long_way_does(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """One topic is written to by one connection, which goes the short way where it can; the other by a new
+    connection for each request, none of which has a request to go by."""
+    await coordinated(broker)
+    for topic in ("short", "long"):
+        await create_topic(broker, topic)
+    taken: list[int] = []
+    append_plain = UnifiedLog.append_plain
+
+    def counted(log: UnifiedLog, *arguments: Any) -> int:
+        offset = append_plain(log, *arguments)
+        if log.topic == "short" and offset >= 0:
+            taken.append(offset)
+        return offset
+
+    monkeypatch.setattr(UnifiedLog, "append_plain", counted)
+    chance = random.Random(seed)
+    epoch, sequence = 0, 0
+    async with await RawClient.open(broker) as kept:
+        for _ in range(60):
+            if chance.random() < 0.1:
+                committed, epoch, sequence = chance.random() < 0.5, epoch + 1, 0
+                errors = [
+                    await write_markers(
+                        kept, (topic, 0), epoch=epoch, committed=committed, transaction_version=2
+                    )
+                    for topic in ("short", "long")
+                ]
+                assert [list(each.values()) for each in errors] == [[ErrorCode.none]] * 2
+                continue
+            values = [b"v" * 40] * chance.choice([1, 1, 3])
+            sent = sequence + chance.choice([0, 0, 0, 0, 0, 1, -1])
+            fields: dict[str, Any] = {
+                "producer_id": chance.choice([7] * 8 + [8]),
+                "producer_epoch": max(epoch + chance.choice([0] * 8 + [1, -1]), 0),
+                "base_sequence": max(sent, 0),
+                "transactional": chance.random() < 0.9,
+                "codec": chance.choice(list(Codec)),
+                "timestamp": NOW_MS,
+            }
+            batch = batch_of(*values, **fields)
+            named = {"transactional_id": "tx", "version": TV2}
+            short = await kept.produce("short", batch, **named)
+            async with await RawClient.open(broker) as new:
+                long = await new.produce("long", batch, **named)
+            assert (short.error_code, short.base_offset, short.error_message) == (
+                long.error_code,
+                long.base_offset,
+                long.error_message,
+            )
+            if short.error_code is ErrorCode.none and fields["producer_id"] == 7:
+                epoch = fields["producer_epoch"]
+                sequence = fields["base_sequence"] + len(values)
+    assert len(taken) > 5
+    logs = [broker.components.replicas.partition(topic, 0).log for topic in ("short", "long")]
+    tables = [log.producer_table for log in logs]
+    assert [replace(each, last_timestamp=0) for each in tables[0].active()] == [
+        replace(each, last_timestamp=0) for each in tables[1].active()
+    ]
+    assert tables[0].ongoing == tables[1].ongoing
+    assert logs[0].last_stable_offset == logs[1].last_stable_offset
