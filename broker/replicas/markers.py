@@ -22,8 +22,8 @@ from storage.log import NewMarker
 
 WAITS_PER_STEP: Final = 16
 
-StagedMarker: TypeAlias = tuple[Partition, int, int]
-"""The partition, its leader epoch and the offset that its high watermark must reach."""
+StagedMarker: TypeAlias = tuple[Partition, int, int, ErrorCode]
+"""The partition, its leader epoch, the offset that its high watermark must reach, what is answered then."""
 
 
 class MarkerLogs:
@@ -33,7 +33,11 @@ class MarkerLogs:
         self._now_ms = now_ms
 
     def stage(self, topic: str, index: int, marker: NewMarker) -> StagedMarker:
-        """Append the marker in memory; `write` has to follow before the loop goes on."""
+        """Append the marker in memory; `write` has to follow before the loop goes on.
+
+        One that is refused as late may be there already, from a request whose answer was lost: who asks takes
+        that for an answer, so it waits until what is there can be lost no more.
+        """
         found = self._replicas.replica(topic, index)
         if isinstance(found, ErrorCode):
             # Kafka says of every partition that is not here that it is not known
@@ -41,9 +45,15 @@ class MarkerLogs:
         if not found.is_leader:
             raise KafkaError(ErrorCode.not_leader_or_follower)
         found.check_acks_all()
-        appended = found.log.append_marker(marker, leader_epoch=found.leader_epoch, now_ms=self._now_ms())
+        log = found.log
+        try:
+            log.append_marker(marker, leader_epoch=found.leader_epoch, now_ms=self._now_ms())
+        except KafkaError as error:
+            if error.code is not ErrorCode.invalid_producer_epoch:
+                raise
+            return found, found.leader_epoch, log.log_end_offset, error.code
         self._replicas.touch(found)
-        return found, found.leader_epoch, appended.last_offset + 1
+        return found, found.leader_epoch, log.log_end_offset, ErrorCode.none
 
     def write(self) -> None:
         """Write what is staged, and wake whoever waits for it."""
@@ -64,7 +74,8 @@ class MarkerLogs:
         return wait.errors
 
     def _watching(self, staged: Sequence[StagedMarker], wait: _CommitOfMany) -> Work[None]:
-        for at, (partition, leader_epoch, needed) in enumerate(staged):
+        for at, (partition, leader_epoch, needed, code) in enumerate(staged):
+            wait.errors[at] = code
             if partition.offline:
                 wait.errors[at] = ErrorCode.kafka_storage_error
             elif partition.leader_epoch != leader_epoch or not partition.is_leader:
@@ -102,7 +113,8 @@ class _CommitOfMany(Waiter):
     def ended(self, commit: _OneCommit, error: ErrorCode) -> None:
         if self._open.pop(commit, commit) is commit:
             return
-        self.errors[commit.at] = error
+        if error is not ErrorCode.none:
+            self.errors[commit.at] = error
         if self.is_counted and not self._open and not self.future.done():
             self.future.set_result(None)
 
