@@ -7,7 +7,9 @@ leader learns from followers (follower_fetch). Invariant: a Fetch is answered on
 with an error, or with what there is when its wait is over; a wait that ended stands at no partition.
 
 A Fetch of more than `ROWS_AT_ONCE` partitions, its own or its session's, is parsed, read and packed in turns
-of the loop, while its connection waits. Its long poll looks only at the partitions that have moved.
+of the loop, while its connection waits. Its long poll looks only at the partitions that have moved; without a
+session it is in an account of its own (long_polls), or the fetch of whoever has many connections would hold
+any memory.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from broker.control.cluster import Cluster
 from broker.handlers.fetch_response import FetchResponse, holder_of, pack_error
 from broker.handlers.hang_up import or_hang_up
+from broker.handlers.long_polls import LongPolls
 from broker.handlers.places import Place, Places
 from broker.handlers.remote_fetch import RemoteFetches
 from broker.net.connection import Answer, AnswerSlot, Connection, Frame
@@ -42,7 +45,7 @@ from protocol.fetch import (
     parsing_fetch,
 )
 from protocol.primitives import ROWS_A_STEP, ROWS_AT_ONCE
-from protocol.work import Work
+from protocol.work import Work, finish
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +118,7 @@ class Fetch:
         self._rows_max = rows_max
         self._places = Places(_LONG_MAX)
         self._followers_places = Places(_LONG_MAX)
+        self.polls: LongPolls[LongFetchWait] = LongPolls()
         self._followers = followers
         self._sessions = sessions
         self._purgatory = purgatory
@@ -309,7 +313,8 @@ class Fetch:
             fetched = await self._turns.run(self._reading(turn, request, version, wait))
             if wait.done:
                 return  # the client is gone
-            if fetched.wants is None and not fetched.is_due and request.max_wait_ms > 0 and wait.stands:
+            is_due = fetched.is_due or fetched.wants is not None or fetched.available >= min_bytes
+            if not is_due and request.max_wait_ms > 0 and wait.stands and self._may_wait(wait):
                 self._purgatory.watch(wait, request.max_wait_ms / 1000)
                 wait.begin(fetched)
                 if fetched.is_held_back and not wait.done:
@@ -320,6 +325,16 @@ class Fetch:
             raise
         await self._turns.run(wait.leaving())
         await self._respond_long(connection, slot, turn, version, correlation_id, fetched)
+
+    def _may_wait(self, wait: LongFetchWait) -> bool:
+        """Say whether there is memory for a poll to wait in; end others that have to make room for it."""
+        if wait.turn.session is not None:
+            return True
+        ended = self.polls.enter(wait, wait.connection.address, wait.turn.size)
+        for each in ended:
+            if each is not wait:
+                each.expired()
+        return wait not in ended
 
     async def _respond_long(
         self,
@@ -356,6 +371,10 @@ class Fetch:
         """Answer a wait that is over."""
         self._in_turns(wait.connection, self._ending(wait))
 
+    def leave_long(self, wait: LongFetchWait) -> None:
+        """Let go of a wait that nobody is there to hear of."""
+        self._in_turns(wait.connection, self._turns.run(wait.letting_go()))
+
     async def _ending(self, wait: LongFetchWait) -> None:
         place = Place(self._places)
         try:
@@ -363,6 +382,7 @@ class Fetch:
             await place.take_again()
             await self._turns.run(wait.leaving())
             if wait.connection.is_closing:
+                await self._turns.run(wait.letting_go())
                 return
             fetched = await self._turns.run(self._reading(wait.turn, wait.request, wait.version))
             await self._respond_long(
@@ -574,14 +594,20 @@ class LongFetchWait(Waiter):
             self.moved.update(dict.fromkeys(self._standing))
             self._fetch.remote.tier.poke_when_open(self)
 
+    def finish(self) -> None:
+        super().finish()
+        self._fetch.polls.leave(self)
+
     def expired(self) -> None:
         self.finish()
         self._fetch.end_long(self)
 
     def abandoned(self) -> None:
         self.finish()
-        for _ in self.leaving():
-            pass
+        if len(self._standing) > _LEFT_A_STEP:
+            self._fetch.leave_long(self)
+        else:
+            finish(self.letting_go())
 
     def broke(self, error: Exception) -> None:
         self.abandoned()
@@ -597,6 +623,12 @@ class LongFetchWait(Waiter):
             if not len(self._standing) % _LEFT_A_STEP:
                 yield
         self._sizes = {}
+
+    def letting_go(self) -> Work[None]:
+        """Leave, and drop what was asked for."""
+        yield from self.leaving()
+        if self.turn.session is None:
+            yield from self.turn.letting_go()
 
 
 def _repeats(request: FetchRequest, turn: FetchTurn) -> bool:

@@ -33,7 +33,7 @@ from protocol.fetch import (
 from protocol.leader_hint import Address
 from protocol.pointers import ObjectPlace, SlicePointer
 from protocol.primitives import ROWS_A_STEP
-from protocol.work import Work, let_go, let_go_of_all
+from protocol.work import Work, let_go
 from remote.cold.reader import RemoteSlice
 from remote.wal.combined_object import Place
 from remote.wal.extents import Extent
@@ -115,7 +115,7 @@ class FetchResponse:
         yield from let_go(news)
         yield from let_go(fetched.reads)
         if turn.session is None and not session_id:
-            yield from let_go_of_all(turn.named)
+            yield from turn.letting_go()
         return answer
 
     def _create(self, connection: Connection, turn: FetchTurn, version: int) -> int:

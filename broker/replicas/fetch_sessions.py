@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from protocol.errors import ErrorCode
 from protocol.fetch import FetchItem, FetchRequest
 from protocol.primitives import ROWS_A_STEP, ROWS_AT_ONCE, TopicKey
-from protocol.work import Work
+from protocol.work import Work, let_go, let_go_of_all
 
 EVICTION_MS: Final = 120_000
 SESSIONS_BYTES_MAX: Final = 64 << 20
@@ -28,6 +28,8 @@ LEFT_BYTES_MAX: Final = 8 << 20
 """Of sessions whose connection is gone."""
 ENTRY_BYTES: Final = 512
 """What a partition takes in a session besides its topic's name: found by counting, rounded up."""
+ALONE_BYTES: Final = 320
+"""The same for one in a long poll without a session, with what it takes to stand there."""
 INITIAL_EPOCH, FINAL_EPOCH, MAX_EPOCH = 0, -1, 2**31 - 1
 
 
@@ -173,19 +175,28 @@ class FetchTurn:
         named: dict[tuple[TopicKey, int], PartitionRequest] | None = None,
         *,
         session: FetchSession | None = None,
+        alone: list[PartitionRequest] | None = None,
         creates: bool = False,
         size: int = -1,
         error: ErrorCode = ErrorCode.none,
     ) -> None:
+        """`alone`: the partitions of a long request in no session, whose names nobody will look up."""
         self.named = {} if named is None else named
         """The partitions by their names; those of a session are also its own."""
-        self.wanted: Collection[PartitionRequest] = self.named.values()
+        self.wanted: Collection[PartitionRequest] = self.named.values() if alone is None else alone
         self.session = session
         self.epoch = session.epoch if session is not None else -1
         self.creates = creates
         self.size = size
-        """What a session of these will take; -1 where nobody has added it up."""
+        """What they will take in a session, or waiting without one; -1 where nobody has added it up."""
         self.error = error
+
+    def letting_go(self) -> Work[None]:
+        """Drop the partitions of one that is answered and in no session, bit by bit."""
+        if isinstance(self.wanted, list):
+            yield from let_go(self.wanted)
+        else:
+            yield from let_go_of_all(self.named)
 
 
 class FetchSessions:
@@ -250,13 +261,18 @@ class FetchSessions:
             self.close(request.session_id)
             named: dict[tuple[TopicKey, int], PartitionRequest] = {}
             size = 0
+            creates = request.session_epoch == INITIAL_EPOCH
             while items:
                 item = items.pop()
                 named[item.topic, item.partition] = PartitionRequest(item)
                 size += entry_bytes(item.topic)
                 if not len(items) % ROWS_A_STEP:
                     yield
-            return FetchTurn(named, creates=request.session_epoch == INITIAL_EPOCH, size=size)
+            if creates:
+                return FetchTurn(named, creates=True, size=size)
+            alone = list(named.values())
+            yield from let_go_of_all(named)
+            return FetchTurn(alone=alone, size=size - (ENTRY_BYTES - ALONE_BYTES) * len(alone))
         while True:
             session = self._find(request, uses_ids=uses_ids)
             if isinstance(session, ErrorCode):

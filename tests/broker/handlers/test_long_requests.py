@@ -398,3 +398,42 @@ async def test_a_request_that_is_in_work_counts_when_its_client_has_left(
     turn.release()
     await until(lambda: not network.queued_bytes)
     assert network.frames.is_idle
+
+
+async def test_long_polls_without_a_session_hold_what_they_may_and_no_more(broker: Broker) -> None:
+    await create_topic(broker, "t", 400)
+    polls = fetch_of(broker).polls
+    polls.bytes_max = 2 * 400 * fetch_sessions.ALONE_BYTES + 1000
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await RawClient.open(broker)) for _ in range(3)]
+        for each in clients[:2]:
+            await each.send(each.encode(Api.FETCH, 12, all_of("t", 400, max_wait=2**31 - 1)))
+        await waiters(broker, "t", 2)
+        answer = await clients[2].call(Api.FETCH, 12, **all_of("t", 400, max_wait=2**31 - 1))
+        assert len(answer.responses[0].partitions) == 400
+        assert (len(polls), polls.cut_short) == (2, 1)
+        partition = broker.components.replicas.partition("t", 0)
+        assert len(partition.data_waiters) == 2
+        await clients[2].produce("t", batch_of(b"x"))
+        for each in clients[:2]:
+            assert (await each.receive_as(Api.FETCH, 12)).responses[0].partitions[0].records
+        assert polls.bytes == 0
+
+
+async def test_a_long_poll_that_has_its_bytes_is_read_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t", 400)
+    fetch, readings = fetch_of(broker), []
+    reading = fetch._reading
+
+    def counted(*arguments: Any) -> Any:
+        readings.append(True)
+        return reading(*arguments)
+
+    monkeypatch.setattr(fetch, "_reading", counted)
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x"))
+        answer = await client.call(Api.FETCH, 12, **all_of("t", 400, max_wait=60_000))
+        assert answer.responses[0].partitions[0].records
+    assert len(readings) == 1
