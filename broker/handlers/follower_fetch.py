@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker.control.cluster import Cluster
 from broker.handlers.fetch import FetchWait
@@ -51,6 +51,16 @@ LOOK_AT_ALL_S: Final = 5.0
 
 FETCHED_LATELY_S: Final = 10.0
 """A follower that has not asked for so long is away: nobody knows what it will read."""
+
+
+class Asked(NamedTuple):
+    """A Fetch, and where it is answered."""
+
+    connection: Connection
+    turn: FetchTurn
+    request: FetchRequest
+    version: int
+    correlation_id: int
 
 
 class FollowerSession:
@@ -261,7 +271,9 @@ class FollowerFetch:
             connection.unsent += len(answer) if isinstance(answer, bytes) else answer.size
             return answer
         assert session is not None
-        return self._wait(connection, session, turn, request, version, correlation_id, fetched.failures)
+        asked_at_once = Asked(connection, turn, request, version, correlation_id)
+        until = self._replicas.now() + request.max_wait_ms / 1000
+        return self._wait(asked_at_once, session, fetched.failures, until=until)
 
     async def answer_long(
         self,
@@ -275,15 +287,38 @@ class FollowerFetch:
         """Answer one for which many partitions must be looked at, in turns of the loop."""
         connection.is_peer = True
         session = self._session(turn, request)
+        asked = Asked(connection, turn, request, version, correlation_id)
+        until = self._replicas.now() + request.max_wait_ms / 1000
+        await self._answer_in_turns(asked, session, self._reading(turn, request, session), slot, until)
+
+    def look_again(self, wait: FollowerFetchWait, *, is_over: bool) -> None:
+        """Go on with a wait in turns, because much has changed for it: answer it if it is over or there is
+        something to tell, and have it wait for the rest of its time otherwise."""
+        asked, until = wait.asked, -inf if is_over else wait.until
+        work = self._reading_changed(asked.turn, asked.request)
+        answering = self._answer_in_turns(asked, wait.session, work, wait.slot, until, wait.failures)
+        self._spawn(or_hang_up(asked.connection, answering, "a follower's Fetch", logger))
+
+    async def _answer_in_turns(
+        self,
+        asked: Asked,
+        session: FollowerSession | None,
+        reading: Work[FetchPass],
+        slot: AnswerSlot,
+        until: float,
+        failures: float = inf,
+    ) -> None:
+        connection, turn, request, version, correlation_id = asked
         moved: dict[PartitionRequest, Partition] = {}
         if session is not None:
             session.moved = moved
         try:
-            fetched = await self._turns.run(self._reading(turn, request, session))
+            fetched = await self._turns.run(reading)
         finally:
             if session is not None:
                 session.moved = None
-        if self._is_due(fetched, request, session):
+        is_over = self._replicas.now() >= until or fetched.failures > failures
+        if is_over or self._is_due(fetched, request, session):
             answer = await self._turns.run(
                 self._responding(connection, turn, version, correlation_id, fetched)
             )
@@ -293,7 +328,7 @@ class FollowerFetch:
         assert session is not None
         if connection.is_closing:
             return
-        self._wait(connection, session, turn, request, version, correlation_id, fetched.failures, slot)
+        self._wait(asked, session, fetched.failures, until=until, slot=slot)
         for wanted, partition in moved.items():
             if session.wait is not None and not session.wait.done:
                 session.wait.partition_changed(wanted, partition)
@@ -307,6 +342,9 @@ class FollowerFetch:
             self._learn(asked[at : at + ROWS_A_STEP], request, session)
             yield
         self._learned(session)
+        return (yield from self._reading_changed(turn, request))
+
+    def _reading_changed(self, turn: FetchTurn, request: FetchRequest) -> Work[FetchPass]:
         fetched = self._reader.begin(request)
         asked = list(_changed(turn))
         for at in range(0, len(asked), ROWS_A_STEP):
@@ -324,21 +362,18 @@ class FollowerFetch:
 
     def _wait(
         self,
-        connection: Connection,
+        asked: Asked,
         session: FollowerSession,
-        turn: FetchTurn,
-        request: FetchRequest,
-        version: int,
-        correlation_id: int,
         failures: int,
+        *,
+        until: float,
         slot: AnswerSlot | None = None,
     ) -> AnswerSlot:
-        wait = FollowerFetchWait(
-            self, session, connection, turn, request, version, correlation_id, failures, slot
-        )
+        wait = FollowerFetchWait(self, session, asked, failures, until, slot)
         session.wait = wait
-        wait_s = request.max_wait_ms / 1000
-        if self._replicas.now() < self._hurries_until:
+        now = self._replicas.now()
+        wait_s = until - now
+        if now < self._hurries_until:
             wait_s = min(wait_s, GATHER_WAIT_S)
         if is_behind(session):
             wait.is_hurried = True
@@ -448,32 +483,45 @@ class FollowerFetchWait(FetchWait):
     """A follower's long poll. What it may be told of what was appended ends it; a high watermark that moves
     alone shortens it."""
 
-    __slots__ = ("_owner", "is_hurried", "session")
+    __slots__ = ("_owner", "asked", "failures", "is_hurried", "session", "until")
 
     def __init__(
         self,
         owner: FollowerFetch,
         session: FollowerSession,
-        connection: Connection,
-        turn: FetchTurn,
-        request: FetchRequest,
-        version: int,
-        correlation_id: int,
+        asked: Asked,
         failures: int,
+        until: float,
         slot: AnswerSlot | None = None,
     ) -> None:
         """It stands at no partition itself: the watches of its session do."""
+        connection, turn, request, version, correlation_id = asked
         super().__init__(
             owner, connection, turn, request, version, correlation_id, request.min_bytes, [], failures, slot
         )
         self._owner = owner
         self.session = session
+        self.asked = asked
+        self.failures = failures
+        self.until = until
         self.is_hurried = False
+
+    def poke(self) -> None:
+        if len(self.session.changed) <= ROWS_AT_ONCE:
+            super().poke()
+        else:
+            self.finish()
+            self._owner.look_again(self, is_over=False)
 
     def expired(self) -> None:
         """End the wait, unless the earlier of its two deadlines already has."""
-        if not self.done:
+        if self.done:
+            return
+        if len(self.session.changed) <= ROWS_AT_ONCE:
             super().expired()
+        else:
+            self.finish()
+            self._owner.look_again(self, is_over=True)
 
     def partition_changed(self, wanted: PartitionRequest, partition: Partition) -> None:
         """Read all that changed only if this partition may end the wait: of a thousand that are committed at

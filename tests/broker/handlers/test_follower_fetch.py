@@ -13,6 +13,7 @@ from broker.replicas.fetch_sessions import PartitionRequest
 from broker.replicas.read import FollowerReader, PartitionRead
 from protocol.errors import ErrorCode
 from protocol.fetch import FetchItem
+from protocol.primitives import ROWS_A_STEP
 from tests.broker.raw_client import batch_of
 from tests.broker.replication_driver import Replicas, log_of
 
@@ -110,6 +111,71 @@ def test_many_that_are_committed_at_once_are_not_all_looked_at_for_each(
 
     monkeypatch.setattr(FollowerReader, "_read_one", counted)
     Replicas().run(main)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_many_that_changed_while_a_follower_waits_are_looked_at_in_turns(
+    monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    count = 3 * ROWS_A_STEP
+    at_once: list[int] = []
+    read_some = FollowerReader.read_some
+
+    def counted(reader: FollowerReader, fetched: Any, asked: Any, request: Any) -> None:
+        at_once.append(len(asked))
+        read_some(reader, fetched, asked, request)
+
+    async def main(world: Replicas) -> None:
+        world.create(1, 2, partitions=count)
+        leader = world.nodes[1]
+        led = [leader.partition(index) for index in range(count)]
+        await world.until(lambda: all(len(partition.replica_waiters) == 1 for partition in led))
+        await asyncio.sleep(2 * GATHER_S)
+        session = leader.fetch_followers._sessions[2, False]
+        await world.until(lambda: session.wait is not None and not session.wait.done)
+        wait, held = session.wait, session.wait._turn.wanted
+        at_once.clear()
+        begun = world.loop.now
+
+        def change() -> None:
+            session.changed.update(dict.fromkeys(held))
+            if is_over:
+                wait.expired()
+                return
+            led[0].log.append_records(batch_of(b"x"), leader_epoch=0, now_ms=world.now_ms())
+            leader.replicas.touch(led[0])
+            leader.replicas.wake(leader.replicas.flush())
+
+        leader.here(change)
+        await world.until(lambda: wait.slot.answer is not None)
+        assert at_once[:3] == [ROWS_A_STEP] * 3
+        assert world.loop.now - begun < 0.1
+        if not is_over:
+            await world.until(lambda: led[0].log.high_watermark == 1)
+
+    monkeypatch.setattr(follower_fetch, "ROWS_AT_ONCE", ROWS_A_STEP)
+    monkeypatch.setattr(FollowerReader, "read_some", counted)
+    Replicas(2).run(main)
+
+
+def test_a_follower_that_finds_nothing_in_much_that_changed_waits_on() -> None:
+    async def main(world: Replicas) -> None:
+        world.create(1, 2)
+        leader = world.nodes[1]
+        await world.until(lambda: len(leader.partition().replica_waiters) == 1)
+        await asyncio.sleep(2 * GATHER_S)
+        session = leader.fetch_followers._sessions[2, False]
+        await world.until(lambda: session.wait is not None and not session.wait.done)
+        wait = session.wait
+        leader.here(lambda: (wait.finish(), leader.fetch_followers.look_again(wait, is_over=False)))
+        await world.until(lambda: session.wait is not wait)
+        again = session.wait
+        assert (again.slot, again.until, again.done) == (wait.slot, wait.until, False)
+        await world.append(1, b"x")
+        await world.until(lambda: again.slot.answer is not None)
+        await world.until(lambda: leader.partition().log.high_watermark == 1)
+
+    Replicas(2).run(main)
 
 
 def test_a_quiet_partition_costs_no_look_and_its_follower_stays_in_sync() -> None:
