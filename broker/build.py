@@ -161,7 +161,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         purgatory=purgatory,
         now_ms=world.now_ms,
         spawn=spawn,
-        turns=turns,
+        turns=turns.own,
         max_bytes=config.fetch_max_bytes,
         wal_stats=wal_stats,
     )
@@ -184,7 +184,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     tiering = restores = tier_reads = None
     if config.remote_log_storage_system_enable:
         storage = _storage_manager(config, world)
-        tier_metadata = _metadata_manager(config, world, cluster, replicas, turns, storage)
+        tier_metadata = _metadata_manager(config, world, cluster, replicas, turns.own, storage)
         tiering = _tiering(
             config=config,
             world=world,
@@ -280,11 +280,11 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
     if tiering is not None:
         _give_way(world, cluster, counters, tiering)
     cluster.subscribe(lambda delta: _follow_configs(components, delta))
-    groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas, turns=turns)
+    groups = GroupCoordinator(config=config, world=world, cluster=cluster, replicas=replicas, turns=turns.own)
     markers = MarkerWriter(
-        logs=MarkerLogs(replicas=replicas, turns=turns, now_ms=world.now_ms),
+        logs=MarkerLogs(replicas=replicas, turns=turns.own, now_ms=world.now_ms),
         groups=groups,
-        turns=turns,
+        turns=turns.own,
         timeout_ms=lambda: cluster.broker_config.request_timeout_ms,
     )
     transactions = TransactionCoordinator(
@@ -292,13 +292,13 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         world=world,
         cluster=cluster,
         replicas=replicas,
-        turns=turns,
+        turns=turns.own,
         markers=MarkerSender(
             node_id=config.node_id,
             image=lambda: cluster.image,
             peers=cluster.channels,
             local=markers,
-            run=turns.run,
+            run=turns.own.run,
             spawn=spawn,
             timeout_s=config.request_timeout_ms / 1000,
         ),

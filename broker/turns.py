@@ -1,9 +1,13 @@
 """Long work in turns: a large request gets a slice of each turn of the loop and never the loop.
 
-Owns: the one queue of all unfinished work of a broker, and how much of it runs per turn of the loop. Does
+Owns: the two queues of all unfinished work of a broker, and how much of it runs per turn of the loop. Does
 not own: the work (`protocol.work.Work`, a generator that yields wherever it may be interrupted), nor the
 tasks that wait for it. Invariant: however much is in work, all of it together takes at most `SLICE_S` of one
-turn of the loop from the queue, and `INLINE_S` where it begins; whoever waits no longer has nothing running.
+turn of the loop from the queues, and `INLINE_S` where it begins; whoever waits no longer has nothing running.
+
+What the controller, the coordinators and followers need is in a queue of its own (`Turns.own`): as long as it
+has anything, every other slice is for it, however many requests of clients are in work, and none is kept from
+its turn by it.
 
 Pure parts (protocol, storage, machines) only yield and know nothing of this class.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from protocol.work import Work
 
@@ -23,6 +27,9 @@ SLICE_S: Final = 0.001
 """What runs of the queue per turn of the loop."""
 INLINE_S: Final = 0.0005
 """What all work that begins within one turn may run before it is queued; most ends within it."""
+
+
+_Queue: TypeAlias = "deque[tuple[asyncio.Future[Any], Work[Any]]]"
 
 
 class Turns:
@@ -35,20 +42,25 @@ class Turns:
         self._loop = loop
         self._elapsed_s = elapsed_s
         self._steps = steps
-        self._queue: deque[tuple[asyncio.Future[Any], Work[Any]]] = deque()
+        self._queue: _Queue = deque()
         """What is unfinished, the next first; some of it may be waited for no longer, and is closed then."""
+        self._own_queue: _Queue = deque()
+        """The same for what is the broker's own."""
+        self._is_owns_turn = True
+        self.own: Turns = _Own(self)
+        """For work of the broker itself."""
         self._is_due = False
         """Whether `_turn` is called in the next turn of the loop."""
         self._inline_s = INLINE_S
         self._inline_steps = steps()
 
     def __repr__(self) -> str:
-        return f"<Turns {len(self._queue)} in work>"
+        return f"<Turns {len(self._queue)} in work, {len(self._own_queue)} of the broker's own>"
 
     @property
     def in_work(self) -> int:
         """How much work waits for its next slice."""
-        return len(self._queue)
+        return len(self._queue) + len(self._own_queue)
 
     async def run(self, work: Work[T]) -> T:
         """Return what it returns or raise what it raises; close it where the caller is cancelled.
@@ -79,8 +91,11 @@ class Turns:
 
     async def go_on(self, work: Work[T]) -> T:
         """Return what it returns in the end, as `run` does; a slice at a time."""
+        return await self._go_on(work, self._queue)
+
+    async def _go_on(self, work: Work[T], queue: _Queue) -> T:
         waiting: asyncio.Future[T] = self._loop.create_future()
-        self._queue.append((waiting, work))
+        queue.append((waiting, work))
         self._call_turn()
         try:
             return await waiting
@@ -99,8 +114,7 @@ class Turns:
         self._inline_s = INLINE_S
         self._inline_steps = steps = self._steps()
         until = self._elapsed_s() + SLICE_S
-        queue = self._queue
-        while queue and steps > 0:
+        while steps > 0 and (queue := self._next_queue()):
             waiting, work = queue.popleft()
             if waiting.done():
                 continue
@@ -119,8 +133,36 @@ class Turns:
                     waiting.set_exception(_without_first_frame(error))
             if self._elapsed_s() >= until:
                 steps = 0
-        if queue:
+        if self._queue or self._own_queue:
             self._call_turn()
+
+    def _next_queue(self) -> _Queue:
+        """Return whose turn it is; the other one where there is nothing in that."""
+        is_own = self._is_owns_turn
+        self._is_owns_turn = not is_own
+        first, second = (self._own_queue, self._queue) if is_own else (self._queue, self._own_queue)
+        return first or second
+
+
+class _Own(Turns):
+    """The broker's own queue of its `Turns`."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.own = self
+
+    @property
+    def in_work(self) -> int:
+        return self._turns.in_work
+
+    def begin(self, work: Work[T]) -> tuple[T] | None:
+        return self._turns.begin(work)
+
+    async def go_on(self, work: Work[T]) -> T:
+        return await self._turns._go_on(work, self._turns._own_queue)
+
+    def __repr__(self) -> str:
+        return f"<own of {self._turns!r}>"
 
 
 def _without_first_frame(error: Exception) -> Exception:

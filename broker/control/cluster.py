@@ -83,7 +83,7 @@ class Cluster(Member):
         self.directory_ids: dict[str, UUID] = {}
         self.settings = Settings(config, self.image, world.random)
         self.rules = self.settings.rules
-        self.queue = CommandQueue(self.ledger, self, turns)
+        self.queue = CommandQueue(self.ledger, self, turns.own)
         self.requests = ControllerClient(self, self.queue, self.settings)
         self.forwarding = Forwarding(self, self.requests, answer_s=ANSWER_S)
         self.heartbeats = Heartbeats(
@@ -230,9 +230,9 @@ class Cluster(Member):
         gone = image.brokers.get(-1 if dead is None else dead)
         if gone is not None and not gone.fenced and gone.id != self.node_id:
             command = FenceBrokers(brokers=((gone.id, gone.epoch),))
-            decided = await self.turns.run(deciding(command, image, self.rules()))
+            decided = await self.turns.own.run(deciding(command, image, self.rules()))
             records += decided.records
-        encoded = await self.turns.run(encoding_records(records))
+        encoded = await self.turns.own.run(encoding_records(records))
         return await self.ledger.commit(
             records, encoded, after=image.seq, controller_epoch=bump.controller_epoch
         )
@@ -349,7 +349,7 @@ class Cluster(Member):
         deltas: list[Delta] = []
         try:
             for data in answer.slots:
-                slot = await self.turns.run(parsing_slot(bytes(data)))
+                slot = await self.turns.own.run(parsing_slot(bytes(data)))
                 slots.append(slot)
         except BrokenLog as error:
             self._distrust(error)

@@ -260,7 +260,7 @@ class Joining:
             await self._wait_for_earlier_life()
             return False
         born = [] if self._image.cluster_id else [ClusterBorn(cluster_id=encode_id(self._member.new_id()))]
-        image, turns = self._image.kept(), self._member.turns
+        image, turns = self._image.kept(), self._member.turns.own
         taken_in = await turns.run(deciding(registration, image, self._settings.rules()))
         bump = election(image, self._node_id)
         records: list[Record] = [*born, bump, *taken_in.records]

@@ -44,8 +44,8 @@ class Member:
         self.is_controller = False
         self.is_stopping = False
         """Final: nothing more is written or asked for."""
-        self.metadata_log = MetadataLog(world.store, world.random, turns)
-        self.ledger = Ledger(self.metadata_log, self.now_s, turns)
+        self.metadata_log = MetadataLog(world.store, world.random, turns.own)
+        self.ledger = Ledger(self.metadata_log, self.now_s, turns.own)
         self.channels = Channels(world.network, config.node_id, self.endpoint_of)
         self._listener = config.inter_broker_listener
         self._random = world.random

@@ -13,6 +13,7 @@ T = TypeVar("T")
 class AtOnce(Turns):
     def __init__(self) -> None:
         """Needs no loop."""
+        self.own = self
 
     async def run(self, work: Work[T]) -> T:
         return finish(work)

@@ -101,6 +101,28 @@ async def test_work_takes_turns() -> None:
     assert await long == "long"
 
 
+async def test_every_other_slice_is_the_brokers_own_while_it_has_work() -> None:
+    clock = Clock()
+    turns = turns_of(clock)
+    clients = [asyncio.create_task(turns.run(clock.work(f"client-{n}", 1000))) for n in range(20)]
+    await asyncio.sleep(0)
+    assert await turns.own.run(clock.work("own", 95)) == "own"
+    names = [name for _, name in clock.worked]
+    of_clients = len(names) - names.count("own")
+    assert 80 <= of_clients <= 150, "it shared with them"
+    assert repr(turns) == "<Turns 20 in work, 0 of the broker's own>"
+    own = [asyncio.create_task(turns.own.run(clock.work("own", 1000))) for _ in range(20)]
+    clock.worked.clear()
+    assert await turns.run(clock.work("late", 5)) == "late"
+    names = [name for _, name in clock.worked]
+    assert names.count("own") <= len(names) / 2 + 20, "nor does it keep clients from their turns"
+    for task in (*clients, *own):
+        task.cancel()
+    await asyncio.gather(*clients, *own, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert turns.in_work == turns.own.in_work == 0
+
+
 async def test_steps_bound_a_slice_where_the_clock_stands_still() -> None:
     clock = Clock()
     turns = Turns(loop=asyncio.get_running_loop(), elapsed_s=lambda: 0.0, steps=lambda: 10)
