@@ -49,6 +49,7 @@ _GROWTH = 4
 _BULK_AFTER_FULL_READS = 4
 _CHEAP_MOVE_BYTES = 4 << 10
 _KEPT_BYTES = 64 << 10
+_COPIED_BYTES = 256 << 10
 
 _SIZE = Struct(">i")
 _HEAD = Struct(">hhih")
@@ -176,9 +177,11 @@ class FrameReader:
 
     def keep(self, frame: memoryview) -> memoryview | bytearray:
         """Return a frame that `received` returned, to be kept as long as it is needed: a copy of a small one,
-        while a large one keeps the buffer, and what comes is read into another.
+        while a large one keeps the buffer, and what comes is read into another. What is copied at once is
+        bounded; up to there no frame keeps a buffer of more than `_GROWTH` times its size.
         """
-        if len(frame) < _KEPT_BYTES:
+        size = len(frame)
+        if size < _KEPT_BYTES or (size <= _COPIED_BYTES and size * _GROWTH < memoryview(frame.obj).nbytes):
             return bytearray(frame)
         if frame.obj is self._buffer:
             self._move(max(_IDLE_BYTES, self.pending), is_new=True)

@@ -95,6 +95,20 @@ def test_a_large_frame_is_kept_without_a_copy() -> None:
     assert frames[0] == b"k" * (1 << 20)
 
 
+@given(st.integers(1, 300_000), st.sampled_from([16 << 10, 256 << 10, 1 << 20, 3 << 20]))
+@settings(max_examples=40)
+def test_a_frame_that_is_kept_holds_no_buffer_that_is_much_larger(size: int, capacity: int) -> None:
+    reader = FrameReader()
+    reader._allocate(max(capacity, 2 * size + 8))
+    data = framed(b"k" * size, b"l" * size)
+    reader.get_buffer()[: len(data)] = data
+    for frame, byte in zip(reader.received(len(data)), b"kl", strict=True):
+        kept = reader.keep(frame)
+        assert bytes(kept) == bytes([byte]) * size
+        held = memoryview(kept.obj).nbytes if isinstance(kept, memoryview) else len(kept)
+        assert held <= 4 * size or size > 256 << 10
+
+
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_frames_are_the_same_byte_by_byte(frames: list[bytes]) -> None:
     assert feed(FrameReader(), framed(*frames), read_bytes=1) == frames
