@@ -118,6 +118,15 @@ class Pool(Generic[ClientT]):
         self.waiting.setdefault(address, {})[client] = size
         return False
 
+    def shrink(self, client: ClientT, size: int) -> None:
+        """Keep less of what is reserved: what it had more is done with, which is progress."""
+        reservation = self.reserved[client]
+        freed = reservation.size - size
+        self.used -= freed
+        self._by_address[reservation.address] -= freed
+        reservation.size = size
+        reservation.gained = reservation.quiet_s = 0
+
     def give_back(self, client: ClientT) -> None:
         reservation = self.reserved.pop(client, None)
         if reservation is None:
@@ -260,8 +269,12 @@ class FrameAccount(Generic[ClientT]):
         need = max(size, open_frame)
         if pool is not None:
             reservation = pool.reserved.get(client)
-            if reservation is not None and reservation.size == need:
-                if size > before:
+            if reservation is not None and need <= reservation.size:
+                if need < reservation.size:
+                    # a request before it is done with: nobody else has a claim to the rest
+                    pool.shrink(client, need)
+                    self.has_changed = self.has_changed or bool(pool.waiting)
+                elif size > before:
                     reservation.gain(size - before)
                 return True
             self._release(client, pool)

@@ -91,6 +91,22 @@ def test_a_large_request_is_not_passed_for_ever_by_those_that_take_less() -> Non
     assert frames.admit() == [large]
 
 
+def test_who_reads_on_behind_a_request_in_work_does_not_wait_when_that_ends() -> None:
+    """What a request in work and the next one have reserved together is the next one's afterwards."""
+    frames = account()
+    client, other = FakeClient(), FakeClient("b")
+    assert frames.hold(client, FRAME // 2, open_frame=0)
+    assert frames.hold(client, FRAME // 2 + FREE_BYTES, open_frame=FRAME), "half of it is in work"
+    assert begin(frames, FakeClient("c"), FRAME)
+    assert begin(frames, FakeClient("d"), FRAME)
+    assert not begin(frames, other, FRAME // 2)
+    assert frames.hold(client, FREE_BYTES, open_frame=FRAME // 2)
+    assert frames.admit() == [other], "nobody else had a claim to the rest"
+    assert frames.hold(client, 0, open_frame=0)
+    frames.forget(other)
+    assert [pool.used for pool in frames._pools if pool.reserved] == [2 * FRAME]
+
+
 def test_one_request_may_be_larger_than_everything() -> None:
     frames: Account = FrameAccount(200_000)
     first, second = FakeClient(), FakeClient("b")
