@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from typing import Final
 
 from broker.config.broker import BrokerConfig
 from broker.config.tables import HIDDEN_TOPIC
@@ -23,6 +24,8 @@ from storage.policy import LogConfig
 
 logger = logging.getLogger(__name__)
 
+TOLD_AT_ONCE: Final = 20
+"""A change may concern a hundred thousand topics, and a line takes as long as ten of them."""
 _OF_TOPICS = LOG_FIELDS.keys() | HIDDEN_TOPIC.keys()
 
 
@@ -61,22 +64,26 @@ class Settings:
         """Bring the views up to date with a change of the image."""
         for topic in (*delta.topics_deleted, *delta.topics_created.values()):
             self._log_configs.pop(topic.name, None)
+        warnings: list[str] = []
         for resource, name in delta.configs_changed:
             if resource is ResourceType.TOPIC:
                 self._log_configs.pop(name, None)
-                self._warn_of_lag(name)
-                _tell_ignored(f"topic {name}", self._image.config(resource, name).keys() - _OF_TOPICS)
+                warnings += self._warnings_of_lag(name)
+                names = self._image.config(resource, name).keys() - _OF_TOPICS
+                warnings += _ignored(f"topic {name}", names)
             elif resource is ResourceType.GROUP:
-                _tell_ignored(f"group {name}", self._image.config(resource, name).keys())
+                warnings += _ignored(f"group {name}", self._image.config(resource, name).keys())
+        _tell(warnings)
         if any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
             self.load()
 
-    def _warn_of_lag(self, topic: str) -> None:
+    def _warnings_of_lag(self, topic: str) -> list[str]:
         if any(name.startswith("remote.copy.lag.") for name in self._image.config(ResourceType.TOPIC, topic)):
             config = self.log_config(topic)
             warning = copy_lag_warning(config, "") if config.remote_storage_enable else None
             if warning is not None:
-                logger.warning("topic %s: %s", topic, warning)
+                return [f"topic {topic}: {warning}"]
+        return []
 
     def load(self) -> None:
         """Take the broker settings from the image as it is."""
@@ -90,13 +97,18 @@ class Settings:
             # Committed by a release that allowed it.
             logger.error("kept the last broker configuration, the committed one is not valid: %s", error)
             return
-        for warning in self.broker_config.warnings:
-            if warning not in before:
-                logger.warning("%s", warning)
-        _tell_ignored("this broker", set(self.broker_config.ignored).difference(ignored))
+        warnings = [warning for warning in self.broker_config.warnings if warning not in before]
+        _tell(warnings + _ignored("this broker", set(self.broker_config.ignored).difference(ignored)))
         self._log_configs.clear()
 
 
-def _tell_ignored(whose: str, names: Set[str]) -> None:
-    if names:
-        logger.warning("%s: accepted without effect: %s", whose, shown(", ".join(sorted(names))))
+def _ignored(whose: str, names: Set[str]) -> list[str]:
+    return [f"{whose}: accepted without effect: {shown(', '.join(sorted(names)))}"] if names else []
+
+
+def _tell(warnings: Sequence[str]) -> None:
+    """Log the first of what one change brought, and how many there were."""
+    for warning in warnings[:TOLD_AT_ONCE]:
+        logger.warning("%s", warning)
+    if len(warnings) > TOLD_AT_ONCE:
+        logger.warning("%d more like these came with the same change", len(warnings) - TOLD_AT_ONCE)

@@ -130,12 +130,15 @@ class ConfigHandlers:
         _check_size(request.resources)
         changes: list[tuple[Resource, tuple[ConfigOp, ...]]] = []
         repeated = _repeated(request.resources)
+        told: set[str] = set()
         for resource in request.resources:
             yield
             key = (resource.resource_type, resource.resource_name)
             ops = tuple(
                 ConfigOp(
-                    name=_known_name(key, config.name), operation=config.config_operation, value=config.value
+                    name=_known_name(key, config.name, told),
+                    operation=config.config_operation,
+                    value=config.value,
                 )
                 for config in resource.configs
             )
@@ -172,10 +175,11 @@ class ConfigHandlers:
         _check_size(request.resources)
         resources: list[tuple[Resource, tuple[tuple[str, str], ...]]] = []
         repeated = _repeated(request.resources)
+        told: set[str] = set()
         for resource in request.resources:
             yield
             key = (resource.resource_type, resource.resource_name)
-            asked = tuple((_known_name(key, config.name), config.value) for config in resource.configs)
+            asked = tuple((_known_name(key, config.name, told), config.value) for config in resource.configs)
             values = tuple((name, value) for name, value in asked if value is not None)
             try:
                 _check_change(key, repeated, asked)
@@ -404,12 +408,14 @@ def _check_broker_id(cluster: Cluster, name: str) -> None:
             )
 
 
-def _known_name(key: Resource, name: str) -> str:
-    """Return the name under which a setting is kept, and tell who used another."""
+def _known_name(key: Resource, name: str, told: set[str]) -> str:
+    """Return the name under which a setting is kept, and tell who used another, unless it is in `told`."""
     known = ALIASES.get(name) if key[0] == ResourceType.BROKER else None
     if known is None:
         return name
-    logger.warning("%s is the name that KIP-956 proposed; use %s", name, known)
+    if name not in told:
+        told.add(name)
+        logger.warning("%s is the name that KIP-956 proposed; use %s", name, known)
     return known
 
 

@@ -10,7 +10,7 @@ from broker.config.broker import from_properties
 from broker.config.values import ResourceType
 from broker.control.image import Delta, Image
 from broker.control.metadata_records import ConfigChanged, TopicCreated, TopicDeleted, new_partition
-from broker.control.settings import Settings
+from broker.control.settings import TOLD_AT_ONCE, Settings
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 
@@ -120,3 +120,17 @@ def test_what_is_set_in_vain_while_it_runs_is_told(caplog: pytest.LogCaptureFixt
     node.set(BROKER, "", "log.retention.ms", "6")
     node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", None)
     assert len(caplog.records) == 3, "told once"
+
+
+def test_a_change_of_many_topics_is_told_in_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    node.apply(
+        *(
+            ConfigChanged(resource_type=kind, resource_name=f"{at}", name="preallocate", value="true")
+            for kind in (TOPIC, ResourceType.GROUP)
+            for at in range(100)
+        )
+    )
+    *first, last = [record.message for record in caplog.records]
+    assert len(first) == TOLD_AT_ONCE
+    assert last == f"{200 - TOLD_AT_ONCE} more like these came with the same change"

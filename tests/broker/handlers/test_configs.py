@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.config.tables import ALIASES
 from broker.config.values import ConfigType, ResourceType
 from broker.control.cluster import Cluster
 from broker.control.topics import NewTopic
@@ -331,6 +332,20 @@ def test_the_older_request_sets_all_of_a_resource(version: int) -> None:
         ]
         assert member.image.config(ResourceType.TOPIC, "t") == {"segment.ms": "9"}
         assert member.broker_config.message_max_bytes == 9999
+
+    run(story)
+
+
+def test_another_name_is_told_once_in_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(client: Client, member: Cluster) -> None:
+        alias, known = next(iter(ALIASES.items()))
+        row = {"name": alias, "value": "9"}
+        resources = [
+            {"resource_type": BROKER, "resource_name": name, "configs": [row] * count}
+            for name, count in (("", 1), ("1", 100))
+        ]
+        await client.ask(Api.ALTER_CONFIGS, 2, resources=resources, validate_only=False)
+        assert caplog.messages.count(f"{alias} is the name that KIP-956 proposed; use {known}") == 1
 
     run(story)
 
