@@ -10,6 +10,7 @@ import pytest
 from broker.coordinators.tier.commands import encode_commands
 from broker.coordinators.tier.machine import TierCommand
 from protocol.apis import Api
+from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import build_batch
 from remote.cold.events import encode_event
@@ -342,6 +343,9 @@ def test_a_command_that_is_none_is_refused_as_a_whole(node_id: int) -> None:
         expected: dict[bytes, ErrorCode] = {
             bytes(build_batch([(key, value, (), 1)])): ErrorCode.invalid_topic_exception,
             bytes(build_batch([(None, value, header, 1)])): ErrorCode.invalid_topic_exception,
+            bytes(
+                build_batch([(key, value, header, 1)] * 9, codec=Codec.ZSTD)
+            ): ErrorCode.invalid_topic_exception,
             bytes(build_batch([(key, b"garbage", header, 1)])): ErrorCode.invalid_record,
             bytes(build_batch([(key, None, header, 1)])): ErrorCode.invalid_record,
             bytes(
