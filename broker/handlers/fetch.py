@@ -133,7 +133,12 @@ class Fetch:
         self.remote: RemoteFetches | None = None
         if tier is not None:
             self.remote = RemoteFetches(
-                tier=tier, reader=reader, respond=response, purgatory=purgatory, spawn=spawn
+                tier=tier,
+                reader=reader,
+                respond=response,
+                purgatory=purgatory,
+                spawn=spawn,
+                answer_long=self._answer_from_tier,
             )
 
     def handle(
@@ -351,6 +356,26 @@ class Fetch:
         answer = await self._turns.run(self._responding(connection, turn, version, correlation_id, fetched))
         connection.answer(slot, answer)
         connection.resume()
+
+    async def _answer_from_tier(
+        self,
+        connection: Connection,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+        fetched: FetchPass,
+        slot: AnswerSlot,
+    ) -> None:
+        """Answer once the tier was read; it goes before those that have not begun."""
+        place = Place(self._places)
+        try:
+            await place.take_again()
+            if not connection.is_closing:
+                work = self._responding(connection, turn, version, correlation_id, fetched)
+                connection.answer(slot, await self._turns.run(work))
+                connection.resume()
+        finally:
+            place.give_back()
 
     def _reading(
         self, turn: FetchTurn, request: FetchRequest, version: int, wait: LongFetchWait | None = None

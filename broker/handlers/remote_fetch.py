@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from broker.handlers.fetch_response import FetchResponse
+from broker.handlers.hang_up import or_hang_up
 from broker.net.connection import AnswerSlot, Connection
 from broker.replicas.fetch_sessions import FetchTurn
 from broker.replicas.partition import Partition
@@ -22,8 +23,13 @@ from broker.replicas.purgatory import Purgatory, Waiter
 from broker.replicas.read import ClientReader, FetchPass, RemoteWant
 from broker.replicas.tier_reads import TierReads
 from protocol.errors import ErrorCode
+from protocol.primitives import ROWS_AT_ONCE
 
 logger = logging.getLogger(__name__)
+
+AnswerLong: TypeAlias = Callable[
+    [Connection, FetchTurn, int, int, FetchPass, AnswerSlot], Coroutine[Any, Any, None]
+]
 
 
 class RemoteFetches:
@@ -37,7 +43,10 @@ class RemoteFetches:
         respond: FetchResponse,
         purgatory: Purgatory,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        answer_long: AnswerLong,
     ) -> None:
+        """`answer_long` answers a Fetch of many partitions, in turns of the loop."""
+        self._answer_long = answer_long
         self.tier: Final = tier
         self.reader: Final = reader
         self.respond: Final = respond.respond
@@ -58,6 +67,23 @@ class RemoteFetches:
         wait = RemoteFetchWait(self, connection, turn, version, correlation_id, fetched, fetched.wants, slot)
         self._purgatory.watch(wait, self.tier.fetch_wait_s())
         self._spawn(wait.read())
+
+    def answer(
+        self,
+        connection: Connection,
+        turn: FetchTurn,
+        version: int,
+        correlation_id: int,
+        fetched: FetchPass,
+        slot: AnswerSlot,
+    ) -> None:
+        """Answer into the slot with what is there."""
+        if len(fetched.reads) > ROWS_AT_ONCE:
+            answering = self._answer_long(connection, turn, version, correlation_id, fetched, slot)
+            self._spawn(or_hang_up(connection, answering, "a Fetch from the tier", logger))
+            return
+        connection.answer(slot, self.respond(connection, turn, version, correlation_id, fetched))
+        connection.resume()
 
 
 class RemoteFetchWait(Waiter):
@@ -156,11 +182,9 @@ class RemoteFetchWait(Waiter):
             # a session asks for those in front first, and only for so many in the tier at once
             failed = [want.read.wanted for want in self._wants if want.read.error is not ErrorCode.none]
             session.to_back(failed)
-        answer = self._fetches.respond(
-            connection, self._turn, self._version, self._correlation_id, self._fetched
+        self._fetches.answer(
+            connection, self._turn, self._version, self._correlation_id, self._fetched, self._slot
         )
-        connection.answer(self._slot, answer)
-        connection.resume()
 
     def _end(self) -> None:
         self.finish()

@@ -11,6 +11,7 @@ import pytest
 from protocol.apis import Api
 from protocol.checksum import Buffer
 from protocol.errors import ErrorCode
+from protocol.primitives import ROWS_AT_ONCE
 from protocol.records import end_txn_marker, iter_batches
 from remote.cold.index_object import decode_index_object
 from remote.cold.object_tier import ObjectTier, key_of
@@ -360,6 +361,25 @@ async def test_several_partitions_are_read_at_once(broker: Broker) -> None:
                 await asyncio.sleep(0.001)
         store.gate.set()
         assert [offsets_in(answer.records) for answer in await waiting] == [[0, 1, 2, 3, 4]] * 3
+
+
+async def test_an_answer_of_many_partitions_is_packed_in_turns(
+    broker: Broker, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(*_: Any) -> None:
+        raise AssertionError("it is packed at once")
+
+    await create_topic(broker, "t", **TIERED)
+    store_of(broker, kind)
+    await fill(broker, "t", segments=1)
+    missing = [(f"no{at}", 0, 1) for at in range(ROWS_AT_ONCE)]
+    fetch = broker.components.network.service._fetch  # type: ignore[attr-defined]
+    monkeypatch.setattr(fetch.remote, "respond", at_once)
+    async with await RawClient.open(broker) as client:
+        *others, answer = await ask(client, *missing, ("t", 0, 1 << 20))
+        assert offsets_in(answer.records) == [0, 1, 2, 3, 4]
+        assert {each.error_code for each in others} == {ErrorCode.unknown_topic_or_partition}
+    assert fetch._places.taken == 0
 
 
 async def test_a_partition_that_is_lost_ends_the_wait(broker: Broker) -> None:
