@@ -114,7 +114,8 @@ _MIN_FREE_DOC = (
 )
 _ROWS_DOC = (
     "How many rows one request may have, which are the items of all its arrays, nested ones counted; the "
-    "connection that sends more is closed. Produce and Fetch have bounds of their own."
+    "connection that sends more is closed. Where an answer has so many already, what the request names again "
+    "is refused."
 )
 _PRESSURE_DOC = (
     "What happens to a tiered topic whose segments cannot be copied while a disk runs full: keep everything, "

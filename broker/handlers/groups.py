@@ -30,7 +30,7 @@ from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.handlers.coordinators import sorted_by_partition
-from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -246,10 +246,10 @@ class GroupHandlers:
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
         groups: list[Fields] = []
         answered: set[str] = set()
-        rows = 0
+        rows, rows_max = 0, self._cluster.broker_config.request_rows_max
         for group in request.groups:
             yield
-            if group.group_id in answered and rows >= REPEATED_ROWS_MAX:
+            if group.group_id in answered and rows >= rows_max:
                 # Kafka repeats all of it as often as it is asked for.
                 groups.append(
                     {"group_id": group.group_id, "topics": [], "error_code": ErrorCode.invalid_request}

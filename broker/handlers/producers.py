@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
-from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from protocol.apis import Api
@@ -35,7 +35,7 @@ class ProducerHandlers:
     def describe_producers(self, ctx: Context, request: DescribeProducersRequest) -> Work[Fields]:
         topics = []
         answered: set[tuple[str, int]] = set()
-        rows = 0
+        rows, rows_max = 0, self._cluster.broker_config.request_rows_max
         for topic in request.topics:
             partitions: list[dict[str, Any]] = []
             yield
@@ -53,7 +53,7 @@ class ProducerHandlers:
                 if isinstance(found, ErrorCode):
                     is_a_name = invalid_topic_name(topic.name) is None
                     answer["error_code"] = found if is_a_name else ErrorCode.invalid_topic_exception
-                elif (topic.name, index) in answered and rows >= REPEATED_ROWS_MAX:
+                elif (topic.name, index) in answered and rows >= rows_max:
                     # Kafka repeats all of it as often as it is asked for.
                     answer["error_code"] = ErrorCode.invalid_request
                     answer["error_message"] = "the partition is named more than once"

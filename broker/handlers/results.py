@@ -24,8 +24,6 @@ R = TypeVar("R")
 
 ROWS_AT_ONCE: Final = 16
 """Rows, of a microsecond or a few each, between two turns."""
-REPEATED_ROWS_MAX: Final = 100_000
-"""In one answer, before what is named again in the request is refused."""
 SORTED_AT_ONCE: Final = 256
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)

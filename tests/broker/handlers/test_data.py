@@ -109,6 +109,22 @@ async def test_offset_for_leader_epoch(broker: Broker) -> None:
         assert await ask(0, topic="missing") == (3, -1, -1)
 
 
+async def test_a_partition_that_is_named_again_is_refused_once_there_are_many_producers(
+    broker: Broker,
+) -> None:
+    await create_topic(broker, "t", 2)
+    object.__setattr__(broker.components.cluster.broker_config, "request_rows_max", 2)
+    async with await RawClient.open(broker) as client:
+        for producer_id in (7, 9):
+            batch = batch_of(b"x", producer_id=producer_id, producer_epoch=1, base_sequence=0)
+            assert (await client.produce("t", batch)).error_code is ErrorCode.none
+        topics = [{"name": "t", "partition_indexes": [0, 0, 1, 1]}]
+        response = await client.call(Api.DESCRIBE_PRODUCERS, 0, topics=topics)
+        rows = [(row.error_code, len(row.active_producers)) for row in response.topics[0].partitions]
+        refused, fine = ErrorCode.invalid_request, ErrorCode.none
+        assert rows == [(fine, 2), (refused, 0), (fine, 0), (refused, 0)]
+
+
 async def test_producers_and_log_dirs_are_described(broker: Broker) -> None:
     await create_topic(broker, "t", 2)
     batch = batch_of(b"x", producer_id=9, producer_epoch=1, base_sequence=0)

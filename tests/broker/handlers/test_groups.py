@@ -68,6 +68,7 @@ class FakeCluster:
     refuses: bool = False
     created: int = 0
     seq: int = 0
+    broker_config: BrokerConfig = field(default_factory=lambda: config())
 
     def __post_init__(self) -> None:
         endpoint = Endpoint(listener=LISTENER, host="broker.example", port=9093)
@@ -603,6 +604,16 @@ async def test_several_groups_are_fetched_at_once(client: Client) -> None:
     reply = await client.call(Api.OFFSET_FETCH, 9, groups=groups)
     found = {g.group_id: g.topics[0].partitions[0].committed_offset for g in reply.groups}
     assert found == {GROUP: 1, "h": 2}
+
+
+async def test_a_group_that_is_named_again_is_refused_once_there_are_many_rows(client: Client) -> None:
+    await client.find()
+    object.__setattr__(client.cluster.broker_config, "request_rows_max", 6)
+    wanted = [{"name": "t", "partition_indexes": [0, 1, 2]}]
+    groups = [{"group_id": name, "topics": wanted} for name in (GROUP, GROUP, GROUP, "h", "h")]
+    reply = await client.call(Api.OFFSET_FETCH, 9, groups=groups)
+    refused, fine = ErrorCode.invalid_request, ErrorCode.none
+    assert [group.error_code for group in reply.groups] == [fine, fine, refused, fine, refused]
 
 
 async def test_an_unknown_topic_id_is_named_so(client: Client) -> None:
