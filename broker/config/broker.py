@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.config.checks import RACK_AWARE_SELECTOR
+from broker.config.groups import GROUP_LIMITS
 from broker.config.levels import Levels
 from broker.config.listeners import (
     Listener,
@@ -88,6 +89,7 @@ class BrokerConfig(Levels):
     group_consumer_max_size: int
     group_consumer_migration_policy: str
     group_consumer_session_timeout_ms: int
+    group_coordinator_rebalance_protocols: tuple[str, ...]
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
     group_max_size: int
@@ -262,6 +264,7 @@ EFFECTIVE = frozenset(
         "broker.id",
         "broker.rack",
         "controller.listener.names",
+        *GROUP_LIMITS,
         "inter.broker.listener.name",
         "listener.security.protocol.map",
         "listeners",

@@ -88,6 +88,15 @@ def _each_of(*allowed: str) -> Check:
     return check
 
 
+def _assignors(name: str, value: Any) -> None:
+    """Refuse what is not built in: Kafka loads a class of this name, and ends without it."""
+    if not value:
+        raise ConfigError(
+            f"Configuration '{name}' must not be empty. Valid values include: {', '.join(ASSIGNORS)}"
+        )
+    _each_of(*ASSIGNORS)(name, value)
+
+
 def _rebalance_protocols(name: str, value: Any) -> None:
     _each_of("consumer", "classic", "share", "streams")(name, value)
     if "classic" not in value:
@@ -123,6 +132,8 @@ def _throttled(name: str, value: Any) -> None:
         )
 
 
+ASSIGNORS = ("uniform", "range")
+"""How the broker may assign partitions to the members of a group."""
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _LEAST_SEGMENT_BYTES = 1024 * 1024
@@ -272,8 +283,7 @@ _ITEMS = _names("""
     ssl.cipher.suites ssl.enabled.protocols
 """)
 _SOME_ITEMS = _names("""
-    advertised.listeners controller.listener.names group.consumer.assignors group.share.assignors log.dir
-    log.dirs
+    advertised.listeners controller.listener.names group.share.assignors log.dir log.dirs
 """)
 BROKER_CHECKS: dict[str, Check] = {
     "replica.selector.class": _one_of("", LEADER_SELECTOR, RACK_AWARE_SELECTOR),
@@ -285,6 +295,7 @@ BROKER_CHECKS: dict[str, Check] = {
     **dict.fromkeys(_SOME_ITEMS, _some_items),
     "controller.quorum.bootstrap.servers": _each_like(r"[^@]+:[0-9]{1,5}", "{host}:{port}"),
     "controller.quorum.voters": _each_like(r"[0-9]+@[^@]+:[0-9]{1,5}", "{id}@{host}:{port}"),
+    "group.consumer.assignors": _assignors,
     "group.consumer.migration.policy": _one_of_any_case("DISABLED", "DOWNGRADE", "UPGRADE", "BIDIRECTIONAL"),
     "group.coordinator.append.linger.ms": at_least(-1),
     "group.coordinator.cached.buffer.max.bytes": at_least(512 * 1024),

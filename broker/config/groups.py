@@ -7,11 +7,22 @@ kept (the image). Invariant: no group gets beyond the limits that the broker set
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from broker.config.levels import Levels
 from broker.config.tables import BROKER, GROUP, Definition
 from broker.config.values import ConfigError, check_lengths
+
+EFFECTIVE_GROUP: Final = frozenset(
+    {"consumer.assignment.interval.ms", "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"}
+)
+"""Settings of a group that something acts on."""
+GROUP_LIMITS: Final = tuple(
+    f"group.consumer.{limit}.{name.removeprefix('consumer.')}"
+    for name in sorted(EFFECTIVE_GROUP)
+    for limit in ("max", "min")
+)
+"""Settings of a broker by which those of a group are refused."""
 
 
 def group_values(config: Levels, overrides: Mapping[str, str]) -> dict[str, Any]:

@@ -522,6 +522,10 @@ class Cluster(Member):
         """The settings of this broker as they are now."""
         return self.settings.broker_config
 
+    @property
+    def serves_consumer_groups(self) -> bool:
+        return self.settings.serves_consumer_groups
+
     def log_config(self, topic: str) -> LogConfig:
         return self.settings.log_config(topic)
 

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 from broker.config.broker import BrokerConfig
+from broker.config.groups import EFFECTIVE_GROUP
 from broker.config.tables import HIDDEN_TOPIC
 from broker.config.tiering import copy_lag_warning
 from broker.config.topics import LOG_FIELDS, log_config
 from broker.config.values import ConfigError, ResourceType, shown
 from broker.control.commands import Rules
 from broker.control.directories import new_id
+from broker.control.feature_levels import GROUP_VERSION
 from broker.control.image import Delta, Image
 from storage.policy import LogConfig
 
@@ -53,6 +55,13 @@ class Settings:
             found = self._log_configs[topic] = log_config(self.broker_config, overrides)
         return found
 
+    @property
+    def serves_consumer_groups(self) -> bool:
+        """Whether members may join groups that the broker assigns (KIP-848), by this broker's settings and by
+        the feature of the cluster."""
+        served = self.broker_config.group_coordinator_rebalance_protocols
+        return "consumer" in served and self._image.features[GROUP_VERSION] > 0
+
     def rules(self) -> Rules:
         return Rules(
             config=self.broker_config,
@@ -72,7 +81,8 @@ class Settings:
                 names = self._image.config(resource, name).keys() - _OF_TOPICS
                 warnings += _ignored(f"topic {name}", names)
             elif resource is ResourceType.GROUP:
-                warnings += _ignored(f"group {name}", self._image.config(resource, name).keys())
+                names = self._image.config(resource, name).keys() - EFFECTIVE_GROUP
+                warnings += _ignored(f"group {name}", names)
         _tell(warnings)
         if any(resource is ResourceType.BROKER for resource, _ in delta.configs_changed):
             self.load()

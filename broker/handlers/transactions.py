@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.transactions.patterns import matcher
 from broker.coordinators.transactions.transitions import BY_EPOCH
-from broker.handlers.results import REPEATED_ROWS_MAX, ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -231,9 +231,9 @@ class TransactionHandlers:
     def describe_transactions(self, ctx: Context, request: DescribeTransactionsRequest) -> Work[Fields]:
         rows: list[Fields] = []
         answered: set[str] = set()
-        partitions = 0
+        partitions, rows_max = 0, self._cluster.broker_config.request_rows_max
         for transactional_id in request.transactional_ids:
-            if transactional_id in answered and partitions >= REPEATED_ROWS_MAX:
+            if transactional_id in answered and partitions >= rows_max:
                 # Kafka repeats all of it as often as it is asked for.
                 row = _undescribed(transactional_id, ErrorCode.invalid_request)
             else:

@@ -8,8 +8,15 @@ import pytest
 
 from broker.config.broker import from_properties
 from broker.config.values import ResourceType
+from broker.control.feature_levels import GROUP_VERSION
 from broker.control.image import Delta, Image
-from broker.control.metadata_records import ConfigChanged, TopicCreated, TopicDeleted, new_partition
+from broker.control.metadata_records import (
+    ConfigChanged,
+    FeatureChanged,
+    TopicCreated,
+    TopicDeleted,
+    new_partition,
+)
 from broker.control.settings import TOLD_AT_ONCE, Settings
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
@@ -111,14 +118,15 @@ def test_what_is_set_in_vain_while_it_runs_is_told(caplog: pytest.LogCaptureFixt
     assert not caplog.records, "these mean something"
     node.set(BROKER, "", "num.io.threads", "5")
     node.set(TOPIC, "a", "preallocate", "true")
-    node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", "50000")
+    node.set(ResourceType.GROUP, "g", "share.session.timeout.ms", "50000")
     assert [record.message for record in caplog.records] == [
         "this broker: accepted without effect: num.io.threads",
         "topic a: accepted without effect: preallocate",
-        "group g: accepted without effect: consumer.session.timeout.ms",
+        "group g: accepted without effect: share.session.timeout.ms",
     ]
     node.set(BROKER, "", "log.retention.ms", "6")
-    node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", None)
+    node.set(ResourceType.GROUP, "g", "share.session.timeout.ms", None)
+    node.set(ResourceType.GROUP, "g", "consumer.session.timeout.ms", "50000")
     assert len(caplog.records) == 3, "told once"
 
 
@@ -134,3 +142,11 @@ def test_a_change_of_many_topics_is_told_in_a_few_lines(caplog: pytest.LogCaptur
     *first, last = [record.message for record in caplog.records]
     assert len(first) == TOLD_AT_ONCE
     assert last == f"{200 - TOLD_AT_ONCE} more like these came with the same change"
+
+
+def test_groups_that_the_broker_assigns_are_served_unless_settings_or_features_turn_them_off() -> None:
+    assert not Node(group_coordinator_rebalance_protocols="classic,streams").settings.serves_consumer_groups
+    node = Node(group_coordinator_rebalance_protocols="classic,consumer")
+    for level in (1, 0, 1):
+        node.image.apply_slot(node.image.seq + 1, [FeatureChanged(name=GROUP_VERSION, level=level)])
+        assert node.settings.serves_consumer_groups is (level == 1)
