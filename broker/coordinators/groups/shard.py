@@ -189,6 +189,12 @@ class GroupShard:
 
     # --- consumers ---
 
+    def is_converting(self, group_id: str) -> bool:
+        """Whether the group changes its protocol with records that are on their way: what was done for that in
+        memory must not outlive them.
+        """
+        return group_id in self.becoming_consumer or group_id in self.becoming_classic
+
     def look_up_regexes(self, group_id: str) -> None:
         """Have the topics looked through for the group's regular expressions, outside of this decision."""
         self.resolving.add(group_id)

@@ -59,17 +59,20 @@ def decide(
         case Join() if not group.members:
             return _join_emptied(shard, group, command, draft)
         case Join():
-            return _in_steps(_join(shard, group, command, draft), draft)
+            return _in_steps(shard, command, _join(shard, group, command, draft), draft)
         case Sync():
             return draft.decision(_sync(shard, group, command, draft), soft=False)
         case Heartbeat():
             return draft.decision(_heartbeat(shard, group, command, draft), soft=False)
         case Leave():
-            return _in_steps(_leave(shard, group, command, draft), draft)
+            return _in_steps(shard, command, _leave(shard, group, command, draft), draft)
 
 
-def _in_steps(work: Work[Any], draft: GroupDraft) -> Work[GroupDecision[Any]]:
-    return draft.decision((yield from work), soft=True)
+def _in_steps(
+    shard: GroupShard, command: Join | Leave, work: Work[Any], draft: GroupDraft
+) -> Work[GroupDecision[Any]]:
+    response = yield from work
+    return draft.decision(response, soft=shard.is_converting(command.group_id))
 
 
 # --- joining ---

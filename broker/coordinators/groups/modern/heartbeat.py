@@ -105,7 +105,7 @@ class ConsumerHeartbeat:
             reply = yield from _leave(shard, self, draft)
         else:
             reply = yield from _heartbeat(shard, self, draft)
-        return draft.decision(reply, soft=True)
+        return draft.decision(reply, soft=shard.is_converting(self.group_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class Driver:
     ids: int = 0
 
     def __post_init__(self) -> None:
-        self.machine = GroupMachine(self.config, self.memory.share())
+        self.machine = self.made()
         finish(self.machine.loaded(self.now))
 
     @property
@@ -102,12 +102,14 @@ class Driver:
         before = self.machine.durable
         self.machine.memory.release()
         self.machine = self.replayed()
-        self.machine.memory = self.memory.share()
         assert self.machine.durable == before
         finish(self.machine.loaded(self.now))
 
+    def made(self) -> GroupMachine:
+        return GroupMachine(self.config, self.memory.share())
+
     def replayed(self) -> GroupMachine:
-        machine = GroupMachine(self.config)
+        machine = self.made()
         for offset, (key, value) in enumerate(self.log):
             record = machine.decode(key, value)
             assert record is not None
