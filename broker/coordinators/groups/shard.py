@@ -190,8 +190,8 @@ class GroupShard:
     # --- consumers ---
 
     def is_converting(self, group_id: str) -> bool:
-        """Whether the group changes its protocol with records that are on their way: what was done for that in
-        memory must not outlive them.
+        """Whether the group changes its protocol with records that are on their way: what was done for that
+        in memory must not outlive them.
         """
         return group_id in self.becoming_consumer or group_id in self.becoming_classic
 

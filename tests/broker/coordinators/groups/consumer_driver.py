@@ -16,6 +16,7 @@ from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat, ResolveRegexes
 from broker.coordinators.groups.modern.reconcile import Claim
 from broker.coordinators.groups.modern.regexes import matching
+from broker.coordinators.groups.offsets import ExpireOffsets
 from broker.coordinators.groups.shard import ConsumerSettings
 from broker.coordinators.groups.topics import Topics
 from protocol.errors import ErrorCode
@@ -93,6 +94,9 @@ class ConsumerDriver(Driver):
             "claims": (),
         }
         return self.beat(member_id, 0, **(values | changes))
+
+    def ask_expiry(self) -> Any:
+        return self.ask(ExpireOffsets(group_ids=(*self.machine.groups, *self.machine.consumers)))
 
     def look_up(self) -> None:
         """Look through the topics for the groups that want it, as the coordinator does."""

@@ -100,7 +100,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(who=WHO, epoch=st.integers(-3, 9), index=st.integers(0, 5))
     def lie(self, who: int, epoch: int, index: int) -> None:
-        """Claim what it may not own, in an epoch it may not be in; then it is as gone as one that is fenced."""
+        """Claim what it may not own, in an epoch it may not be in; then it is as gone as one fenced."""
         member = self.members[who]
         claims = claims_of({(UUID(int=1), index), (UUID(int=99), 0)})
         if epoch > 0:
