@@ -19,6 +19,7 @@ from broker.admin.pieces import pieces
 from broker.admin.tier_metrics import tier_families
 from broker.admin.wal_metrics import wal_families
 from broker.control.metadata_records import NO_LEADER
+from broker.coordinators.groups.consumer_group import GroupState
 from broker.coordinators.groups.membership import State
 from broker.loop_monitor import BOUNDS_S
 from protocol.apis import KNOWN
@@ -292,6 +293,7 @@ def _memory(
 _GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}
 _GROUP_EVENTS: Final = (
     ("group_completed_rebalance_count", "completed_rebalances", "Rebalances completed."),
+    ("consumer_group_rebalance_count", "consumer_rebalances", "Epochs of groups that the server assigns."),
     ("offset_commit_count", "committed_offsets", "Offsets committed."),
     ("offset_expiration_count", "expired_offsets", "Offsets expired."),
 )
@@ -320,6 +322,19 @@ def _groups(groups: GroupCoordinator) -> Iterator[Metric]:
     partitions.add_metric(["active"], len(machines))
     yield partitions
     yield GaugeMetricFamily(f"{name}_waiting", "Group requests that wait.", value=statistics.waiting)
+    consumers: Counter[GroupState] = Counter()
+    for machine in machines:
+        consumers.update(machine.consumers)
+    kinds = GaugeMetricFamily(f"{name}_group_count", "Groups, by their protocol.", labels=["protocol"])
+    kinds.add_metric(["classic"], states.total())
+    kinds.add_metric(["consumer"], consumers.total())
+    yield kinds
+    by_state = GaugeMetricFamily(
+        f"{name}_consumer_group_count", "Groups that the server assigns, by their state.", labels=["state"]
+    )
+    for group_state in GroupState:
+        by_state.add_metric([group_state.value.lower()], consumers[group_state])
+    yield by_state
     for suffix, attribute, text in _GROUP_EVENTS:
         total = sum(getattr(machine, attribute) for machine in machines)
         yield CounterMetricFamily(f"{name}_{suffix}", text, value=total)

@@ -69,14 +69,27 @@ async def test_groups_producers_and_the_process_are_told_of(broker: Broker) -> N
             "protocols": [{"name": "range", "metadata": b""}],
         }
         assert (await client.call(Api.JOIN_GROUP, 3, **join)).error_code == 0
-        found = {
-            sample.name: sample.value
-            for family in broker.components.metrics()
-            for sample in family.samples
-            if not sample.labels
+        beat = {
+            "group_id": "h",
+            "member_id": "m",
+            "member_epoch": 0,
+            "rebalance_timeout": 30_000,
+            "subscribed_topic_names": ["t"],
+            "topic_partitions": [],
         }
+        assert (await client.call(Api.CONSUMER_GROUP_HEARTBEAT, 0, **beat)).error_code == 0
+        samples = [sample for family in broker.components.metrics() for sample in family.samples]
+        found = {sample.name: sample.value for sample in samples if not sample.labels}
+        labelled = {(one.name, *one.labels.values()): one.value for one in samples}
     name = "kafka_coordinator_group_groupmetadatamanager"
-    assert found[f"{name}_numgroups"] == found[f"{name}_nummembers"] == 1
+    assert found[f"{name}_numgroups"] == 1
+    assert found[f"{name}_nummembers"] == 2
+    kinds = "kafka_server_group_coordinator_metrics"
+    assert labelled[f"{kinds}_group_count", "classic"] == 1
+    assert labelled[f"{kinds}_group_count", "consumer"] == 1
+    assert labelled[f"{kinds}_consumer_group_count", "stable"] == 1
+    assert labelled[f"{kinds}_consumer_group_count", "empty"] == 0
+    assert found[f"{kinds}_consumer_group_rebalance_count_total"] == 1
     assert found[f"{name}_numgroupscompletingrebalance"] == 1
     assert found["kafka_server_replicamanager_produceridcount"] == 1
     assert found["kafka_server_delayedoperationpurgatory_purgatorysize"] == 0

@@ -20,6 +20,7 @@ from broker.control.metadata_records import BrokerRegistered, PartitionImage, To
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator
 from broker.coordinators.topic_coordinator import partition_of
 from broker.endpoint import Endpoint
+from broker.handlers.consumer_groups import ConsumerGroupHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.groups import GroupHandlers
 from protocol.apis import SERVED, Api
@@ -95,6 +96,10 @@ class FakeCluster:
     def subscribe(self, listener: Callable[[Delta], None]) -> None:
         self.listeners.append(listener)
 
+    @property
+    def broker_config(self) -> BrokerConfig:
+        return config()
+
     def has_lost_peer(self) -> bool:
         return False
 
@@ -121,12 +126,15 @@ class Client:
         self.groups = GroupCoordinator(
             config=config, world=world, cluster=self.cluster, replicas=self.replicas, turns=turns()
         )
-        handlers = GroupHandlers(groups=self.groups, cluster=self.cluster, turns=turns())
         nobody: Any = None
         finding = CoordinatorHandlers(
             groups=self.groups, transactions=nobody, cluster=self.cluster, turns=turns()
         )
-        self.routes = {**handlers.routes(), **finding.routes()}
+        self.routes = {
+            **GroupHandlers(groups=self.groups, cluster=self.cluster, turns=turns()).routes(),
+            **ConsumerGroupHandlers(groups=self.groups, turns=turns()).routes(),
+            **finding.routes(),
+        }
 
     async def call(self, api: Api, version: int, /, **fields: Any) -> Any:
         """The newest version when it is negative."""
