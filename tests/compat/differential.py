@@ -160,11 +160,11 @@ def in_order(items: list[Any], names: Sequence[str]) -> list[Any]:
     """Sorted by what the entries are about; the entries of one topic as one."""
 
     def about(item: Any) -> str:
-        return str([item.get(name) for name in names])
+        return str([item.get(name) for name in names]) if isinstance(item, dict) else ""
 
     merged: list[Any] = []
     for item in sorted(items, key=lambda item: about(item) + str(item)):
-        held = next((name for name in HELD_BY_A_TOPIC if name in item), None)
+        held = next((name for name in HELD_BY_A_TOPIC if isinstance(item, dict) and name in item), None)
         if held and merged and about(merged[-1]) == about(item):
             both = merged[-1][held] + item[held]
             merged[-1] = {**merged[-1], held: in_order(both, UNORDERED[held].split())}

@@ -44,6 +44,8 @@ MEMBER_BYTES: Final = 1 << 10
 _PARTITION_BYTES: Final = 128
 _TEXT_BYTES: Final = 64
 _NEW: Final = CurrentAssignment()
+_FIRST_EPOCH: Final = 1
+"""Of a group for which no record names another one."""
 
 
 class GroupState(Enum):
@@ -292,7 +294,7 @@ class ConsumerGroup:
 
     @property
     def epoch(self) -> int:
-        return self.group_epoch.epoch if self.group_epoch is not None else 0
+        return self.group_epoch.epoch if self.group_epoch is not None else _FIRST_EPOCH
 
     @property
     def is_stale(self) -> bool:

@@ -40,7 +40,7 @@ async def beat(client: Client, version: int = -1, **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "group_id": GROUP,
         "member_id": "m",
-        "member_epoch": 1,
+        "member_epoch": 2,
         "instance_id": None,
         "rack_id": None,
         "rebalance_timeout": -1,
@@ -70,11 +70,11 @@ def partitions(answer: Any) -> dict[UUID, list[int]]:
 async def test_a_member_joins_stays_and_leaves(client: Client, version: int) -> None:
     joined = await join(client, version)
     assert joined.error_code is ErrorCode.none
-    assert (joined.member_id, joined.member_epoch) == ("m", 1)
+    assert (joined.member_id, joined.member_epoch) == ("m", 2)
     assert joined.heartbeat_interval.total_seconds() == 5
     assert partitions(joined) == {TOPIC_ID: [0, 1, 2]}
     stayed = await beat(client, version)
-    assert (stayed.error_code, stayed.member_epoch, stayed.assignment) == (ErrorCode.none, 1, None)
+    assert (stayed.error_code, stayed.member_epoch, stayed.assignment) == (ErrorCode.none, 2, None)
     left = await beat(client, version, member_epoch=-1)
     assert (left.error_code, left.member_epoch) == (ErrorCode.none, -1)
 
@@ -141,13 +141,13 @@ async def test_describing(client: Client, version: int) -> None:
     answer = await client.call(DESCRIBE, version, group_ids=both, include_authorized_operations=True)
     found, missing = answer.groups
     assert found.error_code is ErrorCode.none
-    assert (found.group_state, found.group_epoch, found.assignment_epoch) == ("Stable", 1, 1)
+    assert (found.group_state, found.group_epoch, found.assignment_epoch) == ("Stable", 2, 2)
     assert found.assignor_name == "uniform"
     assert found.authorized_operations == 3400
     (member,) = found.members
     assert (member.member_id, member.instance_id, member.rack_id) == ("m", "i", "r")
     assert (member.client_id, member.client_host) == ("client", "/10.0.0.1")
-    assert (member.member_epoch, tuple(member.subscribed_topic_names)) == (1, ("t",))
+    assert (member.member_epoch, tuple(member.subscribed_topic_names)) == (2, ("t",))
     for assignment in (member.assignment, member.target_assignment):
         (row,) = assignment.topic_partitions
         assert (row.topic_id, row.topic_name, tuple(row.partitions)) == (TOPIC_ID, "t", (0, 1, 2))
@@ -190,10 +190,10 @@ async def test_who_reads_offsets_as_a_member_is_one(client: Client, version: int
         code: ErrorCode = answer.groups[0].error_code
         return code
 
-    assert await fetched("m", 1) is ErrorCode.none
+    assert await fetched("m", 2) is ErrorCode.none
     assert await fetched(None, -1) is ErrorCode.none
-    assert await fetched("m", 0) is ErrorCode.stale_member_epoch
-    assert await fetched("x", 1) is ErrorCode.unknown_member_id
+    assert await fetched("m", 1) is ErrorCode.stale_member_epoch
+    assert await fetched("x", 2) is ErrorCode.unknown_member_id
 
 
 async def test_a_topic_that_changes_is_noticed(client: Client) -> None:
@@ -208,7 +208,7 @@ async def test_a_topic_that_changes_is_noticed(client: Client) -> None:
     await settle()
     assert group.is_stale
     await beat(client)
-    assert group.epoch == 2
+    assert group.epoch == 3
 
 
 # --- settings ---
@@ -233,11 +233,11 @@ async def test_assignments_follow_each_other_as_set() -> None:
     async with running(group_consumer_assignment_interval_ms="0") as client:
         await join(client)
         await join(client, member_id="n")
-        assert client.groups.machine(GROUP).consumers[GROUP].target_epoch == 2
+        assert client.groups.machine(GROUP).consumers[GROUP].target_epoch == 3
     async with running() as client:
         await join(client)
         await join(client, member_id="n")
-        assert client.groups.machine(GROUP).consumers[GROUP].target_epoch == 1
+        assert client.groups.machine(GROUP).consumers[GROUP].target_epoch == 2
 
 
 async def test_a_group_has_at_most_as_many_members_as_set() -> None:

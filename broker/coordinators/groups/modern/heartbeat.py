@@ -178,7 +178,7 @@ def _heartbeat(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft)
         before=member,
         after=updated,
         replaced=replaced,
-        bump=names_changed or regex.is_resolved or group.epoch == 0,
+        bump=names_changed or regex.is_resolved,
         has_subscription_changed=names_changed or regex.has_changed,
         lost_regexes=regex.lost,
         claims=command.claims,

@@ -23,7 +23,7 @@ _COMPILED_MAX: Final = 128
 _AS_KAFKA_SAYS: Final = {
     "missing ]": "missing closing ]",
     "missing )": "missing closing )",
-    "unexpected )": "unmatched closing )",
+    "unexpected )": "regexp/syntax: internal error",
     "no argument for repetition operator": "missing argument to repetition operator",
     "invalid repetition size": "invalid repeat count",
     "bad repetition operator": "invalid nested repetition operator",
@@ -41,6 +41,8 @@ def check_regex(regex: str) -> None:
         reason = error.args[0] if error.args else ""
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
         kind = text.partition(":")[0]
+        if text.startswith("invalid perl operator: (?<"):
+            kind = "invalid named capture group"
         raise KafkaError(
             ErrorCode.invalid_regular_expression,
             f"SubscribedTopicRegex `{regex}` is not a valid regular expression: "

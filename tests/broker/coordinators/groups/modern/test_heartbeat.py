@@ -57,26 +57,26 @@ def settled(d: ConsumerDriver, *members: Consumer) -> None:
 def test_the_first_member_gets_everything(d: ConsumerDriver) -> None:
     answer = d.join()
     assert answer["member_id"] == "m"
-    assert answer["member_epoch"] == 1
+    assert answer["member_epoch"] == 2
     assert answer["heartbeat_interval_ms"] == 5_000
     assert flat(answer["assignment"]) == d.partitions("t")
     assert d.consumers.state is GroupState.STABLE
-    assert (d.consumers.epoch, d.consumers.target_epoch) == (1, 1)
+    assert (d.consumers.epoch, d.consumers.target_epoch) == (2, 2)
 
 
 def test_a_heartbeat_that_changes_nothing_makes_no_record(d: ConsumerDriver) -> None:
     d.join()
     written = len(d.log)
-    answer = d.beat("m", 1)
+    answer = d.beat("m", 2)
     assert answer["assignment"] is None
-    assert answer["member_epoch"] == 1
+    assert answer["member_epoch"] == 2
     assert len(d.log) == written
 
 
 def test_a_full_heartbeat_is_told_its_assignment_again(d: ConsumerDriver) -> None:
     d.join()
     written = len(d.log)
-    answer = d.beat("m", 1, topics=("t",), claims=(), rebalance_timeout_ms=REBALANCE_MS)
+    answer = d.beat("m", 2, topics=("t",), claims=(), rebalance_timeout_ms=REBALANCE_MS)
     assert flat(answer["assignment"]) == d.partitions("t")
     assert len(d.log) == written
 
@@ -86,18 +86,18 @@ def test_the_second_member_gets_its_share_once_it_was_given_up(d: ConsumerDriver
     one.beat()
     d.advance(INTERVAL_MS)
     two.beat()
-    assert two.epoch == 2
+    assert two.epoch == 3
     assert not two.owned
     assert d.consumers.members["m2"].current.state is MemberState.UNRELEASED_PARTITIONS
     answer = one.beat()
-    assert answer["member_epoch"] == 1, "it stays behind until it has given up what it must"
+    assert answer["member_epoch"] == 2, "it stays behind until it has given up what it must"
     assert d.consumers.members["m1"].current.state is MemberState.UNREVOKED_PARTITIONS
     assert len(one.wanted) == 2
     assert len(one.owned) == 4
     two.beat()
     assert not two.owned
     one.revoke()
-    assert one.beat()["member_epoch"] == 2
+    assert one.beat()["member_epoch"] == 3
     two.beat()
     assert len(one.owned) == len(two.owned) == 2
     assert d.consumers.state is GroupState.STABLE
@@ -108,12 +108,12 @@ def test_the_next_assignment_waits_for_its_interval(d: ConsumerDriver) -> None:
     one.beat()
     d.advance(INTERVAL_MS - 1)
     two.beat()
-    assert two.epoch == 1
-    assert (d.consumers.epoch, d.consumers.target_epoch) == (2, 1)
+    assert two.epoch == 2
+    assert (d.consumers.epoch, d.consumers.target_epoch) == (3, 2)
     assert d.consumers.state is GroupState.ASSIGNING
     d.advance(1)
     one.beat()
-    assert d.consumers.target_epoch == 2
+    assert d.consumers.target_epoch == 3
     assert d.consumers.state is GroupState.RECONCILING
 
 
@@ -121,7 +121,7 @@ def test_without_an_interval_each_change_is_assigned_at_once(d: ConsumerDriver) 
     d.settings = ConsumerSettings(assignment_interval_ms=0)
     d.join("m1")
     d.join("m2")
-    assert d.consumers.target_epoch == 2
+    assert d.consumers.target_epoch == 3
 
 
 def test_the_assignor_most_members_ask_for_assigns(d: ConsumerDriver) -> None:
@@ -138,7 +138,7 @@ def test_a_full_group_takes_no_more(d: ConsumerDriver) -> None:
     error = refusal(d, member_id="m2", topics=("t",))
     assert error.code is ErrorCode.group_max_size_reached
     assert error.message == "The consumer group has reached its maximum capacity of 1 members."
-    assert d.join("m1")["member_epoch"] == 1
+    assert d.join("m1")["member_epoch"] == 2
 
 
 # --- refusals ---
@@ -153,7 +153,7 @@ def test_a_group_that_is_not_there(d: ConsumerDriver) -> None:
 
 def test_a_member_nobody_knows(d: ConsumerDriver) -> None:
     d.join()
-    for epoch in (1, -1):
+    for epoch in (2, -1):
         error = refusal(d, member_id="x", member_epoch=epoch)
         assert error.code is ErrorCode.unknown_member_id
         assert error.message == "Member x is not a member of group g."
@@ -161,11 +161,11 @@ def test_a_member_nobody_knows(d: ConsumerDriver) -> None:
 
 def test_an_epoch_of_the_future_is_fenced(d: ConsumerDriver) -> None:
     d.join()
-    error = refusal(d, member_epoch=2)
+    error = refusal(d, member_epoch=3)
     assert error.code is ErrorCode.fenced_member_epoch
     assert error.message == (
-        "The consumer group member has a greater member epoch (2) than the one known by the group "
-        "coordinator (1). The member must abandon all its partitions and rejoin."
+        "The consumer group member has a greater member epoch (3) than the one known by the group "
+        "coordinator (2). The member must abandon all its partitions and rejoin."
     )
 
 
@@ -208,7 +208,7 @@ def test_another_subscription_takes_away_at_once_what_it_lacks(d: ConsumerDriver
     one = Consumer(d, "m1")
     one.beat()
     one.beat(topics=("u",))
-    assert d.consumers.epoch == 2
+    assert d.consumers.epoch == 3
     assert not one.wanted
     assert d.consumers.members["m1"].current.state is MemberState.UNREVOKED_PARTITIONS
     one.revoke()
@@ -224,7 +224,7 @@ def test_new_partitions_reach_the_members(d: ConsumerDriver) -> None:
     d.add_partitions("t", 2)
     d.advance(INTERVAL_MS)
     one.beat()
-    assert one.epoch == 2
+    assert one.epoch == 3
     assert one.owned == d.partitions("t")
     assert len(one.owned) == 6
 
@@ -244,7 +244,7 @@ def test_a_topic_nobody_reads_changes_nothing(d: ConsumerDriver) -> None:
     d.join()
     d.create("u", 2)
     written = len(d.log)
-    d.beat("m", 1)
+    d.beat("m", 2)
     assert len(d.log) == written
     assert not d.consumers.is_stale
 
@@ -253,7 +253,7 @@ def test_a_list_of_topics_that_an_earlier_kafka_left_is_deleted(d: ConsumerDrive
     d.join()
     d.machine.apply(TopicsRecord(group_id=GROUP, value=True), offset=99, producer_id=-1)
     d.consumers.checked_in_epoch = None
-    d.beat("m", 1)
+    d.beat("m", 2)
     assert not d.consumers.has_topics_record
 
 
@@ -415,7 +415,7 @@ def test_an_instance_that_is_in_use(d: ConsumerDriver) -> None:
 
 def test_an_instance_nobody_knows(d: ConsumerDriver) -> None:
     d.join("m1")
-    error = refusal(d, member_id="m1", member_epoch=1, instance_id="i9")
+    error = refusal(d, member_id="m1", member_epoch=2, instance_id="i9")
     assert (error.code, error.message) == (ErrorCode.unknown_member_id, "Instance id i9 is unknown.")
 
 
@@ -432,12 +432,12 @@ def commit(d: ConsumerDriver, epoch: int, **changes: Any) -> Any:
 def test_a_member_commits_in_its_epoch(d: ConsumerDriver) -> None:
     one = Consumer(d, "m1")
     one.beat()
-    assert commit(d, 1) == (ErrorCode.none,)
-    assert commit(d, 2) is ErrorCode.stale_member_epoch
-    assert commit(d, 0) is ErrorCode.stale_member_epoch
-    assert commit(d, 1, member_id="x") is ErrorCode.unknown_member_id
+    assert commit(d, 2) == (ErrorCode.none,)
+    assert commit(d, 3) is ErrorCode.stale_member_epoch
+    assert commit(d, 1) is ErrorCode.stale_member_epoch
+    assert commit(d, 2, member_id="x") is ErrorCode.unknown_member_id
     assert commit(d, -1, member_id="") is ErrorCode.unknown_member_id
-    assert commit(d, 1, knows_epochs=False) is ErrorCode.unsupported_version
+    assert commit(d, 2, knows_epochs=False) is ErrorCode.unsupported_version
 
 
 def test_an_epoch_behind_may_commit_what_it_has_had_since(d: ConsumerDriver) -> None:
@@ -465,7 +465,7 @@ def test_an_empty_group_takes_commits_of_anybody(d: ConsumerDriver) -> None:
 def test_offsets_of_topics_members_read_are_kept(d: ConsumerDriver) -> None:
     one = Consumer(d, "m1")
     one.beat()
-    commit(d, 1)
+    commit(d, 2)
     assert d.delete_offsets(("t", 0)) == (ErrorCode.group_subscribed_to_topic,)
     assert d.delete_groups(GROUP) == (ErrorCode.non_empty_group,)
     one.leave()
