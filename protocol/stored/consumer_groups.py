@@ -80,7 +80,8 @@ class MemberMetadata:
     client_host: str = ""
     topics: tuple[str, ...] = ()
     """In order, each once."""
-    regex: str | None = None
+    regex: str | None = ""
+    """Empty for a member that has none; None in records of earlier brokers."""
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
     classic: ClassicSide | None = None

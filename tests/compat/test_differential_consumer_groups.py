@@ -34,7 +34,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[Twin
 
 
 def new_topic(twins: Twins, partitions: int) -> str:
-    """Make a topic that the coordinators of both sides know; Kafka's hears of it a while after its leaders."""
+    """Make a topic that the coordinators of both sides know; Kafka's hears of it after its leaders do."""
     topic = twins.topic(partitions=partitions)
     for side in twins.sides:
         until(partial(_assigns, side, topic, partitions), f"an assignment of {topic}")
@@ -120,7 +120,8 @@ class Group:
 
 
 def _texts(answer: Any) -> list[Any]:
-    rows = [answer, *getattr(answer, "groups", ())]
+    groups = sorted(getattr(answer, "groups", ()), key=lambda row: row.group_id)
+    rows = [answer, *groups]
     return [getattr(row, "error_message", None) for row in rows]
 
 
@@ -188,9 +189,12 @@ def test_another_subscription(twins: Twins) -> None:
 @pytest.mark.parametrize("assignor", ["uniform", "range"])
 def test_an_assignor(twins: Twins, assignor: str) -> None:
     group = Group(twins, partitions=3)
-    other = new_topic(twins, 3)
+    topics = [group.topic]
+    if assignor == "range":
+        # which topic `uniform` takes first depends on the topics' ids
+        topics.append(new_topic(twins, 3))
     for member_id in ("a", "b"):
-        group.join(member_id, server_assignor=assignor, subscribed_topic_names=[group.topic, other])
+        group.join(member_id, server_assignor=assignor, subscribed_topic_names=topics)
     group.beat("a", 2, topic_partitions=[])
     group.beat("b", 3, topic_partitions=[])
     described = group.same(
@@ -319,7 +323,7 @@ def test_offsets_of_members(twins: Twins) -> None:
                 group.same(Api.OFFSET_COMMIT, version, **fields)
     for version in (9, 10):
         for epoch in (-1, 0, 1, 2, 3):
-            for member in ("a", "x", None):
+            for member in ("a", "x", None) if epoch < 0 else ("a", "x"):
                 asked = [{"name": group.topic, "topic_id": TopicId(group.topic), "partition_indexes": [0, 9]}]
                 row = {
                     "group_id": group.group_id,

@@ -240,7 +240,8 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
             for state in list(self._states.values()):
                 if state.status is not Status.ACTIVE:
                     continue
-                for group_ids in portions(state.machine.groups):
+                machine = state.machine
+                for group_ids in portions((*machine.groups, *machine.consumers)):
                     await self._ask_one(state, ExpireOffsets(group_ids=group_ids))
                     await asyncio.sleep(0)
 

@@ -124,6 +124,7 @@ def test_there_and_back(record: ConsumerGroupRecord) -> None:
                     client_id="c",
                     client_host="h",
                     topics=("a",),
+                    regex=None,
                     rebalance_timeout_ms=5,
                     classic=ClassicSide(session_timeout_ms=4, protocols=(("range", b"xx"),)),
                 ),

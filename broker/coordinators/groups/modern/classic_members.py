@@ -59,7 +59,7 @@ def decide(
         case Join() if not group.members:
             return _join_emptied(shard, group, command, draft)
         case Join():
-            return _in_steps(shard, command, _join(shard, group, command, draft), draft)
+            return _in_steps(shard, command, _join_or_refuse(shard, group, command, draft), draft)
         case Sync():
             return draft.decision(_sync(shard, group, command, draft), soft=False)
         case Heartbeat():
@@ -86,6 +86,16 @@ def _join_emptied(
         return draft.decision(join_error(ErrorCode.unknown_member_id, command.member_id), soft=False)
     draft.records += group.tombstones()
     return (yield from command.decide(shard, draft))
+
+
+def _join_or_refuse(
+    shard: GroupShard, group: ConsumerGroup, command: Join, draft: GroupDraft
+) -> Work[JoinReply]:
+    try:
+        return (yield from _join(shard, group, command, draft))
+    except KafkaError as error:
+        draft.records.clear()
+        return join_error(error.code)
 
 
 def _join(shard: GroupShard, group: ConsumerGroup, command: Join, draft: GroupDraft) -> Work[JoinReply]:

@@ -271,8 +271,13 @@ def test_a_classic_member_that_does_not_sync_is_fenced(d: ConsumerDriver) -> Non
 def test_what_a_classic_member_says_is_checked(d: ConsumerDriver) -> None:
     new, old = Consumer(d, "m1"), Classic(d, "c1")
     settled(d, new)
-    assert old.join(protocol_type="connect") is ErrorCode.inconsistent_group_protocol
-    assert old.join(protocols=(("range", b"\0"),)) is ErrorCode.unknown_server_error
+    refused = old.join(protocol_type="connect")
+    assert refused["error_code"] is ErrorCode.inconsistent_group_protocol
+    refused = old.join(protocols=(("range", b"\0"),))
+    assert refused["error_code"] is ErrorCode.unknown_server_error
+    written = len(d.log)
+    assert old.join(instance_id="i9")["error_code"] is ErrorCode.unknown_member_id
+    assert len(d.log) == written
     old.join()
     old.sync()
     old.generation += 1
@@ -375,4 +380,5 @@ def test_a_group_of_another_kind_cannot_become_one_of_consumers(d: ConsumerDrive
 def test_without_migration_no_classic_member_joins(d: ConsumerDriver) -> None:
     d.machine.config = GroupConfig(migration_policy="disabled")
     settled(d, Consumer(d, "m1"))
-    assert Classic(d, "c1").join() is ErrorCode.inconsistent_group_protocol
+    refused = Classic(d, "c1").join()
+    assert refused["error_code"] is ErrorCode.inconsistent_group_protocol
