@@ -1,8 +1,9 @@
 """Owns the verdict: each rule is a pure function from a history to the ways in which it was broken.
 
 The rules carry the numbers of the project's list of invariants. Here are those that a client could state;
-what replicas and the metadata log owe each other is in replica_checks.py. Those that speak of tiers and
-transactions join with the parts they speak of. Does not own how a history came to be.
+what replicas and the metadata log owe each other is in replica_checks.py, those that speak of tiers, of
+transactions and of groups that a server assigns have files of their own. Does not own how a history came to
+be.
 
 Invariant: a rule looks only at values; the same history gives the same verdict, and each broken promise has
 one rule that names it.
@@ -30,6 +31,8 @@ class Case:
         self.custody = Custody(history)
         self.wal: object = None
         """What the rules about the WAL tier folded from its journal."""
+        self.book: object = None
+        """What the rules about transactions worked out."""
 
     def is_forgotten(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
         """Whether what was committed at this offset, seen between the two, was lost by all who had it."""
@@ -414,7 +417,8 @@ def stale_is_rejected(case: Case) -> Iterator[str]:
     history = case.history
     if _group_was_forgotten(case):
         return
-    for group in sorted({sync.group for sync in history.syncs}):
+    assigned = {beat.group for beat in history.beats}  # members of these have epochs of their own
+    for group in sorted({sync.group for sync in history.syncs} - assigned):
         handed_out = sorted((sync.done, sync.generation) for sync in history.syncs if sync.group == group)
         claims: list[tuple[float, int, str]] = [
             (commit.invoked, commit.generation, f"commit {commit.tag}")

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
+from uuid import UUID
 
 from protocol import messages, records, wire
 from protocol.apis import Api
@@ -31,6 +32,7 @@ from tests.sim.history import (
     Fetch,
     History,
     Mark,
+    Marker,
     Result,
     TopicPartition,
     classify,
@@ -48,6 +50,8 @@ REQUEST_TIMEOUT_S = 3.0
 METADATA_MAX_AGE_S = 10.0
 BY_TOPIC_ID = 13  # the first version of Produce that names topics by id
 PREFERRED, UNCLEAN = 0, 1
+OF_GROUPS, OF_TRANSACTIONS = 0, 1
+"""What a coordinator is asked for: the kinds of keys."""
 TOPIC, SET, OF_THE_TOPIC = 2, 0, 1  # as a resource, an operation, a source of a setting
 
 VERSIONS: Mapping[Api, tuple[int, ...]] = {
@@ -175,7 +179,8 @@ class SimClient:
         self.leaders: dict[TopicPartition, tuple[int, int]] = {}  # node and leader epoch
         self.learned: dict[TopicPartition, float] = {}  # when that was
         self.nearer: dict[TopicPartition, int] = {}  # the follower a leader told us to read from
-        self.coordinators: dict[str, Address] = {}
+        self.coordinators: dict[tuple[int, str], Address] = {}  # by kind of key and key
+        self.topic_names: dict[UUID, str] = {}
         self.rack = ""
         self.versions = {api: rng.choice(versions) for api, versions in VERSIONS.items()}
 
@@ -238,15 +243,15 @@ class SimClient:
             return None
         return address
 
-    async def line_to_coordinator(self, group: str) -> Line:
+    async def line_to_coordinator(self, key: str, kind: int = OF_GROUPS) -> Line:
         while True:
             try:
-                if group not in self.coordinators:
-                    await self.find_coordinator(group)
-                if group in self.coordinators:
-                    return await self.line_at(self.coordinators[group])
+                if (kind, key) not in self.coordinators:
+                    await self.find_coordinator(key, kind)
+                if (kind, key) in self.coordinators:
+                    return await self.line_at(self.coordinators[kind, key])
             except Lost:
-                self.coordinators.pop(group, None)
+                self.coordinators.pop((kind, key), None)
             await self.pause(RETRY_S)
 
     def hang_up(self, line: Line) -> None:
@@ -259,9 +264,7 @@ class SimClient:
             self.leaders = {
                 tp: led for tp, led in self.leaders.items() if self.addresses.get(led[0]) != address
             }
-            self.coordinators = {
-                group: known for group, known in self.coordinators.items() if known != address
-            }
+            self.coordinators = {key: known for key, known in self.coordinators.items() if known != address}
         if self.home in gone:
             self.home = (self.rng.choice(self.env.hosts), BROKER_PORT)
 
@@ -309,6 +312,7 @@ class SimClient:
         for broker in answer.brokers:
             self.addresses[broker.node_id] = (broker.host, broker.port)
         for topic in answer.topics:
+            self.topic_names[topic.topic_id] = topic.name
             for row in topic.partitions:
                 tp = (topic.name, row.partition_index)
                 if row.leader_epoch >= self.leaders.get(tp, (-1, -1))[1]:
@@ -550,12 +554,12 @@ class SimClient:
             )
         )
 
-    async def find_coordinator(self, group: str) -> None:
-        """Asking is also what creates the offsets topic."""
-        self.coordinators.pop(group, None)
-        answer = await self.ask(Api.FIND_COORDINATOR, {"key": group, "key_type": 0})
+    async def find_coordinator(self, key: str, kind: int = OF_GROUPS) -> None:
+        """Asking is also what creates the topic that coordinators keep their state in."""
+        self.coordinators.pop((kind, key), None)
+        answer = await self.ask(Api.FIND_COORDINATOR, {"key": key, "key_type": kind})
         if answer.error_code == ErrorCode.none:
-            self.coordinators[group] = (answer.host, answer.port)
+            self.coordinators[kind, key] = (answer.host, answer.port)
 
     async def elect_unclean(self, tps: Sequence[TopicPartition]) -> None:
         """What an operator does when every in-sync replica is gone for good."""
@@ -572,7 +576,14 @@ class SimClient:
     # fetch --------------------------------------------------------------------------------------------------
 
     async def fetch(
-        self, tp: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int, seek: bool
+        self,
+        tp: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        seek: bool,
+        is_committed: bool = False,
     ) -> Fetch:
         """One fetch of one partition, recorded when it was answered well; Lost when it was not answered."""
         line, epoch = await self._line_for_reading(tp)
@@ -593,7 +604,7 @@ class SimClient:
                     "max_wait": max_wait_ms,
                     "min_bytes": 1,
                     "max_bytes": 1 << 20,
-                    "isolation_level": 0,
+                    "isolation_level": int(is_committed),
                     "session_id": 0,
                     "session_epoch": -1,
                     "topics": [{"topic": tp[0], "partitions": [row]}],
@@ -623,6 +634,11 @@ class SimClient:
             log_start_offset=messages.get(found, "log_start_offset", -1),
             node=line.node,
             life=line.life,
+            is_committed=is_committed,
+            aborted=tuple(
+                (each.producer_id, each.first_offset)
+                for each in messages.get(found, "aborted_transactions", ()) or ()
+            ),
         )
         nearer = messages.get(found, "preferred_read_replica", -1)
         if fetch.result == "ok" and nearer >= 0:
@@ -699,10 +715,22 @@ def read_batches(data: Any) -> list[Batch]:
 
 
 def read_batch(view: memoryview, at: int, header: records.BatchHeader) -> Batch:
+    rows = records.iter_records(view, at, header)
+    marker: Marker = ""
+    values: tuple[int, ...] = ()
+    if header.is_control:
+        for record in rows:
+            kind, _, _ = records.parse_control(record)
+            marker = "commit" if kind == records.ControlType.COMMIT else "abort"
+    else:
+        values = tuple(value_of(record.value) for record in rows)
     return Batch(
         base_offset=header.base_offset,
         next_offset=header.next_offset,
         leader_epoch=header.leader_epoch,
         digest=digest(view[at : at + header.size]),
-        values=tuple(value_of(record.value) for record in records.iter_records(view, at, header)),
+        values=values,
+        producer=(header.producer_id, header.producer_epoch),
+        is_transactional=header.is_transactional,
+        marker=marker,
     )

@@ -20,6 +20,8 @@ from protocol.errors import ErrorCode
 
 Result = Literal["ok", "fail", "unknown"]
 TopicPartition = tuple[str, int]
+Marker = Literal["", "commit", "abort"]
+Fate = Literal["committed", "aborted", "unknown"]
 
 UNKNOWN_CODES = frozenset(
     {
@@ -64,6 +66,14 @@ def value_of(data: bytes | None) -> int:
     return value if payload(value) == data else -1
 
 
+class Origin(NamedTuple):
+    """One record that was read to be copied."""
+
+    tp: TopicPartition
+    offset: int
+    value: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """One batch of one producer; `node` and `life` are those of the broker that answered the attempt which
@@ -87,6 +97,10 @@ class Send:
     sequence: int = -1
     attempts: int = 1
     ends: tuple[tuple[int, int], ...] = ()
+    transaction: str = ""
+    """The key of the transaction that it is in."""
+    origins: tuple[Origin, ...] = ()
+    """What a copier read each of these values from."""
 
     @property
     def since(self) -> float:
@@ -96,11 +110,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
+    """`producer` is its id and epoch. A `marker` ends the transaction of its producer and has no value."""
+
     base_offset: int
     next_offset: int
     leader_epoch: int
     digest: str
     values: tuple[int, ...]
+    producer: tuple[int, int] = (-1, -1)
+    is_transactional: bool = False
+    marker: Marker = ""
 
     def pairs(self) -> list[tuple[int, int]]:
         return list(enumerate(self.values, self.base_offset))
@@ -125,6 +144,52 @@ class Fetch:
     log_start_offset: int = -1
     node: int = 1
     life: int = 0
+    is_committed: bool = False
+    """Whether it asked for nothing but what is committed (read_committed)."""
+    aborted: tuple[tuple[int, int], ...] = ()
+    """The producer id and the first offset of each aborted transaction that the answer names."""
+
+    def delivered(self) -> list[tuple[int, int]]:
+        """The (offset, value) of every record that a stock client hands to its user."""
+        if not self.is_committed:
+            return [pair for batch in self.batches for pair in batch.pairs() if pair[0] >= self.offset]
+        waiting = sorted(self.aborted, key=lambda each: each[1])
+        given: list[tuple[int, int]] = []
+        aborting: set[int] = set()
+        for batch in self.batches:
+            while waiting and waiting[0][1] < batch.next_offset:
+                aborting.add(waiting.pop(0)[0])
+            if batch.marker == "abort":
+                aborting.discard(batch.producer[0])
+            elif not (batch.is_transactional and batch.producer[0] in aborting):
+                given += [pair for pair in batch.pairs() if pair[0] >= self.offset]
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One transaction as its producer knows of it in the end. It is `aborted` when nobody ever asked for its
+    commit (`asked` is None), or the commit was refused for certain."""
+
+    key: str
+    client: str
+    transactional_id: str
+    producer: tuple[int, int]
+    version: int
+    """Of the protocol: 1 adds its partitions before it writes to them, 2 has an epoch of its own."""
+    begun: float
+    done: float
+    fate: Fate
+    asked: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSeen:
+    """What a coordinator tells of a transactional id when all have had their time to end."""
+
+    transactional_id: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +288,23 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """One heartbeat of a member whose group the server assigns. `claimed` is what it said that it owns, None
+    for as before; `given` is what it was told to own, None for as before. It leaves with an epoch below 0."""
+
+    group: str
+    member: str
+    sent_epoch: int
+    epoch: int
+    claimed: tuple[TopicPartition, ...] | None
+    given: tuple[TopicPartition, ...] | None
+    invoked: float
+    done: float
+    result: Result
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """`tag` is unique and travels as the commit's metadata, so a read names the commit it saw."""
 
@@ -236,6 +318,8 @@ class Commit:
     done: float
     result: Result
     error: str = ""
+    transaction: str = ""
+    """The key of the transaction that it is in; its result is that transaction's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,6 +694,11 @@ class History:
     remains: list[Remains] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
+    beats: list[Beat] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
+    transactions_seen: list[TransactionSeen] = field(default_factory=list)
+    copies_of: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
+    """By group of copiers: what they read."""
     commits: list[Commit] = field(default_factory=list)
     commit_reads: list[CommitRead] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
@@ -650,6 +739,8 @@ class History:
             + len(self.marks)
             + len(self.syncs)
             + len(self.heartbeats)
+            + len(self.beats)
+            + len(self.transactions)
             + len(self.commits)
             + len(self.commit_reads)
         )

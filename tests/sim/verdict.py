@@ -10,12 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.sim import admin_checks, checks, leak_checks, replica_checks, tier_checks, wal_checks
+from tests.sim import (
+    admin_checks,
+    checks,
+    group_checks,
+    leak_checks,
+    replica_checks,
+    tier_checks,
+    transaction_checks,
+    wal_checks,
+)
 from tests.sim.checks import Case
 from tests.sim.history import History, Send
 
 RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     **checks.RULES,
+    **transaction_checks.RULES,
+    **group_checks.RULES,
     **replica_checks.RULES,
     **tier_checks.RULES,
     **wal_checks.RULES,

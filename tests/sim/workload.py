@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from struct import Struct
 from typing import Any
 
 from protocol import records
@@ -269,6 +270,8 @@ class Consumer:
     seek_chance: float = 0.05
     rewind_chance: float = 0.0
     """Of going back to anywhere, which may be in the tier."""
+    is_committed: bool = False
+    """Whether it asks for nothing but what is committed."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     seeks: set[TopicPartition] = field(default_factory=set)
 
@@ -296,6 +299,7 @@ class Consumer:
                 max_bytes=client.rng.choice((1, 200, 1 << 20)),
                 max_wait_ms=client.rng.choice((0, 100, 400)),
                 seek=tp in self.seeks,
+                is_committed=self.is_committed,
             )
         except Lost:
             await client.pause(RETRY_S)
@@ -311,6 +315,71 @@ class Consumer:
 
 
 # group members ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Committer:
+    """Commits offsets one by one, each under a tag of its own; who dies meanwhile leaves it as unknown."""
+
+    client: SimClient
+    group: str
+    version: int
+    commits: int = 0
+    unsettled: Commit | None = None
+
+    def __post_init__(self) -> None:
+        self.client.process.on_death.append(self._died)
+
+    def _died(self, power: bool) -> None:
+        """Nobody will learn what became of this commit."""
+        if self.unsettled is not None:
+            self.client.env.history.commits.append(self.unsettled)
+
+    async def commit(self, tp: TopicPartition, offset: int, *, member: str, generation: int) -> ErrorCode:
+        client = self.client
+        line = await client.line_to_coordinator(self.group)
+        self.commits += 1
+        commit = self.unsettled = Commit(
+            group=self.group,
+            member=member,
+            generation=generation,
+            tp=tp,
+            offset=offset,
+            tag=f"{client.name}-{self.commits}",
+            invoked=client.now,
+            done=float("inf"),
+            result="unknown",
+        )
+        code = ErrorCode.network_exception
+        try:
+            code = await self._ask(line, commit)
+        finally:
+            self.unsettled = None
+            result = classify_commit(code)
+            client.env.loop.trace("committed", self.group, tp, offset, result)
+            client.env.history.commits.append(
+                replace(commit, done=client.now, result=result, error=code.name)
+            )
+        return code
+
+    async def _ask(self, line: Line, commit: Commit) -> ErrorCode:
+        row = {
+            "partition_index": commit.tp[1],
+            "committed_offset": commit.offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": commit.tag,
+        }
+        fields = {
+            "group_id": self.group,
+            "generation_id_or_member_epoch": commit.generation,
+            "member_id": commit.member,
+            "group_instance_id": None,
+            "topics": [{"name": commit.tp[0], "partitions": [row]}],
+        }
+        answer = await self.client.answer(line, line.ask(Api.OFFSET_COMMIT, self.version, fields))
+        code: ErrorCode = answer.topics[0].partitions[0].error_code
+        return code
+
 
 SESSION_TIMEOUT_MS = 6000
 REBALANCE_TIMEOUT_MS = 3000
@@ -330,30 +399,28 @@ class Member:
     vanish_chance: float = 0.1
     member_id: str = ""
     generation: int = -1
-    commits: int = 0
-    unsettled: Commit | None = None
+    owned: tuple[TopicPartition, ...] = ()
+    committer: Committer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client.process.on_death.append(self._died)
-
-    def _died(self, power: bool) -> None:
-        """Nobody will learn what became of this commit."""
-        if self.unsettled is not None:
-            self.client.env.history.commits.append(self.unsettled)
+        version = self.client.versions[Api.OFFSET_COMMIT]
+        self.committer = Committer(client=self.client, group=self.group, version=version)
 
     async def run(self) -> None:
         for _ in range(self.rounds):
             if self.client.env.stopping:
                 break
             try:
-                owned = await self._join()
+                owned = await self.join()
                 if owned is not None:
                     await self._work(owned)
             except Lost:
                 await self.client.pause(RETRY_S)
 
-    async def _join(self) -> tuple[TopicPartition, ...] | None:
-        client = self.client
+    async def join(self) -> tuple[TopicPartition, ...] | None:
+        """What it owns in the generation that it has joined; None when there is none for it."""
+        client, self.owned = self.client, ()
+        topics = sorted({topic for topic, _ in self.partitions})
         answer = await client.ask(
             Api.JOIN_GROUP,
             {
@@ -363,7 +430,7 @@ class Member:
                 "member_id": self.member_id,
                 "group_instance_id": None,
                 "protocol_type": PROTOCOL_TYPE,
-                "protocols": [{"name": PROTOCOL_NAME, "metadata": b"\0\1\0\0\0\0\xff\xff\xff\xff"}],
+                "protocols": [{"name": PROTOCOL_NAME, "metadata": encode_subscription(topics, ())}],
                 "reason": None,
             },
             line=await client.line_to_coordinator(self.group),
@@ -371,7 +438,7 @@ class Member:
         )
         if answer.error_code == ErrorCode.member_id_required:
             self.member_id = answer.member_id
-            return await self._join()
+            return await self.join()
         if answer.error_code != ErrorCode.none:
             await self._refused(answer.error_code)
             return None
@@ -404,7 +471,7 @@ class Member:
         if answer.error_code != ErrorCode.none:
             await self._refused(answer.error_code)
             return None
-        owned = decode_owned(bytes(answer.assignment))
+        owned = self.owned = decode_owned(bytes(answer.assignment))
         client.env.loop.trace("owns", self.group, self.generation, len(owned))
         client.env.history.syncs.append(
             Sync(
@@ -421,7 +488,7 @@ class Member:
     async def _work(self, owned: tuple[TopicPartition, ...]) -> None:
         client = self.client
         for _ in range(client.rng.randrange(1, 5)):
-            if client.env.stopping or not await self._heartbeat():
+            if client.env.stopping or not await self.heartbeat():
                 return
             for tp in owned:
                 at = await self._committed(tp)
@@ -434,7 +501,7 @@ class Member:
             client.hang_up(await client.line_to_coordinator(self.group))
             self.member_id = ""
 
-    async def _heartbeat(self) -> bool:
+    async def heartbeat(self) -> bool:
         client, invoked = self.client, self.client.now
         answer = await client.ask(
             Api.HEARTBEAT,
@@ -465,52 +532,10 @@ class Member:
         return None if read is None else max(0, read.offset)
 
     async def _commit(self, tp: TopicPartition, offset: int) -> bool:
-        client = self.client
-        line = await client.line_to_coordinator(self.group)
-        self.commits += 1
-        commit = self.unsettled = Commit(
-            group=self.group,
-            member=self.member_id,
-            generation=self.generation,
-            tp=tp,
-            offset=offset,
-            tag=f"{client.name}-{self.commits}",
-            invoked=client.now,
-            done=float("inf"),
-            result="unknown",
-        )
-        code = ErrorCode.network_exception
-        try:
-            code = await self._ask_commit(line, commit)
-        finally:
-            self.unsettled = None
-            result = classify_commit(code)
-            client.env.loop.trace("committed", self.group, tp, offset, result)
-            client.env.history.commits.append(
-                replace(commit, done=client.now, result=result, error=code.name)
-            )
-        if result != "ok":
+        code = await self.committer.commit(tp, offset, member=self.member_id, generation=self.generation)
+        if classify_commit(code) != "ok":
             await self._refused(code)
-        return result == "ok"
-
-    async def _ask_commit(self, line: Line, commit: Commit) -> ErrorCode:
-        row = {
-            "partition_index": commit.tp[1],
-            "committed_offset": commit.offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": commit.tag,
-        }
-        fields = {
-            "group_id": self.group,
-            "generation_id_or_member_epoch": self.generation,
-            "member_id": self.member_id,
-            "group_instance_id": None,
-            "topics": [{"name": commit.tp[0], "partitions": [row]}],
-        }
-        version = self.client.versions[Api.OFFSET_COMMIT]
-        answer = await self.client.answer(line, line.ask(Api.OFFSET_COMMIT, version, fields))
-        code: ErrorCode = answer.topics[0].partitions[0].error_code
-        return code
+        return code == ErrorCode.none
 
     async def _leave(self) -> None:
         await self.client.ask(
@@ -533,6 +558,7 @@ class Member:
 
 # A coordinator that is not available may also have been lost between the append and the answer.
 NO_COORDINATOR = frozenset({ErrorCode.coordinator_not_available, ErrorCode.not_coordinator})
+LOADING = NO_COORDINATOR | {ErrorCode.coordinator_load_in_progress}
 
 
 def classify_commit(code: ErrorCode) -> Result:
@@ -574,10 +600,48 @@ async def read_commit(client: SimClient, group: str, tp: TopicPartition) -> Comm
     return read
 
 
+# Kafka's own format of what members tell each other through their coordinator, which reads it when members of
+# both protocols are in one group.
+
+
+def encode_subscription(topics: Sequence[str], owned: Sequence[TopicPartition]) -> bytes:
+    """Version 1: topics, no user data, what is owned."""
+    rows = b"".join(_string(topic) for topic in topics)
+    return b"".join((b"\0\1", _INT.pack(len(topics)), rows, _INT.pack(-1), _by_topic(owned)))
+
+
 def encode_owned(partitions: Sequence[TopicPartition]) -> bytes:
-    return ";".join(f"{topic}:{index}" for topic, index in partitions).encode()
+    """Version 1: partitions by topic, no user data."""
+    return b"".join((b"\0\1", _by_topic(partitions), _INT.pack(-1)))
+
+
+def _by_topic(partitions: Sequence[TopicPartition]) -> bytes:
+    topics = sorted({topic for topic, _ in partitions})
+    parts = [_INT.pack(len(topics))]
+    for name in topics:
+        indexes = [index for topic, index in partitions if topic == name]
+        parts += [_string(name), _INT.pack(len(indexes)), *(_INT.pack(index) for index in indexes)]
+    return b"".join(parts)
+
+
+def _string(text: str) -> bytes:
+    return _SHORT.pack(len(text)) + text.encode()
 
 
 def decode_owned(data: bytes) -> tuple[TopicPartition, ...]:
-    rows = [row.rsplit(":", 1) for row in data.decode().split(";") if row]
-    return tuple((topic, int(index)) for topic, index in rows)
+    """The partitions of an assignment; of no bytes at all none."""
+    if not data:
+        return ()
+    found: list[TopicPartition] = []
+    (topics,), at = _INT.unpack_from(data, 2), 6
+    for _ in range(topics):
+        (size,) = _SHORT.unpack_from(data, at)
+        topic = data[at + 2 : at + 2 + size].decode()
+        at += 2 + size
+        (count,) = _INT.unpack_from(data, at)
+        found += [(topic, index) for (index,) in _INT.iter_unpack(data[at + 4 : at + 4 + 4 * count])]
+        at += 4 + 4 * count
+    return tuple(found)
+
+
+_INT, _SHORT = Struct(">i"), Struct(">h")
