@@ -17,15 +17,18 @@ How a seed becomes a verdict, in the order of the story:
 
 3. The clients. client.py is one raw client: lines, metadata, single operations, each recorded once, as ok,
    fail or unknown. workload.py is what clients do all day: producers, consumers, group members. walker.py
-   writes what a broker must walk for many turns of its loop. operators.py is what operators do: topics come,
-   grow, move and go.
+   writes what a broker must walk for many turns of its loop. transactor.py is a producer with transactions,
+   in both versions of their protocol, and its users; subscriber.py a member of a group that the server
+   assigns; copier.py is both: it reads, writes and commits what it has read in one transaction. operators.py
+   is what operators do: topics come, grow, move and go.
 
 4. The faults. scenario.py starts all of it; nemesis.py commits what the plan says, to whom the moment says,
-   and aims some faults at the time between what was done and the news of it. Replicas are sampled meanwhile.
+   and aims some faults at the time between what was done and the news of it, or at a coordinator some steps
+   after the end of a transaction is asked for. Replicas are sampled meanwhile.
 
 5. The end. Everything heals, and liveness counts: every broker is back, every replica in sync, every client
-   comes to its end, a deletion in quiet is answered at once. Then all is read as a client reads it, and every
-   disk is looked at:
+   comes to its end and every transaction too, a deletion in quiet is answered at once. Then all is read as a
+   client reads it, and every disk is looked at:
        restart.py     opens a copy of a disk as the broker's next start would
        salvage.py     how far a disk can be read, worked out without the broker
        inspection.py  recovery is exact, and a second restart changes nothing
@@ -36,6 +39,8 @@ How a seed becomes a verdict, in the order of the story:
 
 7. The verdict. verdict.py asks every rule for the ways in which it was broken:
        checks.py          what a client could state
+       transaction_checks.py  what becomes of transactions, and what is read of them
+       group_checks.py    who owns what in groups that the server assigns
        replica_checks.py  what replicas and the metadata log owe each other
        admin_checks.py    what operators were told, and what brokers tell
        leak_checks.py     what a broker may still hold
@@ -43,7 +48,7 @@ How a seed becomes a verdict, in the order of the story:
    Of a replica that counts which lies at or above its log start (history.ReplicaLog).
 
 Beside the seeds there are plays: play.py is a script on the same stage instead of a plan, with a load and the
-same verdict (test_scenarios.py, test_log_starts.py).
+same verdict (test_scenarios.py, test_log_starts.py). test_transactions.py has such plays of its own.
 
 A new fault is a kind in plan.py and what it does in nemesis.py; a new promise is a rule in one of the checks
 with a mutation in their tests that it catches; another broker is another Node on the same Stage.

@@ -75,6 +75,8 @@ VERSIONS: Mapping[Api, tuple[int, ...]] = {
     Api.LEAVE_GROUP: (4,),
     Api.OFFSET_COMMIT: (8,),
     Api.OFFSET_FETCH: (7,),
+    Api.LIST_TRANSACTIONS: (1,),
+    Api.CONSUMER_GROUP_HEARTBEAT: (1,),
 }
 
 

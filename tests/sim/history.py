@@ -684,6 +684,8 @@ class History:
 
     single_replica_flush: bool = False
     forgets: bool = False
+    clocks_differ: bool = False
+    """Somebody's clock was set: what is to happen at a time may happen an hour or a day later."""
     unclean_topics: set[str] = field(default_factory=set)
     sends: list[Send] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)

@@ -147,9 +147,11 @@ def batches_of(parts: Sequence[tuple[str, int, bytes]]) -> list[Batch]:
 def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchHeader]) -> list[str]:
     wrong: list[str] = []
     producers: dict[int, tuple[int, deque[records.BatchHeader]]] = {}
+    opened: dict[int, int] = {}
     for header in tiered:
         if header.next_offset <= log.segments[0].base_offset:
             _count(producers, header, log)
+            _open(opened, header, log)
     end = log.segments[0].base_offset
     for segment in log.segments:
         rows = _walk(segment)
@@ -157,6 +159,7 @@ def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchH
         for _, header, _ in rows:
             end = header.next_offset
             _count(producers, header, log)
+            _open(opened, header, log)
     end = max(end, log.segments[-1].base_offset)
     if log.log_end_offset != end:
         wrong.append(f"the log ends at {end}, it says {log.log_end_offset}")
@@ -174,7 +177,33 @@ def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchH
         # there was a moment at which they had expired.
         if entry is None or entry.epoch != epoch or known[-len(owed) :] != owed:
             wrong.append(f"producer {producer_id}: the log says {epoch} {owed}, the table {entry} {known}")
-    return wrong
+    return wrong + _check_opened(log, opened)
+
+
+def _check_opened(log: UnifiedLog, opened: Mapping[int, int]) -> list[str]:
+    """Return the producers of which the table says something else about an open transaction than the log,
+    where that can tell: what was deleted may have begun one."""
+    known = {
+        producer_id: entry.txn_first_offset
+        for producer_id, entry in log.producer_table.entries.items()
+        if entry.txn_first_offset >= 0
+    }
+    return [
+        f"producer {producer_id}: the log has a transaction open from {opened.get(producer_id)} on, the table"
+        f" from {known.get(producer_id)} on"
+        for producer_id in sorted(known.keys() | opened.keys())
+        if opened.get(producer_id) != known.get(producer_id)
+        and not (producer_id in known and known[producer_id] < log.log_start_offset)
+    ]
+
+
+def _open(opened: dict[int, int], header: records.BatchHeader, log: UnifiedLog) -> None:
+    if header.next_offset <= log.log_start_offset or not header.is_transactional:
+        return
+    if header.is_control:
+        opened.pop(header.producer_id, None)
+    else:
+        opened.setdefault(header.producer_id, header.base_offset)
 
 
 def _count(
@@ -183,12 +212,13 @@ def _count(
     log: UnifiedLog,
 ) -> None:
     is_counted = header.next_offset > log.log_start_offset  # see ReplicaLog
-    if not is_counted or header.producer_id < 0 or header.is_control:
+    if not is_counted or header.producer_id < 0:
         return
     epoch, batches = producers.get(header.producer_id, (-1, deque(maxlen=REMEMBERED_BATCHES)))
     if header.producer_epoch != epoch:
         batches = deque(maxlen=REMEMBERED_BATCHES)
-    batches.append(header)
+    if header.base_sequence >= 0:  # which neither a marker has nor what a coordinator writes for a producer
+        batches.append(header)
     producers[header.producer_id] = (header.producer_epoch, batches)
 
 

@@ -15,8 +15,9 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.sim.client import SimClient
-from tests.sim.node import Node
+from tests.sim.client import Lost, SimClient
+from tests.sim.history import TopicPartition
+from tests.sim.node import Node, node_of
 from tests.sim.plan import INTO_A_HOLD, INTO_A_HOLD_OF_A_CLUSTER, LONE_LEADER, Fault, Plan
 from tests.sim.stage import Stage
 
@@ -26,6 +27,9 @@ ZOMBIE_SHARE = 0.5
 RESTART_DELAYS_S = (0.3, 1.0, 4.0, 12.0)
 AWAY_S = 14.0
 """Longer than a session."""
+PAUSED_S = 5.0
+"""Of a client; with what the plan adds, about as long as sessions and transactions last."""
+COORDINATED = "__consumer_offsets", "__transaction_state"
 
 
 class Nemesis:
@@ -38,6 +42,9 @@ class Nemesis:
         self._back_at: dict[int, float] = {}
         self._partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
         self._is_over = False
+        self._moves = 0
+        self._at_the_end: list[Fault] = []
+        """What waits for the end of a transaction to be asked for."""
 
     async def run(self) -> None:
         loop, plan = self.stage.loop, self.plan
@@ -83,10 +90,29 @@ class Nemesis:
         node = None
         if fault.target == "controller":
             node = stage.controller()
+        elif fault.target == "coordinator":
+            node = self._some_coordinator()
         elif fault.target == "leader":
             topic = self.rng.choice(sorted(self.plan.topics))
             node = stage.leader((topic, self.rng.randrange(self.plan.topics[topic])))
         return node or self.rng.choice(list(stage.nodes.values()))
+
+    def _coordinated(self) -> list[TopicPartition]:
+        """The partitions in which coordinators keep what they know."""
+        topics = self.stage.truth.image.topics
+        return self.stage.partitions_of(name for name in COORDINATED if name in topics)
+
+    def _some_coordinator(self) -> Node | None:
+        partitions = self._coordinated()
+        return self.stage.leader(self.rng.choice(partitions)) if partitions else None
+
+    def at_an_end(self, host: str) -> None:
+        """Told when the end of a transaction is asked for, and of whom."""
+        node = self.stage.nodes.get(node_of(host))
+        if node is not None and self._at_the_end and not self._is_over:
+            fault = self._at_the_end.pop(0)
+            self.stage.loop.trace("fault at an end", fault.kind, node.name, fault.amount)
+            self._arm_death(node, fault)
 
     def _may_lose(self, node: Node) -> bool:
         """Whether this node's unsynced bytes may go now, and if so, that they are on their way."""
@@ -139,6 +165,12 @@ class Nemesis:
         match kind:
             case "kill" | "power" | "kill-in-write" | "power-in-write":
                 self._arm_death(node, fault)
+            case "kill-at-an-end" | "power-at-an-end":
+                self._at_the_end.append(fault)
+            case "move-leader":
+                self._move_leader(node)
+            case "pause-client":
+                self._pause_client(fault)
             case "kill-all":
                 for each in stage.nodes.values():
                     each.kill()
@@ -311,6 +343,34 @@ class Nemesis:
     def _now_and_then_slow(self, kind: str, key: str) -> float:
         """One request in four, so that it ends after those that follow it."""
         return self.rng.random() if self.rng.random() < 0.25 else 0.0
+
+    def _move_leader(self, node: Node) -> None:
+        """What an operator does who rebalances: another replica of what this one coordinates leads."""
+        led = [tp for tp in self._coordinated() if self.stage.leader(tp) is node]
+        found = self.stage.truth.image.partition(*self.rng.choice(led)) if led else None
+        if found is None or len(found.replicas) < 2:
+            return
+        tp = next(tp for tp in led if self.stage.truth.image.partition(*tp) is found)
+        others = [number for number in found.replicas if number != node.id]
+        self._moves += 1
+        operator = self.stage.client(f"mover-{self._moves}")
+
+        async def move() -> None:
+            try:
+                await operator.reassign(tp, [*others, node.id])
+                await operator.elect_preferred(tp)
+            except Lost:
+                self.stage.loop.trace("not moved", *tp)
+
+        operator.start(move())
+
+    def _pause_client(self, fault: Fault) -> None:
+        """One that comes back as a zombie, if it was away for longer than it may be."""
+        living = [client.process for client, _ in self.mortal if client.process.alive]
+        if living:
+            process = self.rng.choice(living)
+            process.pause()
+            self._later(PAUSED_S + fault.seconds, process.resume)
 
     def _kill_client(self) -> None:
         living = [entry for entry in self.mortal if entry[0].process.alive]

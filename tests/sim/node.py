@@ -269,6 +269,7 @@ class Node:
             self.process.resume()
 
     def step_clock(self, milliseconds: int) -> None:
+        self._history.clocks_differ = True
         self._clock_ahead_ms += milliseconds
         self._clock_was_ahead_ms = max(self._clock_was_ahead_ms, self._clock_ahead_ms)
         self.loop.trace("clock", self.name, milliseconds)

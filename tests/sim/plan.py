@@ -77,6 +77,22 @@ WAL_RESTS_SHARE = 0.1
 """Of those: minutes in which nothing happens but that."""
 WAL_KINDS = ("wal-down", "wal-hangs", "wal-slow", "wal-late", "wal-lossy")
 """What only a plan of topics that use the WAL tier asks for: it comes to the lane of one broker."""
+TRANSACTIONS_SHARE = COPIERS_SHARE = SUBSCRIBERS_SHARE = TWIN_SHARE = 1 / 3
+COPY_TIMEOUT_MS = 4000
+"""Of a copier's transaction."""
+CLEANUP = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+OF_SUBSCRIBERS = {
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "1000",
+}
+"""What brokers are told, so that sessions of members end while a run lasts."""
+AT_THE_END = "kill-at-an-end", "power-at-an-end"
+"""Some steps after the end of a transaction is asked for: between append and apply, between the record that
+prepares it and its markers, between those and the record that completes it."""
+AT_A_LONE_COORDINATOR = (*AT_THE_END, "kill-at-an-end", "kill", "restart", "pause-client", "disk-full")
+AT_COORDINATORS = (*AT_A_LONE_COORDINATOR, "pause", "cut-from-peers", "zombie", "move-leader")
 # What ends a life of the broker, or a connection under way, finds the most.
 HEAVY = {
     **dict.fromkeys(("kill", "kill-in-write", "power", "power-in-write", "reset"), 3),
@@ -119,11 +135,39 @@ class WalkerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactorPlan:
+    """A producer with transactions; `twin_at_s` is when another begins with the same transactional id."""
+
+    count: int
+    pause_s: float
+    version: int
+    timeout_ms: int
+    twin_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopierPlan:
+    version: int
+    is_subscriber: bool
+    twin_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberPlan:
+    """A member of a group that the server assigns; `instance` is its static name."""
+
+    rounds: int
+    instance: str | None
+    assignor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`consumers` are the racks they are in, `operators` how many orders each of them gives. `quiet` are the
     times (from, for how long) in which nobody produces; `ends_quietly` that the end is looked at in quiet.
-    `tier_orders` is how often somebody switches the tier of a topic off or on, `wal_orders` the same of the
-    WAL tier; `wal_rests` that the end is looked at once what nothing needs is gone from it."""
+    `copied_to` is how many partitions copiers write to. `tier_orders` is how often somebody switches the
+    tier of a topic off or on, `wal_orders` the same of the WAL tier; `wal_rests` that the end is looked at
+    once what nothing needs is gone from it."""
 
     brokers: int
     replicas: int
@@ -134,6 +178,10 @@ class Plan:
     walkers: tuple[WalkerPlan, ...]
     consumers: tuple[str, ...]
     members: int
+    transactors: tuple[TransactorPlan, ...]
+    copiers: tuple[CopierPlan, ...]
+    copied_to: int
+    subscribers: tuple[SubscriberPlan, ...]
     deletes: int
     quiet: tuple[tuple[float, float], ...]
     operators: tuple[int, ...]
@@ -149,6 +197,19 @@ class Plan:
     @property
     def is_unclean(self) -> bool:
         return self.topic_configs.get("unclean.leader.election.enable") == "true"
+
+    @property
+    def configs_of_copies(self) -> dict[str, str]:
+        """How the topic that copiers write to is made: as the others, but nothing of it ever goes."""
+        kept = "min.insync.replicas", "unclean.leader.election.enable"
+        return {name: self.topic_configs[name] for name in kept if name in self.topic_configs}
+
+    @property
+    def transactions_last_s(self) -> float:
+        """When every transaction has ended for certain, once all is well."""
+        cleanup_ms = self.properties.get(CLEANUP, "0")
+        timeouts_ms = [COPY_TIMEOUT_MS, *(each.timeout_ms for each in self.transactors)]
+        return (int(cleanup_ms) + max(timeouts_ms)) / 1000 + 10.0
 
     @property
     def is_tiered(self) -> bool:
@@ -191,12 +252,21 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
     of_wal = random.Random(f"{seed}/wal")
     wal_of_brokers, wal_of_topics = _in_wal(of_wal, brokers)
     of_quiet = random.Random(f"{seed}/quiet")
+    exactly = _exactly_once(random.Random(f"{seed}/transactions"), brokers, last_s)
+    subscribers = _subscribers(random.Random(f"{seed}/subscribers"))
     of_walks = random.Random(f"{seed}/walks")
     walkers, packing = _walkers(of_walks, last_s)
     return Plan(
         brokers=brokers,
         replicas=replicas,
-        properties={**_properties(rng, brokers), **of_brokers, **wal_of_brokers, **tier_of_brokers},
+        properties={
+            **_properties(rng, brokers),
+            **of_brokers,
+            **wal_of_brokers,
+            **tier_of_brokers,
+            **exactly.properties,
+            **(OF_SUBSCRIBERS if subscribers or any(one.is_subscriber for one in exactly.copiers) else {}),
+        },
         topics={"t": rng.choice((1, 2)) + (WALKED_MORE if walkers else 0), "d": 1},
         topic_configs={
             **_topic_configs(rng, replicas),
@@ -210,6 +280,10 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
         walkers=walkers,
         consumers=tuple(rng.choice(RACKS) for _ in range(rng.choice((1, 1, 2)))),
         members=rng.choice((0, 0, 1, 2, 3)),
+        transactors=exactly.transactors,
+        copiers=exactly.copiers,
+        copied_to=exactly.copied_to,
+        subscribers=subscribers,
         deletes=rng.choice((0, 1, 3)),
         quiet=_quiet(of_quiet, last_s),
         operators=tuple(rng.choice((3, 8, 14)) for _ in range(rng.choice((0, 0, 1, 2, 2)))),
@@ -220,6 +294,7 @@ def plan_of(seed: int, *, brokers: int = 1) -> Plan:
             *_faults_of(rng, of_walks, last_s, is_cluster=is_cluster, has_walkers=bool(walkers)),
             *parted,
             *(_wal_faults(of_wal, last_s) if wal_of_topics else ()),
+            *exactly.faults,
         ),
         faults_last_s=last_s,
         network=NetworkProfile(
@@ -360,6 +435,81 @@ def _wal_faults(rng: random.Random, last_s: float) -> tuple[Fault, ...]:
             target=rng.choice(("any", "leader", "leader")),
         )
         for _ in range(rng.choice((0, 0, 1, 2)))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactlyOnce:
+    """What a plan has of transactions."""
+
+    properties: Mapping[str, str]
+    transactors: tuple[TransactorPlan, ...] = ()
+    copiers: tuple[CopierPlan, ...] = ()
+    copied_to: int = 0
+    faults: tuple[Fault, ...] = ()
+
+
+def _exactly_once(rng: random.Random, brokers: int, last_s: float) -> ExactlyOnce:
+    """In a third of all runs producers have transactions, and in half of those there are copiers."""
+    if rng.random() >= TRANSACTIONS_SHARE:
+        return ExactlyOnce(properties={})
+    properties = {
+        "transaction.state.log.num.partitions": rng.choice(("1", "2")),
+        "transaction.state.log.replication.factor": str(min(3, brokers)),
+        "transaction.state.log.min.isr": str(min(2, brokers)),
+        CLEANUP: rng.choice(("300", "1000", "5000")),
+    }
+    transactors = tuple(
+        TransactorPlan(
+            count=rng.choice((4, 8, 14)),
+            pause_s=rng.choice((0.0, 0.2, last_s / 20)),
+            version=rng.choice((1, 2, 2)),
+            timeout_ms=rng.choice((1500, 4000, 8000)),
+            twin_at_s=rng.random() * last_s if rng.random() < TWIN_SHARE else None,
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    )
+    copiers: tuple[CopierPlan, ...] = ()
+    if rng.random() < COPIERS_SHARE:
+        is_subscriber = rng.random() < 0.5
+        copiers = tuple(
+            CopierPlan(
+                version=rng.choice((1, 2, 2)),
+                is_subscriber=is_subscriber,
+                twin_at_s=rng.random() * last_s if rng.random() < TWIN_SHARE else None,
+            )
+            for _ in range(rng.choice((1, 2)))
+        )
+    faults = tuple(
+        Fault(
+            at_s=rng.random() * last_s,
+            kind=rng.choice(AT_COORDINATORS if brokers > 1 else AT_A_LONE_COORDINATOR),
+            amount=rng.choice((rng.randrange(1, 30), rng.randrange(1, 200))),
+            seconds=rng.choice((0.5, 2.0, 9.0) if brokers > 1 else (0.05, 0.5, 2.0)),
+            target="coordinator",
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )
+    return ExactlyOnce(
+        properties=properties,
+        transactors=transactors,
+        copiers=copiers,
+        copied_to=rng.choice((1, 2)) if copiers else 0,
+        faults=faults,
+    )
+
+
+def _subscribers(rng: random.Random) -> tuple[SubscriberPlan, ...]:
+    """In a third of all runs members of the group let the server assign it, beside those that do not."""
+    if rng.random() >= SUBSCRIBERS_SHARE:
+        return ()
+    return tuple(
+        SubscriberPlan(
+            rounds=rng.choice((2, 3)),
+            instance=f"instance-{number}" if rng.random() < 0.3 else None,
+            assignor=rng.choice((None, "uniform", "range")),
+        )
+        for number in range(rng.choice((1, 2, 3)))
     )
 
 

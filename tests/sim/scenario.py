@@ -9,21 +9,38 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from remote.wal.window import IN_FLIGHT_MAX
 from tests.sim.client import RETRY_S, Lost, SimClient
+from tests.sim.copier import Copier, Membership
 from tests.sim.history import History, TopicPartition
 from tests.sim.nemesis import Nemesis
 from tests.sim.operators import Operator, TierOperator, WalOperator
-from tests.sim.plan import GROUP, WAL_UPLOADS, Plan, ProducerPlan, WalkerPlan, brokers_of, plan_of, tiering_of
+from tests.sim.plan import (
+    COPY_TIMEOUT_MS,
+    GROUP,
+    WAL_UPLOADS,
+    CopierPlan,
+    Plan,
+    ProducerPlan,
+    SubscriberPlan,
+    TransactorPlan,
+    WalkerPlan,
+    brokers_of,
+    plan_of,
+    tiering_of,
+)
 from tests.sim.stage import Stage
+from tests.sim.subscriber import SubscribedMember, Subscriber
+from tests.sim.transactor import TransactionalProducer, Transactor
 from tests.sim.verdict import Verdict, Violation, judge
 from tests.sim.walker import Walker
 from tests.sim.workload import Consumer, Member, Producer, read_commit
 
 REWIND_CHANCE = 0.1
+COPY, COPIERS = "o", "copiers"
 DELETED = ("d", 0)
 """The partition whose records are deleted now and then."""
 
@@ -102,6 +119,10 @@ class Simulation:
         self.rng = random.Random(f"{seed}/nemesis")
         self.nemesis = Nemesis(self.stage, plan, self.rng)
         self.partitions = [(topic, index) for topic, count in plan.topics.items() for index in range(count)]
+        self.sources = tuple(self.partitions)
+        self.targets = [(COPY, index) for index in range(plan.copied_to)]
+        if plan.copiers:
+            self.stage.history.copies_of[COPIERS] = self.sources
         self.stage.history.forgets = "retention.ms" in plan.topic_configs or plan.tier_orders > 0
         # what is collected may have been in a tier that the log has left since
         self.stage.wal.is_toggled = plan.wal_orders > 0 or plan.tier_orders > 0
@@ -109,10 +130,10 @@ class Simulation:
         self.stage.history.wal_window = int(plan.properties.get(WAL_UPLOADS, IN_FLIGHT_MAX))
         self.stage.history.is_calm = plan.is_in_wal and plan.is_calm
         if plan.is_unclean:
-            self.stage.history.unclean_topics.update(plan.topics)
+            self.stage.history.unclean_topics.update((*plan.topics, COPY))
         self._workers: list[asyncio.Task[None]] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._producers = self._members = 0
+        self._producers = self._members = self._transactors = self._copiers = self._subscribers = 0
 
     async def run(self) -> None:
         stage, plan = self.stage, self.plan
@@ -120,6 +141,11 @@ class Simulation:
         admin = stage.client("admin")
         for topic, count in plan.topics.items():
             creating = admin.create_topic_surely(topic, count, plan.topic_configs, replicas=plan.replicas)
+            await stage.finish([admin.start(creating)])
+        if plan.copied_to:
+            creating = admin.create_topic_surely(
+                COPY, plan.copied_to, plan.configs_of_copies, replicas=plan.replicas
+            )
             await stage.finish([admin.start(creating)])
         self._start_clients()
         nemesis = stage.loop.create_task(self.nemesis.run(), name="nemesis")
@@ -135,13 +161,17 @@ class Simulation:
         stage.env.stopping = True
         await stage.finish(self._alive(self._readers))
         self.partitions[:] = stage.partitions_of(plan.topics)
+        if plan.transactors:
+            await stage.end_transactions([*self.partitions, *self.targets], seconds=plan.transactions_last_s)
         if plan.ends_quietly:
             await self._end_quietly()
-        if plan.members:
-            await self._read_commits()
+        if plan.members or plan.subscribers:
+            await self._read_commits(GROUP)
+        if plan.copiers:
+            await self._read_commits(COPIERS)
         if stage.history.forgets:
             await stage.finish([admin.start(self._keep_all(admin))])
-        await stage.final_state(self.partitions)
+        await stage.final_state([*self.partitions, *self.targets])
         keeper.cancel()
         await self._end()
 
@@ -155,6 +185,12 @@ class Simulation:
             self._start_walker(walks)
         for _ in range(plan.members):
             self._start_member()
+        for number, transacts in enumerate(plan.transactors, 1):
+            self._start_transactor(transacts, f"transactor-{number}")
+        for number, copies in enumerate(plan.copiers, 1):
+            self._start_copier(copies, f"{COPIERS}-{number}")
+        for subscribes in plan.subscribers:
+            self._start_subscriber(subscribes)
         if plan.deletes:
             client = stage.client("deleter")
             self._workers.append(client.start(self._delete_now_and_then(client)))
@@ -187,6 +223,16 @@ class Simulation:
                 partitions=self.partitions,
                 pause_s=0.4,
                 rewind_chance=REWIND_CHANCE if plan.is_tiered else 0.0,
+            )
+            self._readers.append(client.start(consumer.run()))
+        if plan.transactors:
+            client = stage.client("consumer of what is committed")
+            consumer = Consumer(
+                client=client,
+                partitions=[*self.partitions, *self.targets],
+                pause_s=0.3,
+                rewind_chance=REWIND_CHANCE,
+                is_committed=True,
             )
             self._readers.append(client.start(consumer.run()))
 
@@ -226,6 +272,69 @@ class Simulation:
         member = Member(client=client, group=GROUP, partitions=self.partitions, rounds=3)
         self._workers.append(client.start(member.run()))
         self.nemesis.mortal.append((client, self._start_member))
+
+    def _transactional(
+        self, client: SimClient, transactional_id: str, version: int, timeout_ms: int
+    ) -> TransactionalProducer:
+        self._producers += 1
+        return TransactionalProducer(
+            client=client,
+            number=self._producers,
+            transactional_id=transactional_id,
+            timeout_ms=timeout_ms,
+            version=version,
+            on_end=self.nemesis.at_an_end,
+        )
+
+    def _start_transactor(self, one: TransactorPlan, transactional_id: str, *, after_s: float = 0.0) -> None:
+        """And one more under the same id later, if that is planned: the first is a zombie from then on."""
+        self._transactors += 1
+        client = self.stage.client(f"{transactional_id}#{self._transactors}")
+        transactor = Transactor(
+            producer=self._transactional(client, transactional_id, one.version, one.timeout_ms),
+            partitions=self.partitions,
+            count=one.count,
+            pause_s=one.pause_s,
+        )
+        self._workers.append(client.start(_after(after_s, transactor.run)))
+        self.nemesis.mortal.append((client, lambda: self._start_transactor(alone, transactional_id)))
+        alone = replace(one, twin_at_s=None)
+        if one.twin_at_s is not None:
+            self._start_transactor(alone, transactional_id, after_s=one.twin_at_s)
+
+    def _start_copier(self, one: CopierPlan, transactional_id: str, *, after_s: float = 0.0) -> None:
+        self._copiers += 1
+        client = self.stage.client(f"{transactional_id}#{self._copiers}")
+        membership: Membership
+        if one.is_subscriber:
+            topics = tuple(self.plan.topics)
+            membership = Subscriber(client=client, group=COPIERS, topics=topics)
+        else:
+            membership = Member(client=client, group=COPIERS, partitions=self.sources, rounds=0)
+        copier = Copier(
+            producer=self._transactional(client, transactional_id, one.version, COPY_TIMEOUT_MS),
+            membership=membership,
+            targets=self.targets,
+        )
+        self._readers.append(client.start(_after(after_s, copier.run)))
+        alone = replace(one, twin_at_s=None)
+        self.nemesis.mortal.append((client, lambda: self._start_copier(alone, transactional_id)))
+        if one.twin_at_s is not None:
+            self._start_copier(alone, transactional_id, after_s=one.twin_at_s)
+
+    def _start_subscriber(self, one: SubscriberPlan) -> None:
+        self._subscribers += 1
+        client = self.stage.client(f"subscriber-{self._subscribers}")
+        subscriber = Subscriber(
+            client=client,
+            group=GROUP,
+            topics=tuple(self.plan.topics),
+            instance=one.instance,
+            assignor=one.assignor,
+        )
+        member = SubscribedMember(subscriber=subscriber, rounds=one.rounds)
+        self._workers.append(client.start(member.run()))
+        self.nemesis.mortal.append((client, lambda: self._start_subscriber(one)))
 
     async def _delete_now_and_then(self, client: SimClient) -> None:
         for _ in range(self.plan.deletes):
@@ -289,14 +398,14 @@ class Simulation:
         }
         return [task for task in tasks if task not in dead]
 
-    async def _read_commits(self) -> None:
-        reader = self.stage.client("committed")
+    async def _read_commits(self, group: str) -> None:
+        reader = self.stage.client(f"committed by {group}")
 
         async def read() -> None:
             for tp in self.partitions:
                 while True:
                     try:
-                        if await read_commit(reader, GROUP, tp) is not None:
+                        if await read_commit(reader, group, tp) is not None:
                             break
                     except Lost:
                         await reader.pause(RETRY_S)
@@ -313,4 +422,9 @@ class Simulation:
                 node.kill()
             else:
                 await node.stop()
-        self.stage.inspect(self.partitions, [node])
+        self.stage.inspect([*self.partitions, *self.targets], [node])
+
+
+async def _after(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(seconds)
+    await work()

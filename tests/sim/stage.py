@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from broker.config.values import ResourceType
 from broker.control.image import Image
 from broker.control.internal_topics import is_of_the_brokers
+from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import BatchHeader
 from remote.cold.segments import SegmentState
@@ -40,6 +41,7 @@ from tests.sim.history import (
     Sample,
     TierSeen,
     TopicPartition,
+    TransactionSeen,
 )
 from tests.sim.inspection import FoundLog
 from tests.sim.loop import SimFailure, SimLoop
@@ -47,6 +49,7 @@ from tests.sim.net import Fabric, NetworkProfile
 from tests.sim.node import WALL_CLOCK_AT_ZERO_MS, Node, host_of
 from tests.sim.plan import RACKS
 from tests.sim.store import Bucket, StoreProfile
+from tests.sim.transaction_checks import UNDER_WAY
 from tests.sim.wal_watch import WalWatch
 
 READY_S = 60.0
@@ -579,12 +582,14 @@ class Stage:
         await self.settled("the tier is at rest", self.restless_copies, seconds=TIER_RESTS_S, every_s=1.0)
         await self.settled("the WAL tier is at rest", self.wal.restless, seconds=WAL_RESTS_S, every_s=5.0)
         self.loop.slack_s = 0.0
-        reader = self.client("reader")
+        reader, of_committed = self.client("reader"), self.client("reader of what is committed")
         served: dict[TopicPartition, tuple[tuple[int, int], ...]] = {}
 
         async def read() -> None:
             for tp in partitions:
                 served[tp] = await read_all(reader, tp)
+                if self.history.transactions:
+                    await read_all(of_committed, tp, is_committed=True)
             for node in self.nodes.values():
                 reader.home = (node.name, BROKER_PORT)
                 await reader.refresh(None, is_final=True)
@@ -603,6 +608,43 @@ class Stage:
         self._keep_slots()
         self.wal.keep()
         await self._take_census()
+
+    def unstable(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Partitions with a transaction that has not ended."""
+        found = []
+        for tp in partitions:
+            leader = self.leader(tp)
+            log = None if leader is None else leader.log(tp)
+            if log is None or log.last_stable_offset < log.high_watermark:
+                found.append(tp)
+        return found
+
+    async def end_transactions(self, partitions: Sequence[TopicPartition], *, seconds: float) -> None:
+        """Give every transaction its time to end, and note what coordinators tell of them then. Whether one
+        may be open still is for the rules to say, which know what was lost."""
+        deadline = self.loop.now + seconds
+        client = self.client("list of transactions")
+        while True:
+            found: list[TransactionSeen] = []
+            await self.finish([client.start(self._list_transactions(client, found))])
+            is_over = not self.unstable(partitions) and all(each.state not in UNDER_WAY for each in found)
+            if is_over or self.loop.now > deadline:
+                break
+            await asyncio.sleep(0.5)
+        self.history.transactions_seen += found
+
+    async def _list_transactions(self, client: SimClient, found: list[TransactionSeen]) -> None:
+        for node in self.nodes.values():
+            fields = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1}
+            try:
+                line = await client.line_at((node.name, BROKER_PORT))
+                answer = await client.ask(Api.LIST_TRANSACTIONS, fields, line=line)
+            except Lost:
+                continue
+            found += [
+                TransactionSeen(transactional_id=each.transactional_id, state=each.transaction_state)
+                for each in answer.transaction_states
+            ]
 
     async def _let_all_know_the_tier(self) -> None:
         """What was decided or stored a moment ago is on its way to everybody; who never hears of it is
@@ -717,14 +759,18 @@ class Stage:
         self.history.collected_early = metalog.collected_early(self.bucket.journal)
 
 
-async def read_all(reader: SimClient, tp: TopicPartition) -> tuple[tuple[int, int], ...]:
-    """Every (offset, value) from the log's start to the high watermark."""
+async def read_all(
+    reader: SimClient, tp: TopicPartition, *, is_committed: bool = False
+) -> tuple[tuple[int, int], ...]:
+    """Every (offset, value) from the log's start to the high watermark, or to the last stable offset."""
     at = begin = await reader.first_offset(tp)
     pairs: list[tuple[int, int]] = []
     is_seek = True
     while True:
         try:
-            fetch = await reader.fetch(tp, at, max_bytes=1 << 20, max_wait_ms=0, seek=is_seek)
+            fetch = await reader.fetch(
+                tp, at, max_bytes=1 << 20, max_wait_ms=0, seek=is_seek, is_committed=is_committed
+            )
         except Lost:
             await reader.pause(RETRY_S)
             continue
@@ -735,5 +781,5 @@ async def read_all(reader: SimClient, tp: TopicPartition) -> tuple[tuple[int, in
         for batch in fetch.batches:
             pairs += [pair for pair in batch.pairs() if pair[0] >= begin]
             at = batch.next_offset
-        if at >= fetch.high_watermark:
+        if at >= (fetch.last_stable_offset if is_committed else fetch.high_watermark):
             return tuple(pairs)

@@ -331,6 +331,13 @@ def test_what_all_lost_to_power_excuses_what_is_torn_but_not_what_coordinators_s
     assert judge(history).clean == (mutate is not never_complete_one)
 
 
+def test_a_transaction_may_outlast_its_time_where_clocks_were_set() -> None:
+    history = clean()
+    never_complete_one(history)
+    history.clocks_differ = True
+    assert not judge(history).violations
+
+
 def test_nothing_excuses_that_aborted_data_was_given() -> None:
     history = clean()
     expose_an_aborted_value(history)

@@ -256,8 +256,10 @@ def _lost_any(book: Book, *tps: TopicPartition) -> bool:
 
 def nothing_stays_open(case: Case) -> Iterator[str]:
     """15 Once faults are over and every transaction has had its time, the last stable offset is the high
-    watermark, and no coordinator has one under way."""
+    watermark, and no coordinator has one under way; unless clocks were set, by which that time is told."""
     book = book_of(case)
+    if book.history.clocks_differ:
+        return
     for tp, log in book.history.logs.items():
         opened = sorted(offset for offset, (_, state) in book.states[tp].items() if state == "open")
         stable = log.high_watermark if log.last_stable_offset is None else log.last_stable_offset

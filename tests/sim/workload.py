@@ -565,8 +565,11 @@ def classify_commit(code: ErrorCode) -> Result:
     return "unknown" if code in NO_COORDINATOR else classify(code)
 
 
-async def read_commit(client: SimClient, group: str, tp: TopicPartition) -> CommitRead | None:
-    """What the coordinator says is committed; None when it cannot say now."""
+async def read_commit(
+    client: SimClient, group: str, tp: TopicPartition, *, is_stable: bool = True
+) -> CommitRead | None:
+    """What the coordinator says is committed; None when it cannot say now, as while a transaction may change
+    it, unless what is not `is_stable` will do."""
     line = await client.line_to_coordinator(group)
     invoked = client.now
     answer = await client.ask(
@@ -574,7 +577,7 @@ async def read_commit(client: SimClient, group: str, tp: TopicPartition) -> Comm
         {
             "group_id": group,
             "topics": [{"name": tp[0], "partition_indexes": [tp[1]]}],
-            "require_stable": True,
+            "require_stable": is_stable,
         },
         line=line,
     )
