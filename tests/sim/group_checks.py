@@ -58,7 +58,32 @@ def tenures_of(history: History) -> list[Tenure]:
                     confirmed=beat.done,
                 )
                 found.append(held[tp])
+    found += _classic_tenures(history)
     return found
+
+
+def _classic_tenures(history: History) -> Iterator[Tenure]:
+    """The same of members that assign themselves elsewhere, in the groups where the server does it for them:
+    they own what they were told until they join anew, for certain up to their last good heartbeat."""
+    groups = {beat.group for beat in history.beats}
+    for sync in history.syncs:
+        if sync.group not in groups:
+            continue
+        beats = [
+            beat.invoked
+            for beat in history.heartbeats
+            if beat.result == "ok"
+            and (beat.group, beat.member, beat.generation) == (sync.group, sync.member, sync.generation)
+        ]
+        for tp in sync.assignment:
+            yield Tenure(
+                group=sync.group,
+                tp=tp,
+                member=sync.member,
+                epoch=sync.generation,
+                begun=sync.done,
+                confirmed=max([sync.done, *beats]),
+            )
 
 
 def one_owner_at_a_time(case: Case) -> Iterator[str]:
@@ -82,6 +107,10 @@ def one_owner_at_a_time(case: Case) -> Iterator[str]:
     for beat in history.beats:
         for tp in (beat.given or ()) if beat.result == "ok" else ():
             owners[beat.group, tp, beat.epoch].add(beat.member)
+    for sync in history.syncs:
+        for tp in sync.assignment:
+            if (sync.group, tp) in by_place:
+                owners[sync.group, tp, sync.generation].add(sync.member)
     for (group, tp, epoch), members in owners.items():
         if len(members) > 1:
             yield f"{group} epoch {epoch}: {tp} was given to {sorted(members)}"

@@ -10,10 +10,10 @@ import pytest
 
 from tests.sim.checks import OFFSETS_TOPIC
 from tests.sim.group_checks import RULES
-from tests.sim.history import Beat, Commit, Crash, History, TopicPartition
+from tests.sim.history import Beat, Commit, Crash, Heartbeat, History, Sync, TopicPartition
 from tests.sim.verdict import judge
 
-T, U = ("t", 0), ("t", 1)
+T, U, V = ("t", 0), ("t", 1), ("t", 2)
 Places = tuple[TopicPartition, ...]
 
 
@@ -56,7 +56,8 @@ def commit(member: str, tp: TopicPartition, epoch: int, at: float, **changes: ob
 
 
 def clean() -> History:
-    """One member owns all, gives one away to a second, falls silent, is put out, and joins again."""
+    """One member owns all, gives one away to a second, falls silent, is put out, and joins again; a classic
+    one has a partition of its own."""
     history = History()
     history.beats = [
         beat("a", 1.0, 0, 1, (), (T, U)),
@@ -70,6 +71,10 @@ def clean() -> History:
         beat("a", 13.0, 2, 2, (T,), result="fail", error="unknown_member_id"),
         beat("b", 14.0, 3, 3, (T, U)),
         beat("a", 14.5, 0, 4, (), ()),
+    ]
+    history.syncs = [Sync(group="g", member="c", generation=9, assignment=(V,), invoked=12.5, done=12.6)]
+    history.heartbeats = [
+        Heartbeat(group="g", member="c", generation=9, invoked=15.0, done=15.1, result="ok")
     ]
     history.commits = [
         commit("a", U, 1, 1.5),
@@ -96,8 +101,12 @@ def give_one_to_two_at_one_epoch(history: History) -> None:
     history.beats[10] = replace(history.beats[10], epoch=3, given=(U,))
 
 
+def give_what_a_classic_member_has(history: History) -> None:
+    history.syncs[0] = replace(history.syncs[0], assignment=(V, T))
+
+
 def accept_a_commit_of_who_is_gone(history: History) -> None:
-    history.commits.append(commit("a", ("t", 2), 2, 13.5))
+    history.commits.append(commit("a", ("t", 3), 2, 13.5))
 
 
 def accept_a_commit_after_leaving(history: History) -> None:
@@ -117,6 +126,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     give_before_it_is_given_up: {"16 one owner at a time"},
     go_on_with_two: {"16 one owner at a time"},
     give_one_to_two_at_one_epoch: {"16 one owner at a time"},
+    give_what_a_classic_member_has: {"16 one owner at a time"},
     accept_a_commit_of_who_is_gone: {"16 fenced is rejected"},
     accept_a_commit_after_leaving: {"16 fenced is rejected"},
     accept_a_commit_of_what_another_owns: {"16 fenced is rejected"},
