@@ -41,6 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
     parser.add_argument("--tiered", action="store_true", help="pass over seeds without a tiered topic")
     parser.add_argument("--wal", action="store_true", help="pass over seeds without a topic in the WAL tier")
+    parser.add_argument("--transactions", action="store_true", help="pass over seeds without transactions")
+    parser.add_argument(
+        "--assigned", action="store_true", help="pass over seeds whose server assigns no group"
+    )
     parser.add_argument("--fault", default="", help="pass over seeds whose plan has no fault of this kind")
     given = parser.parse_args(arguments)
     brokers = given.brokers or None
@@ -49,12 +53,15 @@ def main(arguments: list[str] | None = None) -> int:
         return replay(given.seed, brokers)
     seeds = range(given.first, given.first + given.seeds)
     passed_over: AbstractSet[int] = frozenset()
-    if given.tiered or given.wal or given.fault:  # a plan costs, and a million seeds have a million
-        passed_over = {
-            seed
-            for seed in seeds
-            if not is_wanted(plan_for(seed, brokers), given.tiered, given.fault, is_in_wal=given.wal)
-        }
+    wanted = Wanted(
+        is_tiered=given.tiered,
+        is_in_wal=given.wal,
+        has_transactions=given.transactions,
+        is_assigned=given.assigned,
+        fault=given.fault,
+    )
+    if wanted != Wanted():  # a plan costs, and a million seeds have a million
+        passed_over = {seed for seed in seeds if not wanted.fits(plan_for(seed, brokers))}
     rows = run_in_processes((seed for seed in seeds if seed not in passed_over), brokers, given.jobs)
     return report(rows, given.first, passed_over=passed_over, keep_going=given.keep_going)
 
@@ -63,9 +70,25 @@ def plan_for(seed: int, brokers: int | None) -> Plan:
     return plan_of(seed, brokers=brokers_of(seed) if brokers is None else brokers)
 
 
-def is_wanted(plan: Plan, is_tiered: bool, fault: str, *, is_in_wal: bool = False) -> bool:
-    has_fault = not fault or any(each.kind == fault for each in plan.faults)
-    return has_fault and (plan.is_tiered or not is_tiered) and (plan.is_in_wal or not is_in_wal)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a plan must have; by itself nothing."""
+
+    is_tiered: bool = False
+    is_in_wal: bool = False
+    has_transactions: bool = False
+    is_assigned: bool = False
+    fault: str = ""
+
+    def fits(self, plan: Plan) -> bool:
+        has_assigned = bool(plan.subscribers) or any(each.is_subscriber for each in plan.copiers)
+        return (
+            (plan.is_tiered or not self.is_tiered)
+            and (plan.is_in_wal or not self.is_in_wal)
+            and (bool(plan.transactors) or not self.has_transactions)
+            and (has_assigned or not self.is_assigned)
+            and (not self.fault or any(each.kind == self.fault for each in plan.faults))
+        )
 
 
 # --- running -----------------------------------------------------------------------------------------------
