@@ -20,6 +20,7 @@ from tests.sim.history import Fetch, History, ReplicaLog, Send, TopicPartition
 
 ALL = -1
 OFFSETS_TOPIC = ("__consumer_offsets", 0)
+TRANSACTIONS_TOPIC = "__transaction_state"
 LATEST = 1 << 62  # where a record went whose offset its client is not told
 
 
@@ -33,6 +34,7 @@ class Case:
         """What the rules about the WAL tier folded from its journal."""
         self.book: object = None
         """What the rules about transactions worked out."""
+        self._by_sequence: dict[object, list[Send]] = defaultdict(list)
 
     def is_forgotten(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
         """Whether what was committed at this offset, seen between the two, was lost by all who had it."""
@@ -53,10 +55,33 @@ class Case:
     def _is_synced_first(self, tp: TopicPartition) -> bool:
         return self.history.single_replica_flush and self.custody.is_single(tp)
 
+    def forgot_transactions(self, begin: float, end: float) -> bool:
+        """Whether what a transaction coordinator knew between the two was lost by all who had it."""
+        known = [tp for tp in self.custody.partitions() if tp[0] == TRANSACTIONS_TOPIC]
+        if not self.custody.partitions():  # one broker, of which nothing but crashes is told
+            known = [(TRANSACTIONS_TOPIC, 0)]
+        return any(self.is_forgotten(tp, LATEST, begin, end) for tp in known)
+
+    def was_taken_for_another(self, send: Send) -> bool:
+        """Whether this may have been answered as the repetition of another batch: its producer got an epoch
+        for a second time, from a coordinator that had lost what it knew."""
+        if not send.transaction:
+            return False
+        if not self._by_sequence:
+            for each in self.history.sends:
+                if each.transaction:
+                    self._by_sequence[each.tp, each.producer, each.sequence].append(each)
+        return any(
+            other.invoked < send.invoked and self.forgot_transactions(other.invoked, send.done)
+            for other in self._by_sequence[send.tp, send.producer, send.sequence]
+        )
+
     def may_lose(self, send: Send, offset: int) -> bool:
         """Whether this ack may have been taken back: for acks=all when everybody bound to it lost it, or it
         came after an unclean election that its leader had not heard of; for acks=1 also when its leader did
         not stay the leader."""
+        if self.was_taken_for_another(send):
+            return True
         custody = self.custody
         if send.acks != ALL and not custody.led_on(send.tp, send.node, send.since):
             return True

@@ -128,7 +128,8 @@ def fenced_is_rejected(case: Case) -> Iterator[str]:
         if commit.result != "ok" or commit.generation < 0:
             continue
         what = f"{commit.group}: the commit {commit.tag} of {commit.member} at epoch {commit.generation}"
-        if over.get((commit.group, commit.member, commit.generation), inf) < commit.invoked:
+        gone = over.get((commit.group, commit.member, commit.generation), ())
+        if any(begun < commit.invoked and commit.done < again for begun, again in gone):
             yield f"{what} was accepted after that member was gone"
         for tenure in given:
             is_another = (tenure.group, tenure.tp) == (commit.group, commit.tp)
@@ -155,9 +156,10 @@ def epochs_of_members_grow(case: Case) -> Iterator[str]:
         newest[place] = max((epoch, done), (beat.epoch, beat.done))
 
 
-def _when_over(history: History) -> dict[tuple[str, str, int], float]:
-    """When a member heard that its epoch is over: it left, or is not known any more."""
-    found: dict[tuple[str, str, int], float] = {}
+def _when_over(history: History) -> dict[tuple[str, str, int], list[tuple[float, float]]]:
+    """When a member's epoch was over: from when it heard so, because it left or was not known any more, until
+    it asked and was given the same again, as a static member that comes back is."""
+    found: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
     epochs: dict[tuple[str, str], int] = {}
     for beat in sorted(history.beats, key=lambda beat: beat.invoked):
         place = beat.group, beat.member
@@ -165,9 +167,12 @@ def _when_over(history: History) -> dict[tuple[str, str, int], float]:
         if has_ended or (beat.result == "fail" and beat.error in GONE):
             epoch = epochs.get(place, 0) if beat.sent_epoch <= 0 else beat.sent_epoch
             if epoch > 0:
-                found.setdefault((*place, epoch), beat.done)
+                found[*place, epoch].append((beat.done, inf))
         elif beat.result == "ok":
             epochs[place] = beat.epoch
+            times = found.get((*place, beat.epoch))
+            if times and times[-1][1] == inf:
+                times[-1] = (times[-1][0], beat.invoked)
     return found
 
 

@@ -149,6 +149,15 @@ def test_every_rule_has_a_mutation() -> None:
     assert set().union(*MUTATIONS.values()) == set(RULES)
 
 
+def test_a_static_member_may_come_back_at_the_epoch_at_which_it_left() -> None:
+    history = clean()
+    history.beats += [beat("b", 15.0, -2, -2), beat("b", 16.0, 0, 3, (), (T, U))]
+    history.commits.append(commit("b", U, 3, 16.5))
+    assert not judge(history).violations
+    history.commits.append(commit("b", U, 3, 15.5))
+    assert judge(history).rules() == {"16 fenced is rejected"}
+
+
 def test_a_group_that_all_lost_to_power_is_excused() -> None:
     history = clean()
     let_an_epoch_fall(history)

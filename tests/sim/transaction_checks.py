@@ -21,7 +21,6 @@ from typing import Literal
 from tests.sim.checks import LATEST, OFFSETS_TOPIC, Case
 from tests.sim.history import Fetch, History, Origin, ReplicaLog, Send, TopicPartition, Transaction
 
-TRANSACTIONS_TOPIC = "__transaction_state"
 State = Literal["plain", "committed", "aborted", "open"]
 """What a record in a log is: outside any transaction, or what became of its transaction there."""
 
@@ -86,10 +85,7 @@ class Book:
     def may_forget(self, tp: TopicPartition, since: float) -> bool:
         """Whether a marker that was written there after `since`, or what a coordinator knew, was lost by all
         who were bound to keep it."""
-        owed = [tp, *(each for each in self.case.custody.partitions() if each[0] == TRANSACTIONS_TOPIC)]
-        if not self.case.custody.partitions():  # one broker, of which nothing but crashes is told
-            owed.append((TRANSACTIONS_TOPIC, 0))
-        return any(self.case.is_forgotten(each, LATEST, since, inf) for each in owed)
+        return self.case.is_forgotten(tp, LATEST, since, inf) or self.case.forgot_transactions(since, inf)
 
 
 def book_of(case: Case) -> Book:
