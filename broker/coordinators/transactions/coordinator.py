@@ -67,6 +67,7 @@ HOST_BYTES_MAX: Final = 192 << 20
 HOLD_S: Final = 0.1
 """How long a producer waits for the end of its last transaction before it is told to ask again."""
 PAUSE_S: Final = 0.1
+PAUSE_MAX_S: Final = 1.0
 """Before the record that a transaction is over is tried again."""
 
 R = TypeVar("R")
@@ -349,12 +350,18 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             producer_id=found.producer_id,
             producer_epoch=found.producer_epoch,
         )
-        try:
-            await state.ask(complete)
-        except KafkaError as error:
-            logger.info("the end of a transaction of %.100s is not noted yet: %s", transactional_id, error)
-            await asyncio.sleep(PAUSE_S)
-        return True
+        # Every marker is there: nobody is told again, however long the log takes no record.
+        pause_s = PAUSE_S
+        while self._states.get(state.index) is state:
+            try:
+                await state.ask(complete)
+            except KafkaError as error:
+                logger.info("a transaction of %.100s is not noted as over yet: %s", transactional_id, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            else:
+                return True
+        return False
 
     # --- following ---
 
