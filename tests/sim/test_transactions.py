@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 class Act:
     """A cluster with two topics, what a script does in it, and its end."""
 
-    def __init__(self, name: str, *, brokers: int = 1) -> None:
+    def __init__(self, name: str, *, brokers: int = 1, replicas: int = 3) -> None:
         copies = str(min(3, brokers))
         properties = {
             "log.dirs": "/data",
@@ -49,6 +49,7 @@ class Act:
         }
         self.stage = Stage(name, brokers=brokers, properties=properties)
         self.brokers = brokers
+        self.replicas = min(replicas, brokers)
         self.history: History = self.stage.history
         self._number = 0
 
@@ -61,7 +62,7 @@ class Act:
         await stage.start()
         admin = stage.client("admin")
         for topic in ("t", "o"):
-            making = admin.create_topic_surely(topic, 2, {}, replicas=min(3, self.brokers))
+            making = admin.create_topic_surely(topic, 2, {}, replicas=self.replicas)
             await stage.finish([admin.start(making)])
         reader = stage.client("consumer of what is committed")
         consumer = Consumer(client=reader, partitions=[*T, *COPY], pause_s=0.1, is_committed=True)
@@ -284,6 +285,129 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(version: int) -> No
         assert seen == [-1, -2, -1, -1, -2, 7]
 
     assert not act.perform(script).violations
+
+
+@VERSIONS
+def test_no_marker_is_written_before_the_decision_is_durable(version: int) -> None:
+    """Two of three replicas of the coordinator's log are away, which takes nothing then; the partitions that
+    are to be told are on the third alone."""
+    act = Act("undecided", brokers=3, replicas=1)
+
+    async def script(act: Act) -> None:
+        stage, producer = act.stage, act.producer("a", version)
+
+        producer.timeout_ms = 60_000  # nothing but its producer ends it
+
+        async def begin() -> None:
+            producer.begin()
+            await producer.send([(tp, 1) for tp in T])
+
+        async def move_here() -> None:
+            admin = stage.client("mover")
+            for tp in T:
+                await admin.reassign(tp, [coordinator.id])
+
+        await act.does(producer.client, producer.begin_anew())
+        coordinator = act.coordinator_of(producer)
+        await act.does(producer.client, move_here())
+        await stage.settled("all is in its place", stage.broken)
+        await act.does(producer.client, begin())
+        for node in stage.nodes.values():
+            if node is not coordinator:
+                node.kill()
+        state = "__transaction_state", 0
+        await stage.eventually("it is alone", lambda: stage.isr(state) == (coordinator.id,), seconds=60.0)
+        image = coordinator.image
+        alone = stage.truth.image.seq
+        await stage.eventually("it knows", lambda: image().seq >= alone, seconds=10.0)  # type: ignore[union-attr]
+        committing = producer.client.start(producer.commit())
+        await asyncio.sleep(5.0)
+        assert stage.unstable(T) == list(T), "a marker was written"
+        assert not committing.done()
+        for node in stage.nodes.values():
+            if not node.is_alive:
+                node.begin()
+        await stage.finish([committing])
+
+    assert not act.perform(script).violations
+    assert act.fates() == ["committed"]
+    assert act.committed(T) == sent_in(act, "a/1")
+
+
+@VERSIONS
+def test_markers_are_written_once_while_their_end_cannot_be_noted(version: int) -> None:
+    """The replicas of the coordinator's log die with the decision in one of them alone: no election can lose
+    it, yet the log takes nothing more."""
+    act = Act("not noted", brokers=3, replicas=1)
+
+    async def script(act: Act) -> None:
+        stage = act.stage
+
+        def kill_others(host: str) -> None:
+            for node in stage.nodes.values():
+                if node.name != host:
+                    node.kill()
+
+        producer = act.producer("a", version, on_end=kill_others)
+        producer.timeout_ms = 60_000
+
+        async def write_here() -> None:
+            admin = stage.client("mover")
+            for tp in T:
+                await admin.reassign(tp, [coordinator.id])
+            producer.begin()
+            await producer.send([(tp, 1) for tp in T])
+
+        await act.does(producer.client, producer.begin_anew())
+        coordinator = act.coordinator_of(producer)
+        await act.does(producer.client, write_here())
+        committing = producer.client.start(producer.commit())
+        await stage.eventually("it is told", lambda: not stage.unstable(T), seconds=60.0)
+        ends = [stage.ends(tp) for tp in T]
+        await asyncio.sleep(5.0)
+        assert [stage.ends(tp) for tp in T] == ends
+        for node in stage.nodes.values():
+            if not node.is_alive:
+                node.begin()
+        await stage.finish([committing])
+
+    assert not act.perform(script).violations
+    assert act.fates() == ["committed"]
+
+
+@VERSIONS
+def test_a_transaction_is_not_over_before_each_partition_has_its_marker(version: int) -> None:
+    """The leader of one of them is away when the transaction ends."""
+    act = Act("a leader is away", brokers=3, replicas=1)
+
+    async def script(act: Act) -> None:
+        stage, producer = act.stage, act.producer("a", version)
+
+        async def begin() -> None:
+            await producer.begin_anew()
+            producer.begin()
+            await producer.send([(tp, 1) for tp in T])
+
+        async def spread() -> None:
+            admin = stage.client("mover")
+            others = [number for number in stage.nodes if number != coordinator.id]
+            for tp, number in zip(T, others, strict=True):
+                await admin.reassign(tp, [number])
+
+        await act.does(producer.client, begin())
+        coordinator = act.coordinator_of(producer)
+        await act.does(producer.client, spread())
+        await stage.settled("all is in its place", stage.broken)
+        away = stage.leader(T[1])
+        assert away is not None
+        away.kill()
+        await act.does(producer.client, producer.commit())
+        await stage.eventually("the other is told", lambda: not stage.unstable(T[:1]), seconds=20.0)
+        away.begin()
+
+    assert not act.perform(script).violations
+    assert act.fates() == ["committed"]
+    assert act.committed(T) == sent_in(act, "a/1")
 
 
 # copiers ----------------------------------------------------------------------------------------------------
