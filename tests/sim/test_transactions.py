@@ -507,6 +507,45 @@ def test_a_member_that_falls_silent_loses_its_place_and_what_it_commits_then_is_
     assert not act.perform(script).violations
 
 
+def test_a_partition_is_given_when_it_was_given_up() -> None:
+    """The first member, which owns both, is told to give one up and takes its time."""
+    act = Act("given up", brokers=3)
+
+    async def script(act: Act) -> None:
+        one, two = (
+            Subscriber(client=act.stage.client(name), group="g", topics=("t",)) for name in ("m1", "m2")
+        )
+
+        async def beat(*members: Subscriber) -> None:
+            for member in members:
+                if await member.join() is not None:
+                    await member.heartbeat()
+            await one.client.pause(0.5)
+
+        async def work() -> None:
+            while set(one.owned) != set(T):
+                await beat(one)
+            epoch = one.epoch
+            await beat(two)
+            while set(one.owned) == set(T):
+                await beat(one)
+            given_up = next(tp for tp in T if tp not in one.owned)
+            for _ in range(4):
+                await beat(two)
+                assert two.owned == (), "its owner has not said that it gave it up"
+            while not two.owned:
+                await beat(one, two)
+            assert two.owned == (given_up,)
+            code = await one.committer.commit(given_up, 9, member=one.member_id, generation=epoch)
+            assert code.name == "stale_member_epoch"
+            code = await two.committer.commit(given_up, 9, member=two.member_id, generation=two.epoch)
+            assert code.name == "none"
+
+        await act.does(one.client, work())
+
+    assert not act.perform(script).violations
+
+
 def test_a_static_member_that_leaves_for_now_finds_what_it_owned() -> None:
     act = Act("static", brokers=1)
 
