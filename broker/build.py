@@ -322,7 +322,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 offload=world.offload,
                 tier=tier_reads,
             ).routes(),
-            **ProducerHandlers(replicas=replicas).routes(),
+            **ProducerHandlers(replicas=replicas, cluster=cluster).routes(),
             **LogDirHandlers(
                 logs=logs, files=world.files, log_dirs=config.log_dirs, absolute_path=world.absolute_path
             ).routes(),

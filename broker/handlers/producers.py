@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class ProducerHandlers:
-    def __init__(self, *, replicas: ReplicaManager) -> None:
+    def __init__(self, *, replicas: ReplicaManager, cluster: Cluster) -> None:
         self._replicas = replicas
+        self._cluster = cluster
 
     def routes(self) -> Mapping[int, Handler]:
         return {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.coordinators.groups.account import MemoryAccount
+from broker.coordinators.account import MemoryAccount
 from broker.coordinators.groups.consumer_group import GroupState
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat, ResolveRegexes
 from broker.coordinators.groups.offsets import OffsetToCommit
