@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.control.cluster import Cluster
 from broker.control.topics import invalid_topic_name
 from broker.handlers.dispatch import Context, Handler
 from broker.handlers.results import ROWS_AT_ONCE

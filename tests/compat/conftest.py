@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,28 @@ def twins(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[Twin
         yield pair
 
 
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def broker_under_test(
+    request: pytest.FixtureRequest, folders: pytest.TempPathFactory, settings: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The address of a broker with these settings; one that was given is as it is."""
     given = os.environ.get("TIDEWAL_TEST_BOOTSTRAP")
     if given == "kafka":
-        with ApacheKafka(tmp_path_factory.mktemp("kafka"), request.getfixturevalue("java")) as kafka:
+        java = request.getfixturevalue("java")
+        with ApacheKafka(folders.mktemp("kafka"), java, settings=settings) as kafka:
             yield kafka.start().bootstrap
     elif given:
         yield given
     else:
-        with BrokerProcess(tmp_path_factory.mktemp("tidewal")) as broker:
+        with BrokerProcess(folders.mktemp("tidewal"), settings=settings) as broker:
             yield broker.bootstrap
             assert "Traceback" not in broker.stderr, broker.stderr[-5000:]
+
+
+@pytest.fixture(scope="module")
+def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with broker_under_test(request, tmp_path_factory) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

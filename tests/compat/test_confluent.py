@@ -70,17 +70,17 @@ def produce(
 
 @contextmanager
 def consumer(bootstrap: str, **config: Any) -> Iterator[Consumer]:
-    reader = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": config.pop("group", None) or unique("group"),
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 10_000,
-            "fetch.wait.max.ms": 100,
-            **config,
-        }
-    )
+    """One that is closed at the end; a setting that is None is left out."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": config.pop("group", None) or unique("group"),
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 10_000,
+        "fetch.wait.max.ms": 100,
+        **config,
+    }
+    reader = Consumer({name: value for name, value in settings.items() if value is not None})
     try:
         yield reader
     finally:

@@ -96,10 +96,6 @@ class FakeCluster:
     def subscribe(self, listener: Callable[[Delta], None]) -> None:
         self.listeners.append(listener)
 
-    @property
-    def broker_config(self) -> BrokerConfig:
-        return config()
-
     def has_lost_peer(self) -> bool:
         return False
 
