@@ -1,0 +1,144 @@
+"""A process that consumes a topic and produces what it read to another, each batch in one transaction with
+the offsets it read up to.
+
+Owns what an application must do to have every record once: read what was committed, keep its transactional id
+for good, let the group fence it, and begin again at the committed offsets after an abort or a rebalance. Does
+not own its own life: it ends with FATAL when another producer has its id or its coordinator will have no more
+of it, and whoever started it starts it again.
+Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP ID BATCH SEED`.
+Invariant: nothing is produced to a partition but the next record of the same partition of the source.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from tests.e2e.stock_load import IMPATIENT
+
+FATAL: Final = 3
+"""The exit code of a copier that must be started anew."""
+PATIENCE_S: Final = 60.0
+TRANSACTION_MS: Final = 10_000
+ABORTED_OF_100: Final = 5
+"""So many of a hundred transactions it aborts for no reason."""
+
+
+class Copier:
+    def __init__(
+        self,
+        bootstrap: str,
+        source: str,
+        target: str,
+        group: str,
+        transactional_id: str,
+        batch: int,
+        seed: int,
+    ) -> None:
+        self._source, self._target, self._batch = source, target, batch
+        self._random = Random(seed)
+        self._was_rebalanced = False
+        self._producer = Producer(
+            {
+                **IMPATIENT,
+                "bootstrap.servers": bootstrap,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": TRANSACTION_MS,
+                "linger.ms": 1,
+            }
+        )
+        self._consumer = Consumer(
+            {
+                **IMPATIENT,
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "session.timeout.ms": 3000,
+                "heartbeat.interval.ms": 300,
+                "fetch.wait.max.ms": 50,
+            }
+        )
+
+    def run(self) -> None:
+        patiently(lambda: self._producer.init_transactions(PATIENCE_S))
+        self._consumer.subscribe(
+            [self._source], on_assign=self._rebalanced, on_revoke=self._rebalanced, on_lost=self._rebalanced
+        )
+        while True:
+            self._was_rebalanced = False
+            messages = [one for one in self._consumer.consume(self._batch, timeout=0.1) if not one.error()]
+            if messages and self._was_rebalanced:
+                self._rewind()  # some of them may be of partitions that others have now
+            elif messages and not self._copied(messages):
+                self._rewind()
+
+    def _rebalanced(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._was_rebalanced = True
+
+    def _copied(self, messages: Sequence[Message]) -> bool:
+        """Whether it was committed."""
+        producer = self._producer
+        ends = {message.partition(): message.offset() + 1 for message in messages}
+        try:
+            producer.begin_transaction()
+            for message in messages:
+                producer.produce(self._target, message.value(), partition=message.partition())
+            producer.send_offsets_to_transaction(
+                [TopicPartition(self._source, *end) for end in ends.items()],
+                self._consumer.consumer_group_metadata(),
+                PATIENCE_S,
+            )
+            if self._random.randrange(100) < ABORTED_OF_100:
+                patiently(lambda: producer.abort_transaction(PATIENCE_S))
+                return False
+            patiently(lambda: producer.commit_transaction(PATIENCE_S))
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            print(f"aborts: {error}", file=sys.stderr)  # noqa: T201
+            patiently(lambda: producer.abort_transaction(PATIENCE_S))
+            return False
+        return True
+
+    def _rewind(self) -> None:
+        """Begin again where the group has committed."""
+        assigned = self._consumer.assignment()
+        if not assigned:
+            return
+        committed = patiently(lambda: self._consumer.committed(assigned, timeout=PATIENCE_S))
+        for each in committed or ():
+            self._consumer.seek(TopicPartition(each.topic, each.partition, max(each.offset, 0)))
+
+
+def patiently(call: Callable[[], object]) -> list[TopicPartition] | None:
+    """What it returns once it does not fail for now only."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            answer = call()
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+        else:
+            return answer if isinstance(answer, list) else None
+
+
+def main(arguments: Sequence[str]) -> None:
+    bootstrap, source, target, group, transactional_id, batch, seed = arguments
+    copier = Copier(bootstrap, source, target, group, transactional_id, int(batch), int(seed))
+    try:
+        copier.run()
+    except KafkaException as error:
+        print(f"ends: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(FATAL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
