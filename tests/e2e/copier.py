@@ -5,15 +5,17 @@ Owns what an application must do to have every record once: read what was commit
 for good, let the group fence it, and begin again at the committed offsets after an abort or a rebalance. Does
 not own its own life: it ends with FATAL when another producer has its id or its coordinator will have no more
 of it, and whoever started it starts it again.
-Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP ID BATCH SEED`.
+Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP PROTOCOL ID BATCH SEED`.
 Invariant: nothing is produced to a partition but the next record of the same partition of the source.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -29,6 +31,12 @@ ABORTED_OF_100: Final = 5
 """So many of a hundred transactions it aborts for no reason."""
 
 
+OF_PROTOCOL: Final[Mapping[str, Mapping[str, str | int]]] = {
+    "classic": {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300},
+    "consumer": {"group.protocol": "consumer"},
+}
+
+
 class Copier:
     def __init__(
         self,
@@ -36,6 +44,7 @@ class Copier:
         source: str,
         target: str,
         group: str,
+        protocol: str,
         transactional_id: str,
         batch: int,
         seed: int,
@@ -60,14 +69,14 @@ class Copier:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "session.timeout.ms": 3000,
-                "heartbeat.interval.ms": 300,
                 "fetch.wait.max.ms": 50,
+                **OF_PROTOCOL[protocol],
             }
         )
 
     def run(self) -> None:
         patiently(lambda: self._producer.init_transactions(PATIENCE_S))
+        print("begins", file=sys.stderr)  # noqa: T201
         self._consumer.subscribe(
             [self._source], on_assign=self._rebalanced, on_revoke=self._rebalanced, on_lost=self._rebalanced
         )
@@ -80,6 +89,7 @@ class Copier:
                 self._rewind()
 
     def _rebalanced(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        print("rebalanced", [each.partition for each in partitions], file=sys.stderr)  # noqa: T201
         self._was_rebalanced = True
 
     def _copied(self, messages: Sequence[Message]) -> bool:
@@ -90,11 +100,9 @@ class Copier:
             producer.begin_transaction()
             for message in messages:
                 producer.produce(self._target, message.value(), partition=message.partition())
-            producer.send_offsets_to_transaction(
-                [TopicPartition(self._source, *end) for end in ends.items()],
-                self._consumer.consumer_group_metadata(),
-                PATIENCE_S,
-            )
+            wanted = [TopicPartition(self._source, *end) for end in ends.items()]
+            member = self._consumer.consumer_group_metadata()
+            producer.send_offsets_to_transaction(wanted, member, TRANSACTION_MS / 1000)
             if self._random.randrange(100) < ABORTED_OF_100:
                 patiently(lambda: producer.abort_transaction(PATIENCE_S))
                 return False
@@ -131,8 +139,9 @@ def patiently(call: Callable[[], object]) -> list[TopicPartition] | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    bootstrap, source, target, group, transactional_id, batch, seed = arguments
-    copier = Copier(bootstrap, source, target, group, transactional_id, int(batch), int(seed))
+    faulthandler.register(signal.SIGUSR1)  # says where it is
+    *names, batch, seed = arguments
+    copier = Copier(*names, int(batch), int(seed))
     try:
         copier.run()
     except KafkaException as error:

@@ -7,6 +7,7 @@ Does not own the brokers. Invariant: everything that is drawn is drawn from the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,6 +89,10 @@ def settings_for(brokers: int) -> dict[str, str]:
         "transaction.state.log.min.isr": str(min(brokers, 2)),
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
         "group.min.session.timeout.ms": "1000",
+        "group.consumer.min.session.timeout.ms": "1000",
+        "group.consumer.session.timeout.ms": "3000",
+        "group.consumer.min.heartbeat.interval.ms": "100",
+        "group.consumer.heartbeat.interval.ms": "300",
         "group.initial.rebalance.delay.ms": "0",
     }
 
@@ -157,6 +162,13 @@ class CopierProcess:
     def said(self) -> str:
         self._said.seek(0)
         return self._said.read().decode(errors="replace")
+
+    def say_where_it_is(self) -> str:
+        with contextlib.suppress(AssertionError):
+            before = len(self.said)
+            self._process.send_signal(signal.SIGUSR1)
+            until(lambda: len(self.said) > before, "its stack", timeout_s=2)
+        return self.said[-3000:]
 
     def keep_alive(self) -> None:
         """Start it anew if it gave up; anything else that ended it is a failure."""
@@ -239,6 +251,7 @@ class Plan:
     batch: int
     faults: tuple[str, ...]
     """In turn, at moments drawn by the seed."""
+    protocol: str = "classic"
     config: Mapping[str, str] | None = None
     """Of the target."""
 
@@ -260,7 +273,8 @@ class Copying:
         with ExitStack() as stack:
             reader = stack.enter_context(JudgingReader(site.bootstrap, target))
             for number in range(plan.copiers):
-                line = [site.bootstrap, source, target, group, f"{group}-{number}", str(plan.batch)]
+                names = [source, target, group, plan.protocol, f"{group}-{number}"]
+                line = [site.bootstrap, *names, str(plan.batch)]
                 copier = CopierProcess(line, Random(random.randrange(1 << 30)))
                 stack.callback(copier.close)
                 self.copiers.append(copier)
@@ -284,17 +298,17 @@ class Copying:
             return reader.total >= goal
 
         try:
-            until(has_come, f"{goal} records", timeout_s=SETTLE_S + self.plan.records / 500)
+            until(has_come, f"{goal} records", timeout_s=2 * SETTLE_S + self.plan.records / 500)
         except AssertionError as error:
-            said = [copier.said[-2000:] for copier in self.copiers]
+            said = [copier.say_where_it_is() for copier in self.copiers]
             seen = self._what_the_brokers_say()
             raise AssertionError(f"{error} {reader.counts} after {self.told} {seen} {said}") from error
 
     def _what_the_brokers_say(self) -> str:
         manager = kafka.KafkaAdminClient(bootstrap_servers=self.site.bootstrap)
         try:
-            members = manager.describe_consumer_groups([self.group])
-            offsets = manager.list_consumer_group_offsets(self.group)
+            members = manager.describe_groups([self.group])
+            offsets = manager.list_group_offsets({self.group: None})
             transactions = manager.list_transactions()
             ids = [f"{self.group}-{number}" for number in range(self.plan.copiers)]
             return f"{members} {offsets} {transactions} {manager.describe_transactions(ids)}"

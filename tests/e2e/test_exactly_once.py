@@ -68,19 +68,29 @@ def prove(site: Site, plan: Plan, seed: int) -> None:
         print(f"seed {seed}: {plan.records} records, lives {lives}, {copying.told}")  # noqa: T201
 
 
-@BROKERS
-def test_every_record_is_copied_once(brokers: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    with site_of(brokers, tmp_path, request) as site:
-        prove(site, SHORT, seed=brokers)
-
-
-@BROKERS
-@pytest.mark.chaos
-def test_every_record_of_100_000_is_copied_once(
-    brokers: int, chaos_seed: int, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("brokers", "protocol"),
+    [
+        pytest.param(1, "classic", id="one"),
+        pytest.param(3, "classic", id="three"),
+        pytest.param(1, "consumer", id="one, assigned by the broker"),
+    ],
+)
+def test_every_record_is_copied_once(
+    brokers: int, protocol: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     with site_of(brokers, tmp_path, request) as site:
-        prove(site, whole(chaos_seed), chaos_seed)
+        prove(site, replace(SHORT, protocol=protocol), seed=brokers)
+
+
+@BROKERS
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.chaos
+def test_every_record_of_100_000_is_copied_once(
+    brokers: int, protocol: str, chaos_seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with site_of(brokers, tmp_path, request) as site:
+        prove(site, replace(whole(chaos_seed), protocol=protocol), chaos_seed)
 
 
 def with_tiers(brokers: int) -> dict[str, str]:
@@ -94,13 +104,10 @@ def test_every_record_is_copied_once_to_both_tiers(tmp_path: Path, request: pyte
         prove(site, replace(SHORT, config=TIERS["both"]), seed=5)
 
 
-@BROKERS
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("tier", "brokers"), [("cold", 1), ("cold", 3), ("wal", 3), ("both", 3)])
 @pytest.mark.chaos
 def test_every_record_of_100_000_is_copied_once_to_a_tier(
     brokers: int, tier: str, chaos_seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if brokers == 1 and tier != "cold":
-        pytest.skip("one broker has no followers that read from the store")
     with site_of(brokers, tmp_path, request, with_tiers(brokers)) as site:
         prove(site, replace(whole(chaos_seed), config=TIERS[tier]), chaos_seed)
