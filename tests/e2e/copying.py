@@ -288,7 +288,6 @@ class Copying:
                 each: [value(number) for number in range(count)] for each, count in self.expected.items()
             }
             self._check_offsets(source, group)
-            until_over(0.5, lambda: None)
             assert reader.counts == self.expected
 
     def _wait_for(self, reader: JudgingReader, goal: int) -> None:
