@@ -499,10 +499,11 @@ def test_members_are_restarted_one_after_the_other(bootstrap: str, make_topic: M
         assert len(read) == len(set(read)), "members that left in peace had committed what they read"
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", ["range", "roundrobin"])
 def test_a_group_moves_from_one_protocol_to_the_other_and_back_while_it_works(
     bootstrap: str, make_topic: MakeTopic, admin: AdminClient, strategy: str
 ) -> None:
+    """Not of cooperative-sticky, whose assignments have data of their own at times, which Kafka refuses."""
     topic, group = make_topic(partitions=6), unique("group")
     source, wanted = Source(bootstrap, topic, 6), places(topic, 6)
     classic = {**CLASSIC, "group.protocol": "classic", "partition.assignment.strategy": strategy}

@@ -4,7 +4,8 @@ the offsets it read up to.
 Owns what an application must do to have every record once: read what was committed, keep its transactional id
 for good, let the group fence it, and begin again at the committed offsets after an abort or a rebalance. Does
 not own its own life: it ends with FATAL when another producer has its id or its coordinator will have no more
-of it, and whoever started it starts it again.
+of it, and with HANGS when its client does not come back from a call (librdkafka waits for ever at times for a
+coordinator that died); whoever started it starts it again.
 Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP PROTOCOL ID BATCH SEED`.
 Invariant: nothing is produced to a partition but the next record of the same partition of the source.
 """
@@ -12,21 +13,24 @@ Invariant: nothing is produced to a partition but the next record of the same pa
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from threading import Timer
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from tests.e2e.stock_load import IMPATIENT
 
-FATAL: Final = 3
-"""The exit code of a copier that must be started anew."""
+FATAL, HANGS = 3, 4
+"""The exit codes of a copier that must be started anew."""
 PATIENCE_S: Final = 60.0
 TRANSACTION_MS: Final = 10_000
+HANGS_S: Final = 15.0
 ABORTED_OF_100: Final = 5
 """So many of a hundred transactions it aborts for no reason."""
 
@@ -94,6 +98,14 @@ class Copier:
 
     def _copied(self, messages: Sequence[Message]) -> bool:
         """Whether it was committed."""
+        watch = Timer(HANGS_S, os._exit, [HANGS])
+        watch.start()
+        try:
+            return self._is_committed(messages)
+        finally:
+            watch.cancel()
+
+    def _is_committed(self, messages: Sequence[Message]) -> bool:
         producer = self._producer
         ends = {message.partition(): message.offset() + 1 for message in messages}
         try:

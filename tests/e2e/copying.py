@@ -36,7 +36,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from tests.clusters import SETTLE_S
 from tests.compat.peers import ApacheKafka, unique, until
 from tests.compat.transactional import COMMITTED, read_to_end
-from tests.e2e.copier import FATAL, PATIENCE_S
+from tests.e2e.copier import FATAL, HANGS, PATIENCE_S
 from tests.e2e.stock_load import IMPATIENT, Worker
 from tests.processes import ROOT
 
@@ -84,6 +84,7 @@ class KafkaSite:
 def settings_for(brokers: int) -> dict[str, str]:
     """What spares a test its time, and copies of the brokers' own topics on each of them."""
     return {
+        "offsets.topic.replication.factor": str(min(brokers, 3)),
         "transaction.state.log.num.partitions": "5",
         "transaction.state.log.replication.factor": str(min(brokers, 3)),
         "transaction.state.log.min.isr": str(min(brokers, 2)),
@@ -174,7 +175,7 @@ class CopierProcess:
         """Start it anew if it gave up; anything else that ended it is a failure."""
         code = self._process.poll()
         if code is not None:
-            assert code == FATAL, (code, self.said[-3000:])
+            assert code in (FATAL, HANGS), (code, self.said[-3000:])
             self._process = self._start()
 
     def kill_and_rise(self) -> None:

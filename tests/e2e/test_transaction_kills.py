@@ -52,6 +52,12 @@ COPIES = {
     "broker.session.timeout.ms": "3000",
     "min.insync.replicas": "2",
 }
+SINGLE = {
+    **ALONE,
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "offsets.topic.replication.factor": "1",
+}
 PARTITIONS = 3
 
 
@@ -90,7 +96,8 @@ class Site:
 
     def make_topic(self) -> str:
         name, copies = unique("topic"), len(self.brokers)
-        self.admin.create_topics([NewTopic(name, PARTITIONS, copies)])[name].result(timeout=SETTLE_S)
+        admin = self.admin
+        admin.create_topics([NewTopic(name, PARTITIONS, copies)])[name].result(timeout=SETTLE_S)
         return name
 
     def coordinator(self, transactional_id: str) -> TieredBroker:
@@ -115,7 +122,7 @@ class Site:
 
 @contextmanager
 def site_of(folder: Path, brokers: int) -> Iterator[Site]:
-    settings = {**SETTINGS, **(COPIES if brokers > 1 else ALONE)}
+    settings = {**SETTINGS, **(COPIES if brokers > 1 else SINGLE)}
     with ExitStack() as stack:
         made = {}
         for node_id in range(1, brokers + 1):
