@@ -7,15 +7,16 @@ Apache Kafka from its jars. That is how these tests are checked: what passes the
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.differential import Twins, started_twins
+from tests.compat.jvm import compiled
 from tests.compat.peers import ApacheKafka, Java, has_leaders, unique, until
 from tests.processes import BrokerProcess
 
@@ -32,34 +33,35 @@ def java(kafka_home: Path) -> Java:
     return Java(kafka_home)
 
 
+@pytest.fixture(scope="session")
+def our_java(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Java:
+    """Kafka's jars and our programs beside them."""
+    if shutil.which("javac") is None:
+        pytest.skip("the Java programs of the tests need a JDK on PATH")
+    return compiled(java, tmp_path_factory.mktemp("classes"))
+
+
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory, java: Java) -> Iterator[Twins]:
     with started_twins(tmp_path_factory.mktemp("twins"), java) as pair:
         yield pair
 
 
-@contextmanager
-def broker_under_test(
-    request: pytest.FixtureRequest, folders: pytest.TempPathFactory, settings: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """The address of a broker with these settings; one that was given is as it is."""
+@pytest.fixture(scope="module")
+def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker with the module's BROKER_SETTINGS; one that was given is as it is."""
     given = os.environ.get("TIDEWAL_TEST_BOOTSTRAP")
+    settings: Mapping[str, str] = getattr(request.module, "BROKER_SETTINGS", {})
     if given == "kafka":
         java = request.getfixturevalue("java")
-        with ApacheKafka(folders.mktemp("kafka"), java, settings=settings) as kafka:
+        with ApacheKafka(tmp_path_factory.mktemp("kafka"), java, settings=settings) as kafka:
             yield kafka.start().bootstrap
     elif given:
         yield given
     else:
-        with BrokerProcess(folders.mktemp("tidewal"), settings=settings) as broker:
+        with BrokerProcess(tmp_path_factory.mktemp("tidewal"), settings=settings) as broker:
             yield broker.bootstrap
             assert "Traceback" not in broker.stderr, broker.stderr[-5000:]
-
-
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with broker_under_test(request, tmp_path_factory) as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ words of a message) is set aside, and by name.
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -77,11 +78,14 @@ OURS_ONLY = frozenset(
         "remote.wal.storage.enable",
     }
 )
-OFFSETS_PARTITIONS = 5
+OFFSETS_PARTITIONS, TRANSACTIONS_PARTITIONS = 5, 3
 SETTINGS = {
     "offsets.topic.num.partitions": f"{OFFSETS_PARTITIONS}",
+    "transaction.state.log.num.partitions": f"{TRANSACTIONS_PARTITIONS}",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
+    # An assignment at once: which heartbeat brings it would otherwise be a question of time.
+    "group.consumer.assignment.interval.ms": "0",
 }
 ANSWER_S = 5.0
 
@@ -89,8 +93,9 @@ ANSWER_S = 5.0
 class Side:
     """One of the two brokers, with the ids it gave to what both know by the same name."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, data: Path = Path()) -> None:
         self.bootstrap = bootstrap
+        self.data = data
         self.client = BlockingClient(bootstrap, timeout_s=ANSWER_S)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.topic_ids: dict[str, UUID] = {}
@@ -248,17 +253,26 @@ class Twins:
 
 
 @contextmanager
-def started_twins(folder: Path, java: Java) -> Iterator[Twins]:
-    """A Tidewal and an Apache Kafka of the same settings, ready; ours must not have logged a stack trace."""
+def started_twins(folder: Path, java: Java, *, settings: Mapping[str, str] | None = None) -> Iterator[Twins]:
+    """A Tidewal and an Apache Kafka of the same settings, ready; ours must not have logged a stack trace.
+
+    With TIDEWAL_TEST_BOOTSTRAP=kafka both are Apache Kafka: what differs then is no difference of ours.
+    """
+    alike = {**SETTINGS, **(settings or {})}
     with ExitStack() as stack:
-        theirs = stack.enter_context(ApacheKafka(folder / "theirs", java, settings=SETTINGS)).start()
-        ours = stack.enter_context(BrokerProcess(folder / "ours", settings=SETTINGS))
-        pair = Twins(Side(ours.bootstrap), Side(theirs.bootstrap))
+        theirs = stack.enter_context(ApacheKafka(folder / "theirs", java, settings=alike)).start()
+        ours: ApacheKafka | BrokerProcess
+        if os.environ.get("TIDEWAL_TEST_BOOTSTRAP") == "kafka":
+            ours = stack.enter_context(ApacheKafka(folder / "ours", java, settings=alike)).start()
+        else:
+            ours = stack.enter_context(BrokerProcess(folder / "ours", settings=alike))
+        pair = Twins(*(Side(one.bootstrap, one.data) for one in (ours, theirs)))
         for side in pair.sides:
             stack.callback(side.close)
             ready(side)
         yield pair
-        assert "Traceback" not in ours.stderr, ours.stderr[-5000:]
+        if isinstance(ours, BrokerProcess):
+            assert "Traceback" not in ours.stderr, ours.stderr[-5000:]
 
 
 def ready(side: Side) -> None:

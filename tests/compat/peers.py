@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -77,6 +78,12 @@ class Java:
     def __init__(self, home: Path) -> None:
         self.class_path = f"{next(home.rglob('kafka_2.13-*.jar')).parent}/*"
         self.log_config = next(home.rglob("log4j2.xml"))
+
+    def with_classes(self, folder: Path) -> Java:
+        """One that finds the classes in a folder too."""
+        found = copy(self)
+        found.class_path = f"{self.class_path}:{folder}"
+        return found
 
     def command(self, main: str, *args: str) -> list[str]:
         log_config = f"-Dlog4j2.configurationFile={self.log_config}"

@@ -31,13 +31,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.compat.conftest import MakeTopic, broker_under_test
+from tests.compat.conftest import MakeTopic
 from tests.compat.peers import unique, until
 from tests.compat.samples import samples
 from tests.compat.test_confluent import consumer, done, produce, refused_with, take
 from tests.processes import ROOT
 
-SETTINGS = {
+BROKER_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "100",
@@ -49,12 +49,6 @@ SETTINGS = {
 SERVER_SIDE: dict[str, Any] = {"group.protocol": "consumer", "session.timeout.ms": None}
 CLASSIC: dict[str, Any] = {"heartbeat.interval.ms": 200, "session.timeout.ms": 5000}
 SETTLE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with broker_under_test(request, tmp_path_factory, SETTINGS) as address:
-        yield address
 
 
 class Member:

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.compat.conftest import MakeTopic, broker_under_test
+from tests.compat.conftest import MakeTopic
 from tests.compat.peers import unique, until
 from tests.compat.samples import CODECS, FIRST_MS, Sample
 from tests.compat.test_confluent import Member, produce
@@ -42,7 +42,7 @@ with warnings.catch_warnings():
     import kafka.errors
     from kafka.admin import AbortTransactionSpec
 
-OLD_TRANSACTIONS_LOOKED_FOR = {
+BROKER_SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "transaction.state.log.num.partitions": "5",
 }
@@ -50,12 +50,6 @@ OLD_TRANSACTIONS_LOOKED_FOR = {
 SHORT_MS = 1500
 
 MakeProducer = Callable[..., Transactional]
-
-
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with broker_under_test(request, tmp_path_factory, OLD_TRANSACTIONS_LOOKED_FOR) as address:
-        yield address
 
 
 @pytest.fixture(params=LIBRARIES)
