@@ -51,7 +51,12 @@ NOT_COMPARED = frozenset(
     }
 )
 # Assigned by each cluster as it pleases: only whether there is one is compared.
-NAMED_BY_CLUSTER = frozenset({"producer_id", "member_id", "leader", "session_id", "replica_directory_id"})
+NAMED_BY_CLUSTER = frozenset(
+    {
+        *("producer_id", "member_id", "leader", "session_id", "replica_directory_id"),
+        *("transaction_start_time", "transaction_start_time_ms"),
+    }
+)
 
 # Lists whose order means nothing, and what an entry is about.
 UNORDERED = {
@@ -66,6 +71,15 @@ UNORDERED = {
     "partitions": "partition_index partition",
     "partition_responses": "index",
     "active_producers": "producer_id",
+    "transaction_states": "transactional_id",
+    "results_by_transaction": "transactional_id",
+    "topic_results": "name",
+    "results_by_partition": "partition_index",
+    "results_by_topic_v3_and_below": "name",
+    "topic_partitions": "topic_id",
+    "markers": "producer_id",
+    "subscribed_topic_names": "",
+    "unknown_state_filters": "",
 }
 HELD_BY_A_TOPIC = ("partitions", "partition_responses")
 # Configurations that Apache Kafka does not have.
@@ -167,6 +181,8 @@ def in_order(items: list[Any], names: Sequence[str]) -> list[Any]:
     def about(item: Any) -> str:
         return str([item.get(name) for name in names]) if isinstance(item, dict) else ""
 
+    if not all(isinstance(item, Mapping) for item in items):
+        return sorted(items)
     merged: list[Any] = []
     for item in sorted(items, key=lambda item: about(item) + str(item)):
         held = next((name for name in HELD_BY_A_TOPIC if isinstance(item, dict) and name in item), None)
@@ -304,6 +320,22 @@ def ready(side: Side) -> None:
         ),
         "producer ids",
     )
+
+
+def ready_for_transactions(side: Side) -> None:
+    """As `ready`, for the coordinators of transactions."""
+    ids = {partition_of(name, TRANSACTIONS_PARTITIONS): name for name in map("warm-up-{}".format, range(100))}
+    assert len(ids) == TRANSACTIONS_PARTITIONS
+
+    def coordinated(name: str) -> bool:
+        keys = {"key_type": 1, "coordinator_keys": [name]}
+        if side.client.call(Api.FIND_COORDINATOR, 4, **keys).coordinators[0].error_code != 0:
+            return False
+        given = side.client.call(Api.INIT_PRODUCER_ID, 2, transactional_id=name, transaction_timeout=60_000)
+        return bool(given.error_code == 0)
+
+    for name in ids.values():
+        until(partial(coordinated, name), f"the coordinator of {name}")
 
 
 # --- requests ---------------------------------------------------------------------------------------------

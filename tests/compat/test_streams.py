@@ -11,10 +11,10 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.jvm import Program
@@ -99,29 +99,43 @@ class Lines:
 
 
 class Counts:
-    """What the output says to a reader of committed records: for each word its counts in order."""
+    """What the output says to a reader of committed records: each word's counts, in order."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.found: defaultdict[str, list[int]] = defaultdict(list)
+        self.ended: set[int] = set()
         self.consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
                 "group.id": unique("reader"),
                 "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
+                "enable.partition.eof": True,
             }
         )
-        self.consumer.subscribe([topic])
+        self.consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
 
     def take(self) -> int:
         """Reads on; the sum of the latest counts."""
         for message in self.consumer.consume(500, timeout=0.2):
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 key, value = message.key(), message.value()
                 assert key is not None and value is not None
                 self.found[str(key, "utf-8")].append(int(value))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.ended.add(message.partition())
         return sum(max(counts) for counts in self.found.values())
+
+    def is_at_the_end(self) -> bool:
+        self.take()
+        return len(self.ended) == PARTITIONS
 
 
 def start(java: Java, folder: Path, bootstrap: str, *names: Any) -> Program:
@@ -150,32 +164,28 @@ def test_words_are_counted_exactly_once_whoever_is_killed(
     for name, future in made.items():
         future.result(timeout=20)
         until(lambda name=name: has_leaders(admin, name, PARTITIONS), "the new topic's leaders")  # type: ignore[misc]
-    lines, counts = Lines(broker.bootstrap, input_topic, seed=7), Counts(broker.bootstrap, output_topic)
+    lines = Lines(broker.bootstrap, input_topic, seed=7)
     names = (application, input_topic, output_topic)
+    with Counts(broker.bootstrap, output_topic) as seen:
 
-    def is_past(words: int) -> bool:
-        return counts.take() >= words
+        def counted(words: int, what: str) -> None:
+            until(lambda: seen.take() >= words, what, timeout_s=DONE_S)
 
-    def words() -> int:
-        return lines.counted.total()
-
-    try:
         with start(our_java, tmp_path, broker.bootstrap, *names) as first:
             lines.send(ROUND_LINES)
-            until(lambda: is_past(1), "the first count", timeout_s=DONE_S)
+            counted(1, "the first count")
             lines.send(ROUND_LINES)
             first.kill()
         lines.send(ROUND_LINES)
         with start(our_java, tmp_path, broker.bootstrap, *names) as second:
-            before = counts.take()
-            until(lambda: is_past(before + 1), "the second to go on", timeout_s=DONE_S)
+            counted(seen.take() + 1, "the second to go on")
             lines.send(ROUND_LINES)
             broker.restart()
             lines.send(ROUND_LINES)
-            until(lambda: is_past(words()), "all words to be counted", timeout_s=DONE_S)
+            counted(lines.counted.total(), "all words to be counted")
             second.kill()
-        assert {word: found[-1] for word, found in counts.found.items()} == dict(lines.counted)
-        for word, found in counts.found.items():
-            assert found == list(range(1, len(found) + 1)), word
-    finally:
-        counts.consumer.close()
+    with Counts(broker.bootstrap, output_topic) as whole:
+        until(whole.is_at_the_end, "the end of the output", timeout_s=DONE_S)
+    assert {word: counts[-1] for word, counts in whole.found.items()} == dict(lines.counted)
+    for word, counts in whole.found.items():
+        assert counts == list(range(1, len(counts) + 1)), word

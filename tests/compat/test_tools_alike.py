@@ -32,7 +32,10 @@ MASKED_COLUMNS = frozenset(
     {"ProducerId", "LastTimestamp", "CurrentTransactionStartTimeMs", "TransactionDurationMs", "Duration(min)"}
 )
 JAVA_ID, UUID_TEXT = re.compile(r"[\w-]{22}"), re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-SPACES_OF_A_TABLE = re.compile(r"\t|  +")
+SPACES_OF_A_TABLE = re.compile(r"\s*\t\s*|  +")
+LOGGED = re.compile(r"^\[[^\]]*\] (\w+) \[AdminClient clientId=adminclient-\d+\]")
+SILENT = frozenset({"aborted", "ended by force", "offsets at -5"})
+"""Commands that say nothing where all is well."""
 PARTITIONS = 2
 CLASSIC, CONSUMER = "classic", "consumer"
 
@@ -98,7 +101,7 @@ def commands(names: Names) -> Iterator[tuple[str, str, Sequence[str]]]:
         )
     yield of("a transaction that is not there", TRANSACTIONS, "describe", "--transactional-id", "nobody")
     producers = ("describe-producers", "--topic", names.topic, "--partition")
-    for partition in range(PARTITIONS + 1):
+    for partition in range(PARTITIONS):
         yield of(f"producers of partition {partition}", TRANSACTIONS, *producers, str(partition))
     find = ("find-hanging", "--broker-id", "1", "--max-transaction-timeout", "15")
     yield of("hanging ones", TRANSACTIONS, *find)
@@ -282,7 +285,8 @@ def lines_of(said: Said, side: Side) -> Lines:
     for line in said.all.replace(side.bootstrap, "BROKER").splitlines():
         if not line.strip() or line.startswith("\tat ") or re.match(r"\s+\.\.\. \d+ more", line):
             continue
-        cells = [cell.strip() for cell in SPACES_OF_A_TABLE.split(line.strip())]
+        line = LOGGED.sub(r"\1", line)
+        cells = SPACES_OF_A_TABLE.split(line.strip())
         if MASKED_COLUMNS & set(cells):
             masked = [at for at, cell in enumerate(cells) if cell in MASKED_COLUMNS]
         cells = ["#" if at in masked and cell.isdigit() else cell for at, cell in enumerate(cells)]
@@ -298,7 +302,7 @@ def masked_word(word: str) -> str:
 def test_a_tool_prints_the_same(world: World, label: str) -> None:
     ours, theirs = world.printed[label]
     assert ours == theirs
-    assert len(theirs) > 1, "a tool that says nothing shows nothing"
+    assert (len(theirs) == 1) == (label in SILENT), "a tool that says nothing shows nothing"
 
 
 def test_features_are_kafkas(world: World) -> None:
