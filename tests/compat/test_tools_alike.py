@@ -7,6 +7,7 @@ Invariant: only what each cluster names as it pleases (ids, ports, clocks) is ma
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from protocol.apis import Api
 from tests.compat.differential import Side, Twins, produce_fields, records, started_twins
 from tests.compat.jvm import Clients, Said, Tools
 from tests.compat.peers import Java
+from tests.compat.test_interchange import DUMP
 
 pytestmark = pytest.mark.kafka
 
@@ -226,13 +228,16 @@ def hang(side: Side) -> None:
 
 
 Lines = list[tuple[str, ...]]
+Dump = dict[str, list[str]]
+"""By key, its names masked: the last payload of each key that looks so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    twins: Twins
     printed: dict[str, tuple[Lines, Lines]]
     """By label: the lines on ours and on theirs."""
+    dumped: dict[str, tuple[Dump, Dump]]
+    """By internal topic: what the dump tool read there."""
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +260,11 @@ def world(our_java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 for side in twins.sides
             )
             printed[label] = (ours, theirs)
-        yield World(twins=twins, printed=printed)
+        dumped = {}
+        for topic, option in DECODERS.items():
+            ours_read, theirs_read = (dump_of(tools, side, topic, option) for side in twins.sides)
+            dumped[topic] = (ours_read, theirs_read)
+        yield World(printed=printed, dumped=dumped)
 
 
 def create(twins: Twins) -> None:
@@ -317,3 +326,48 @@ def test_features_are_kafkas(world: World) -> None:
         f"Feature: {name}" for name in ("group.version", "metadata.version", "transaction.version")
     } <= set(ours)
     assert ours == {name: theirs.get(name) for name in ours}
+
+
+# --- what the dump tool reads -----------------------------------------------------------------------------
+
+DECODERS = {"__transaction_state": "--transaction-log-decoder", "__consumer_offsets": "--offsets-decoder"}
+ENTRY = re.compile(r"^\| offset: \d+ .*? key: (\{.*?\}) payload: (.*)$", re.MULTILINE)
+CLOCKS = re.compile(r"(?i)timestamp(ms)?$")
+OF_A_CLUSTER = frozenset({"producerId", "previousProducerId", "nextProducerId", "metadataHash"})
+KINDS = {"__transaction_state": {"0"}, "__consumer_offsets": set("1235678")}
+"""The types of keys that the scenario leaves: commits, classic groups, and five of groups that the broker
+assigns."""
+
+
+def dump_of(tools: Tools, side: Side, topic: str, option: str) -> Dump:
+    logs = sorted(side.data.glob(f"{topic}-*/*.log"))
+    said = tools.attempt(DUMP, "--files", ",".join(map(str, logs)), option)
+    assert said.code == 0, said.all[-4000:]
+    last = dict(ENTRY.findall(said.out))
+    assert "isvalid: false" not in said.out
+    found: Dump = {}
+    for key, payload in last.items():
+        found.setdefault(masked_json(key), []).append(masked_json(payload))
+    return {key: sorted(payloads) for key, payloads in found.items() if "warm-up" not in key}
+
+
+def masked_json(text: str) -> str:
+    return json.dumps(masked(json.loads(text)), sort_keys=True) if text.startswith("{") else text
+
+
+def masked(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {each: masked(item, each) for each, item in value.items()}
+    if isinstance(value, list):
+        return sorted((masked(item) for item in value), key=str)
+    if CLOCKS.search(name) or name in OF_A_CLUSTER:
+        return "none" if value in (-1, "-1", 0, "0") else "#"
+    return masked_word(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("topic", list(DECODERS))
+def test_the_dump_tool_reads_the_same_in_an_internal_topic(world: World, topic: str) -> None:
+    ours, theirs = world.dumped[topic]
+    assert {json.loads(key)["type"] for key in theirs} == KINDS[topic]
+    assert sorted(ours) == sorted(theirs)
+    assert {key: (ours[key], theirs[key]) for key in theirs if ours[key] != theirs[key]} == {}

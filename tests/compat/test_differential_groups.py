@@ -1,0 +1,454 @@
+"""Groups that the broker assigns, asked of Tidewal and of Apache Kafka by raw requests: members that come and
+go, lie, are fenced and come back, in both versions, beside members of the classic protocol.
+
+Owns which requests are sent. Does not own how answers are compared (differential).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from protocol.apis import SERVED, Api
+from tests.compat.differential import (
+    Side,
+    TopicId,
+    Twins,
+    commit_fields,
+    join_fields,
+    offset_fetch_fields,
+    ready_for_transactions,
+)
+from tests.compat.peers import unique
+from tests.compat.transactional import Producer, begun, ended, same, txn_commit_fields
+
+pytestmark = pytest.mark.kafka
+
+JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
+ROUNDS_MAX = 12
+GROUP_RESOURCE = 32
+
+
+@dataclass(slots=True)
+class Member:
+    """A member by the id that it gave itself, and what both sides told it, which is the same."""
+
+    group: str
+    id: str
+    topics: list[str]
+    epoch: int = JOINING
+    owned: list[dict[str, Any]] | None = None
+
+    def fields(self, **options: Any) -> dict[str, Any]:
+        return {
+            "group_id": self.group,
+            "member_id": self.id,
+            "member_epoch": self.epoch,
+            "instance_id": None,
+            "rack_id": None,
+            "rebalance_timeout": 60_000 if self.epoch == JOINING else -1,
+            "subscribed_topic_names": self.topics if self.epoch == JOINING else None,
+            "subscribed_topic_regex": None,
+            "server_assignor": None,
+            "topic_partitions": [] if self.epoch == JOINING else self.owned,
+            **options,
+        }
+
+    def beat(self, twins: Twins, version: int = 1, **options: Any) -> Any:
+        """One heartbeat; what the answer tells is taken over."""
+        for side in twins.sides:
+            side.labels.setdefault(self.id, self.id)
+        answer = twins.same(Api.CONSUMER_GROUP_HEARTBEAT, version, **self.fields(**options))
+        if answer["error_code"] == 0:
+            self.epoch = answer["member_epoch"]
+            assignment = answer["assignment"]
+            if assignment is not None:
+                self.owned = [
+                    {"topic_id": TopicId(row["topic_id"]), "partitions": row["partitions"]}
+                    for row in assignment["topic_partitions"]
+                ]
+        return answer
+
+    @property
+    def count(self) -> int:
+        return sum(len(row["partitions"]) for row in self.owned or ())
+
+
+def settle(twins: Twins, *members: Member, version: int = 1) -> None:
+    """All in turn, until nobody is told anything new: as many heartbeats on both sides."""
+    for _ in range(ROUNDS_MAX):
+        before = [(member.epoch, str(member.owned)) for member in members]
+        for member in members:
+            member.beat(twins, version)
+        if before == [(member.epoch, str(member.owned)) for member in members]:
+            return
+    raise AssertionError(f"no rest after {ROUNDS_MAX} rounds: {members}")
+
+
+def described(twins: Twins, group: str) -> Any:
+    answers = [
+        twins.same(
+            Api.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group], include_authorized_operations=False
+        )
+        for version in range(SERVED[Api.CONSUMER_GROUP_DESCRIBE].max_version + 1)
+    ]
+    for version in (0, 5, 6):
+        twins.same(Api.DESCRIBE_GROUPS, version, groups=[group], include_authorized_operations=False)
+    for types in ([], ["consumer"], ["Classic"]):
+        ours, theirs = (
+            [row for row in answer["groups"] if row["group_id"] == group]
+            for answer in twins.both(Api.LIST_GROUPS, 5, states_filter=[], types_filter=types)
+        )
+        assert ours == theirs
+    return answers[-1]["groups"][0]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("assignor", [None, "uniform", "range"])
+def test_three_members_come_and_go(twins: Twins, version: int, assignor: str | None) -> None:
+    names, group = [twins.topic(partitions=4), twins.topic(partitions=3)], unique("group")
+    members = [Member(group, f"member-{number}-of-{group}", names) for number in range(3)]
+    for at, member in enumerate(members):
+        member.beat(twins, version, server_assignor=assignor)
+        settle(twins, *members[: at + 1], version=version)
+        described(twins, group)
+    assert sum(member.count for member in members) == 7
+    members[0].beat(twins, version, member_epoch=LEAVING)
+    described(twins, group)
+    settle(twins, *members[1:], version=version)
+    assert sum(member.count for member in members[1:]) == 7
+    members[1].beat(twins, version, subscribed_topic_names=names[:1])
+    settle(twins, *members[1:], version=version)
+    described(twins, group)
+    members[2].beat(twins, version, server_assignor="range")
+    settle(twins, *members[1:], version=version)
+    described(twins, group)
+    for member in members[1:]:
+        member.beat(twins, version, member_epoch=LEAVING)
+    assert described(twins, group)["group_state"] == "Empty"
+    twins.same(Api.DELETE_GROUPS, 2, groups_names=[group])
+    described(twins, group)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_heartbeats_that_cannot_be(twins: Twins, version: int) -> None:
+    name, group = twins.topic(partitions=2), unique("group")
+    fresh = Member(group, unique("fresh"), [name])
+    for options in (
+        {"group_id": ""},
+        {"member_id": ""} if version else {},
+        {"member_epoch": -3},
+        {"member_epoch": 5},
+        {"member_epoch": LEAVING},
+        {"member_epoch": LEAVING_FOR_A_WHILE},
+        {"member_epoch": LEAVING_FOR_A_WHILE, "instance_id": "fixed"},
+        {"instance_id": ""},
+        {"rebalance_timeout": -1},
+        {"rebalance_timeout": 0},
+        {"subscribed_topic_names": None},
+        {"subscribed_topic_names": []},
+        {"topic_partitions": None},
+        {"topic_partitions": [{"topic_id": TopicId(name), "partitions": [0]}]},
+        {"server_assignor": "no-such"},
+        {"server_assignor": ""},
+        {"rack_id": ""},
+        {"subscribed_topic_regex": "(", "subscribed_topic_names": None},
+        {"subscribed_topic_regex": "", "subscribed_topic_names": None},
+        {"subscribed_topic_regex": "(?=ahead)", "subscribed_topic_names": None},
+        {"subscribed_topic_names": ["no-such-topic", "sl/ash", ""]},
+    ):
+        member = Member(unique("group"), unique("member"), [name])
+        for side in twins.sides:
+            side.labels[member.id] = "<member>"
+        fields = member.fields(**options)
+        answer = twins.same(Api.CONSUMER_GROUP_HEARTBEAT, version, **fields)
+        if answer["error_code"] == 0 and options.get("member_id", "-"):
+            twins.same(Api.CONSUMER_GROUP_HEARTBEAT, version, **{**fields, "member_epoch": LEAVING})
+    fresh.beat(twins, version)
+    settle(twins, fresh, version=version)
+    assert fresh.count == 2
+    lies: list[dict[str, Any]] = [
+        {"member_epoch": fresh.epoch + 1},
+        {"member_epoch": fresh.epoch - 1},
+        {"member_epoch": fresh.epoch - 1, "topic_partitions": []},
+        {"member_id": "nobody"},
+        {"topic_partitions": []},
+        {"topic_partitions": [{"topic_id": TopicId(name), "partitions": [0, 1, 9]}]},
+        {"topic_partitions": [{"topic_id": TopicId("no-such"), "partitions": [0]}]},
+        {"instance_id": "late"},
+        {"server_assignor": "no-such"},
+        {
+            "member_epoch": JOINING,
+            "rebalance_timeout": 60_000,
+            "subscribed_topic_names": [name],
+            "topic_partitions": [],
+        },
+    ]
+    for options in lies:
+        twins.same(Api.CONSUMER_GROUP_HEARTBEAT, version, **fresh.fields(**options))
+        described(twins, group)
+
+
+def test_a_regex_subscribes_to_what_it_matches(twins: Twins) -> None:
+    prefix, group = unique("re"), unique("group")
+    names = [twins.topic(partitions=1, prefix=f"{prefix}-{letter}") for letter in "aab"]
+    assert len(names) == 3
+    member = Member(group, unique("member"), [])
+    for expression in (f"{prefix}-a.*", f"{prefix}-[ab].*", f"{prefix}-c.*", f"({prefix}-b.*|nothing)"):
+        member.beat(twins, subscribed_topic_names=None, subscribed_topic_regex=expression)
+        # Kafka resolves it in the background; what both have come to is what is compared.
+        for side in twins.sides:
+            resolved(side, member, expression)
+        described(twins, group)
+        member.epoch = JOINING
+    member.beat(twins, member_epoch=LEAVING)
+
+
+def resolved(side: Side, member: Member, expression: str) -> None:
+    """Heartbeats to one side until it has nothing new to tell for some of them."""
+    from tests.compat.peers import until
+
+    seen: list[Any] = []
+
+    def is_quiet() -> bool:
+        fields = member.fields(
+            member_epoch=JOINING,
+            rebalance_timeout=60_000,
+            subscribed_topic_names=None,
+            subscribed_topic_regex=expression,
+            topic_partitions=[],
+        )
+        seen.append(side.plain(side.client.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **side.resolve(fields))))
+        return len(seen) > 10 and all(one == seen[-1] for one in seen[-10:])
+
+    until(is_quiet, f"{expression} to be resolved", pause_s=0.02)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_static_members_comings_and_goings(twins: Twins, version: int) -> None:
+    name, group = twins.topic(partitions=4), unique("group")
+    fixed, other, again, double = (
+        Member(group, unique(what), [name]) for what in ("fixed", "other", "again", "double")
+    )
+    static = {"instance_id": "fixed"}
+    fixed.beat(twins, version, **static)
+    other.beat(twins, version)
+    settle(twins, fixed, other, version=version)
+    described(twins, group)
+    double.beat(twins, version, **static)
+    fixed.beat(twins, version, member_epoch=LEAVING_FOR_A_WHILE, **static)
+    described(twins, group)
+    other.beat(twins, version)
+    again.beat(twins, version, **static)
+    again.beat(twins, version, **static)
+    described(twins, group)
+    fixed.epoch = again.epoch
+    fixed.beat(twins, version, **static)
+    again.beat(twins, version, member_epoch=LEAVING, **static)
+    settle(twins, other, version=version)
+    assert other.count == 4
+    described(twins, group)
+
+
+def test_offsets_of_members(twins: Twins) -> None:
+    name, group = twins.topic(partitions=2), unique("group")
+    member = Member(group, unique("member"), [name])
+    member.beat(twins)
+    settle(twins, member)
+    inside = {"member_id": member.id, "generation_id_or_member_epoch": member.epoch}
+    for options in (
+        {},
+        inside,
+        {**inside, "generation_id_or_member_epoch": member.epoch - 1},
+        {**inside, "generation_id_or_member_epoch": member.epoch + 1},
+        {**inside, "generation_id_or_member_epoch": -1},
+        {**inside, "member_id": "nobody"},
+        {**inside, "group_instance_id": "fixed"},
+    ):
+        for version in (2, 6, 7, 8, 9, 10):
+            if version >= 7 or "group_instance_id" not in options:
+                twins.same(Api.OFFSET_COMMIT, version, **commit_fields(group, name, offset=3, **options))
+    for member_id, epoch in (
+        (None, -1),
+        (member.id, member.epoch),
+        (member.id, member.epoch + 1),
+        (member.id, member.epoch - 1),
+        ("nobody", member.epoch),
+        (member.id, -1),
+        ("", -1),
+    ):
+        for version in range(8, 11):
+            fields = offset_fetch_fields(group, name)
+            fields["groups"][0] |= {"member_id": member_id, "member_epoch": epoch}
+            twins.same(Api.OFFSET_FETCH, version, **fields)
+    deleted = [{"name": name, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
+    twins.same(Api.OFFSET_DELETE, 0, group_id=group, topics=deleted)
+    twins.same(Api.DELETE_GROUPS, 2, groups_names=[group])
+    for api, fields in (
+        (Api.HEARTBEAT, {"generation_id": member.epoch}),
+        (
+            Api.SYNC_GROUP,
+            {
+                "generation_id": member.epoch,
+                "protocol_type": "consumer",
+                "protocol_name": "range",
+                "assignments": [],
+            },
+        ),
+    ):
+        at = {"group_id": group, "member_id": member.id, "group_instance_id": None}
+        twins.same(api, 4, **at, **fields)
+    leaving = {"member_id": member.id, "group_instance_id": None, "reason": None}
+    twins.same(Api.LEAVE_GROUP, 5, group_id=group, members=[{**leaving, "member_id": "nobody"}, leaving])
+    described(twins, group)
+
+
+def test_offsets_of_members_within_a_transaction(twins: Twins) -> None:
+    for side in twins.sides:
+        ready_for_transactions(side)
+    name, group, producer = twins.topic(), unique("group"), Producer(unique("txn"))
+    member = Member(group, unique("member"), [name])
+    member.beat(twins)
+    settle(twins, member)
+    begun(twins, producer)
+    for more in (0, 1, -1, -99):
+        for member_id in (member.id, "nobody"):
+            options = {"member_id": member_id, "generation_id": member.epoch + more}
+            same(twins, Api.TXN_OFFSET_COMMIT, 5, **txn_commit_fields(producer, group, name, **options))
+    twins.same(Api.OFFSET_FETCH, 9, **offset_fetch_fields(group, name))
+    ended(twins, producer, 5)
+    twins.same(Api.OFFSET_FETCH, 9, **offset_fetch_fields(group, name))
+
+
+def subscription(*names: str, owned: bytes = b"\x00\x00\x00\x00") -> bytes:
+    """A consumer's metadata in version 1 of its own protocol."""
+    topics = b"".join(len(name).to_bytes(2, "big") + name.encode() for name in names)
+    return b"\x00\x01" + len(names).to_bytes(4, "big") + topics + b"\xff\xff\xff\xff" + owned
+
+
+def test_a_classic_member_in_a_group_of_the_new_protocol(twins: Twins) -> None:
+    name, group = twins.topic(partitions=2), unique("group")
+    modern = Member(group, unique("modern"), [name])
+    modern.beat(twins)
+    settle(twins, modern)
+    bad = join_fields(group, protocols=[{"name": "range", "metadata": b"nonsense"}])
+    twins.same(Api.JOIN_GROUP, 9, **bad)
+    twins.same(Api.JOIN_GROUP, 9, **join_fields(group, protocol_type="connect"))
+    joining = join_fields(group, protocols=[{"name": "range", "metadata": subscription(name)}])
+    for side in twins.sides:
+        side.remembered["classic"] = side.client.call(Api.JOIN_GROUP, 9, **joining).member_id
+        side.labels[side.remembered["classic"]] = "<classic>"
+
+    def classic(side: Side) -> Any:
+        return side.remembered["classic"]
+
+    at = {"group_id": group, "member_id": classic, "group_instance_id": None}
+    joined = twins.same(Api.JOIN_GROUP, 9, **{**joining, "member_id": classic})
+    generation = joined["generation_id"]
+    described(twins, group)
+    sync = {"protocol_type": "consumer", "protocol_name": "range", "assignments": []}
+    twins.same(Api.SYNC_GROUP, 5, **at, generation_id=generation, **sync)
+    twins.same(Api.SYNC_GROUP, 5, **at, generation_id=generation + 7, **sync)
+    settle(twins, modern)
+    for given in (generation, generation - 1, generation + 1):
+        twins.same(Api.HEARTBEAT, 4, **at, generation_id=given)
+    rejoined = twins.same(Api.JOIN_GROUP, 9, **{**joining, "member_id": classic})
+    twins.same(Api.SYNC_GROUP, 5, **at, generation_id=rejoined["generation_id"], **sync)
+    settle(twins, modern)
+    described(twins, group)
+    modern.beat(twins, member_epoch=LEAVING)
+    described(twins, group)
+    twins.same(Api.HEARTBEAT, 4, **at, generation_id=rejoined["generation_id"])
+    leaving = {"member_id": classic, "group_instance_id": None, "reason": None}
+    twins.same(Api.LEAVE_GROUP, 5, group_id=group, members=[leaving])
+    described(twins, group)
+
+
+def test_a_member_of_the_new_protocol_in_a_classic_group(twins: Twins) -> None:
+    name, group = twins.topic(partitions=2), unique("group")
+    joining = join_fields(group, protocols=[{"name": "range", "metadata": subscription(name)}])
+    for side in twins.sides:
+        side.remembered["classic"] = side.client.call(Api.JOIN_GROUP, 9, **joining).member_id
+        side.labels[side.remembered["classic"]] = "<classic>"
+
+    def classic(side: Side) -> Any:
+        return side.remembered["classic"]
+
+    at = {"group_id": group, "member_id": classic, "group_instance_id": None, "generation_id": 1}
+    twins.same(Api.JOIN_GROUP, 9, **{**joining, "member_id": classic})
+    mine = b"\x00\x01\x00\x00\x00\x01" + len(name).to_bytes(2, "big") + name.encode()
+    mine += b"\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x01\xff\xff\xff\xff"
+    twins.same(
+        Api.SYNC_GROUP,
+        5,
+        **at,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=[{"member_id": classic, "assignment": mine}],
+    )
+    modern = Member(group, unique("modern"), [name])
+    modern.beat(twins)
+    described(twins, group)
+    twins.same(Api.HEARTBEAT, 4, **at)
+    settle(twins, modern)
+    again = join_fields(
+        group,
+        classic,
+        protocols=[{"name": "range", "metadata": subscription(name)}],
+    )
+    rejoined = twins.same(Api.JOIN_GROUP, 9, **again)
+    sync = {"protocol_type": "consumer", "protocol_name": "range", "assignments": []}
+    twins.same(Api.SYNC_GROUP, 5, **{**at, "generation_id": rejoined["generation_id"]}, **sync)
+    settle(twins, modern)
+    described(twins, group)
+    leaving = {"member_id": classic, "group_instance_id": None, "reason": None}
+    twins.same(Api.LEAVE_GROUP, 5, group_id=group, members=[leaving])
+    settle(twins, modern)
+    assert modern.count == 2
+    described(twins, group)
+    foreign = unique("group")
+    twins.same(Api.JOIN_GROUP, 5, **join_fields(foreign, protocol_type="connect", group_instance_id="fixed"))
+    stranger = Member(foreign, unique("stranger"), [name])
+    stranger.beat(twins)
+    described(twins, foreign)
+
+
+def test_groups_that_are_described_wrongly(twins: Twins) -> None:
+    group, classic = unique("group"), unique("classic")
+    twins.same(Api.OFFSET_COMMIT, 8, **commit_fields(classic, twins.topic(), offset=1))
+    for version in range(SERVED[Api.CONSUMER_GROUP_DESCRIBE].max_version + 1):
+        for asked in ([group], [classic], [""], [], [group, classic]):
+            twins.same(
+                Api.CONSUMER_GROUP_DESCRIBE, version, group_ids=asked, include_authorized_operations=False
+            )
+
+
+def test_configs_of_a_group(twins: Twins) -> None:
+    group = unique("group")
+    for key, value in (
+        ("consumer.session.timeout.ms", "50000"),
+        ("consumer.heartbeat.interval.ms", "6000"),
+        ("consumer.session.timeout.ms", "1"),
+        ("consumer.session.timeout.ms", "99999999"),
+        ("consumer.heartbeat.interval.ms", "99999999"),
+        ("consumer.heartbeat.interval.ms", "soon"),
+        ("no.such", "1"),
+    ):
+        for resource in (group, ""):
+            entry = {"name": key, "config_operation": 0, "value": value}
+            altered = [{"resource_type": GROUP_RESOURCE, "resource_name": resource, "configs": [entry]}]
+            twins.same(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=altered, validate_only=False)
+    resource = {"resource_type": GROUP_RESOURCE, "resource_name": group, "configuration_keys": None}
+    for synonyms in (True, False):
+        twins.same(
+            Api.DESCRIBE_CONFIGS,
+            4,
+            resources=[resource],
+            include_synonyms=synonyms,
+            include_documentation=False,
+        )
+    name = twins.topic()
+    member = Member(group, unique("member"), [name])
+    assert member.beat(twins)["heartbeat_interval"] is not None
