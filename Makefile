@@ -28,7 +28,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 # PySpark and its Kafka connector must be of one version.
 SPARK_VERSION := 4.0.0
 
-.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-idle bench-tier bench-wal bench-verify soak hostile chaos compose-test kafka minio spark verify lock conformance requests clean
+.PHONY: help setup run test sim mutants differential verify-stores bench bench-guard bench-growth bench-features bench-cluster bench-groups bench-idle bench-tier bench-wal bench-verify soak hostile chaos compose-test kafka minio spark verify lock conformance requests clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-features: setup ## what counters, indexes and idempotence cost a produce r
 
 bench-cluster: setup ## three brokers beside three nodes of Apache Kafka: starts, acks=all, kill -9, a new disk; ARGS="--kills 2", "--own"
 	@$(BIN)/python -m tools.versus.cluster $(ARGS)
+
+bench-groups: setup ## transactions, commits of offsets and rebalances beside Apache Kafka (make kafka); ARGS="--rows commits", "--own"
+	@$(BIN)/python -m tools.versus.groups $(ARGS)
 
 bench-idle: setup ## three brokers with 500 partitions in which nothing happens, beside Kafka: CPU, wakes, requests to the store; ARGS="--own --seconds 60"
 	@$(BIN)/python -m tools.versus.idle $(ARGS)

@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from broker.coordinators.topic_coordinator import partition_of
 from protocol.apis import Api
-from protocol.records import build_batch
+from protocol.records import build_batch, iter_records, parse_header
 from tests.clients.blocking import BlockingClient, batch_bounds
 from tests.compat.peers import ApacheKafka, Java, has_leaders, unique, until
 from tests.compat.samples import FIRST_MS
@@ -166,13 +166,27 @@ class Side:
             return "given" if value not in (-1, 0, "", None) else value
         if name == "records" and value is not None:
             # Kafka cuts a fetch anywhere, we cut it between batches: no client reads a part of one.
-            whole = batch_bounds(bytes(value))
-            return bytes(value[: sum(whole[-1])]) if whole else b""
+            data = bytes(value)
+            return [self.batch(data[at : at + size]) for at, size in batch_bounds(data)]
         if isinstance(value, memoryview | bytearray):
             return bytes(value)
         if isinstance(value, timedelta | datetime):
             return str(value)
         return value
+
+    def batch(self, batch: bytes) -> Any:
+        """Its bytes; where a producer wrote it whose id the cluster gave, without the id, the checksum over
+        it and, in a marker, the time of day."""
+        header = parse_header(batch)
+        if header.producer_id not in self.labels:
+            return batch
+        fields = {
+            name: value
+            for name, value in header._asdict().items()
+            if name not in ("crc", "producer_id") and not (header.is_control and "timestamp" in name)
+        }
+        rows = [(record.key, record.value, record.headers) for record in iter_records(batch, 0, header)]
+        return {**fields, "producer": self.labels[header.producer_id], "rows": rows}
 
 
 def in_order(items: list[Any], names: Sequence[str]) -> list[Any]:

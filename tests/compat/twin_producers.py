@@ -17,8 +17,9 @@ from tests.compat.differential import Side, Twins, differences, records
 from tests.compat.peers import until
 
 CONCURRENT = 51
-"""The transaction before is being ended: what Kafka says, and what it makes of that for a Produce."""
-NOT_ENOUGH_REPLICAS = 19
+"""The transaction before is being ended."""
+PRODUCE_AGAIN = {19, 6, CONCURRENT}
+"""What Kafka makes of it for a Produce; and that the partition of a new topic is not led yet."""
 OVER = ("CompleteCommit", "CompleteAbort", "Empty")
 TIMEOUT_MS = 60_000
 
@@ -119,7 +120,7 @@ def codes(answer: Any) -> Iterator[int]:
 
 def asked(side: Side, api: Api, version: int, fields: Mapping[str, Any]) -> Any:
     """The answer of one side, once the transaction before is over."""
-    again = {CONCURRENT, NOT_ENOUGH_REPLICAS} if api == Api.PRODUCE else {CONCURRENT}
+    again = PRODUCE_AGAIN if api == Api.PRODUCE else {CONCURRENT}
 
     def answered() -> Any:
         answer = Twins.one(side, api, version, fields)
