@@ -21,8 +21,8 @@ from tests.compat.differential import (
     offset_fetch_fields,
     ready_for_transactions,
 )
-from tests.compat.peers import unique
-from tests.compat.transactional import Producer, begun, ended, same, txn_commit_fields
+from tests.compat.peers import unique, until
+from tests.compat.twin_producers import Producer, begun, ended, same, txn_commit_fields
 
 pytestmark = pytest.mark.kafka
 
@@ -87,6 +87,23 @@ def settle(twins: Twins, *members: Member, version: int = 1) -> None:
     raise AssertionError(f"no rest after {ROUNDS_MAX} rounds: {members}")
 
 
+def topic_of(twins: Twins, partitions: int, prefix: str = "topic") -> str:
+    """A topic that the coordinators of both sides know of: a member of another group is given it."""
+    name = twins.topic(partitions=partitions, prefix=prefix)
+    for side in twins.sides:
+        probe = Member(unique("probe"), unique("member"), [name])
+
+        def is_known(side: Side = side, probe: Member = probe) -> bool:
+            fields = side.resolve(probe.fields())
+            answer = side.client.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **fields)
+            gone = side.resolve(probe.fields(member_epoch=LEAVING))
+            side.client.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **gone)
+            return bool(answer.assignment is not None and answer.assignment.topic_partitions)
+
+        until(is_known, f"{name} to be known to the coordinator")
+    return name
+
+
 def described(twins: Twins, group: str) -> Any:
     answers = [
         twins.same(
@@ -108,7 +125,7 @@ def described(twins: Twins, group: str) -> Any:
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("assignor", [None, "uniform", "range"])
 def test_three_members_come_and_go(twins: Twins, version: int, assignor: str | None) -> None:
-    names, group = [twins.topic(partitions=4), twins.topic(partitions=3)], unique("group")
+    names, group = [topic_of(twins, 4), topic_of(twins, 3)], unique("group")
     members = [Member(group, f"member-{number}-of-{group}", names) for number in range(3)]
     for at, member in enumerate(members):
         member.beat(twins, version, server_assignor=assignor)
@@ -134,7 +151,7 @@ def test_three_members_come_and_go(twins: Twins, version: int, assignor: str | N
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_heartbeats_that_cannot_be(twins: Twins, version: int) -> None:
-    name, group = twins.topic(partitions=2), unique("group")
+    name, group = topic_of(twins, 2), unique("group")
     fresh = Member(group, unique("fresh"), [name])
     for options in (
         {"group_id": ""},
@@ -193,7 +210,7 @@ def test_heartbeats_that_cannot_be(twins: Twins, version: int) -> None:
 
 def test_a_regex_subscribes_to_what_it_matches(twins: Twins) -> None:
     prefix, group = unique("re"), unique("group")
-    names = [twins.topic(partitions=1, prefix=f"{prefix}-{letter}") for letter in "aab"]
+    names = [topic_of(twins, 1, f"{prefix}-{letter}") for letter in "aab"]
     assert len(names) == 3
     member = Member(group, unique("member"), [])
     for expression in (f"{prefix}-a.*", f"{prefix}-[ab].*", f"{prefix}-c.*", f"({prefix}-b.*|nothing)"):
@@ -208,8 +225,6 @@ def test_a_regex_subscribes_to_what_it_matches(twins: Twins) -> None:
 
 def resolved(side: Side, member: Member, expression: str) -> None:
     """Heartbeats to one side until it has nothing new to tell for some of them."""
-    from tests.compat.peers import until
-
     seen: list[Any] = []
 
     def is_quiet() -> bool:
@@ -228,7 +243,7 @@ def resolved(side: Side, member: Member, expression: str) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_static_members_comings_and_goings(twins: Twins, version: int) -> None:
-    name, group = twins.topic(partitions=4), unique("group")
+    name, group = topic_of(twins, 4), unique("group")
     fixed, other, again, double = (
         Member(group, unique(what), [name]) for what in ("fixed", "other", "again", "double")
     )
@@ -253,7 +268,7 @@ def test_a_static_members_comings_and_goings(twins: Twins, version: int) -> None
 
 
 def test_offsets_of_members(twins: Twins) -> None:
-    name, group = twins.topic(partitions=2), unique("group")
+    name, group = topic_of(twins, 2), unique("group")
     member = Member(group, unique("member"), [name])
     member.beat(twins)
     settle(twins, member)
@@ -308,7 +323,7 @@ def test_offsets_of_members(twins: Twins) -> None:
 def test_offsets_of_members_within_a_transaction(twins: Twins) -> None:
     for side in twins.sides:
         ready_for_transactions(side)
-    name, group, producer = twins.topic(), unique("group"), Producer(unique("txn"))
+    name, group, producer = topic_of(twins, 1), unique("group"), Producer(unique("txn"))
     member = Member(group, unique("member"), [name])
     member.beat(twins)
     settle(twins, member)
@@ -329,7 +344,7 @@ def subscription(*names: str, owned: bytes = b"\x00\x00\x00\x00") -> bytes:
 
 
 def test_a_classic_member_in_a_group_of_the_new_protocol(twins: Twins) -> None:
-    name, group = twins.topic(partitions=2), unique("group")
+    name, group = topic_of(twins, 2), unique("group")
     modern = Member(group, unique("modern"), [name])
     modern.beat(twins)
     settle(twins, modern)
@@ -367,7 +382,7 @@ def test_a_classic_member_in_a_group_of_the_new_protocol(twins: Twins) -> None:
 
 
 def test_a_member_of_the_new_protocol_in_a_classic_group(twins: Twins) -> None:
-    name, group = twins.topic(partitions=2), unique("group")
+    name, group = topic_of(twins, 2), unique("group")
     joining = join_fields(group, protocols=[{"name": "range", "metadata": subscription(name)}])
     for side in twins.sides:
         side.remembered["classic"] = side.client.call(Api.JOIN_GROUP, 9, **joining).member_id
@@ -417,7 +432,7 @@ def test_a_member_of_the_new_protocol_in_a_classic_group(twins: Twins) -> None:
 
 def test_groups_that_are_described_wrongly(twins: Twins) -> None:
     group, classic = unique("group"), unique("classic")
-    twins.same(Api.OFFSET_COMMIT, 8, **commit_fields(classic, twins.topic(), offset=1))
+    twins.same(Api.OFFSET_COMMIT, 8, **commit_fields(classic, topic_of(twins, 1), offset=1))
     for version in range(SERVED[Api.CONSUMER_GROUP_DESCRIBE].max_version + 1):
         for asked in ([group], [classic], [""], [], [group, classic]):
             twins.same(
@@ -449,6 +464,6 @@ def test_configs_of_a_group(twins: Twins) -> None:
             include_synonyms=synonyms,
             include_documentation=False,
         )
-    name = twins.topic()
+    name = topic_of(twins, 1)
     member = Member(group, unique("member"), [name])
     assert member.beat(twins)["heartbeat_interval"] is not None
