@@ -334,6 +334,7 @@ def ready(side: Side) -> None:
         ),
         "producer ids",
     )
+    ready_for_transactions(side)
 
 
 def ready_for_transactions(side: Side) -> None:

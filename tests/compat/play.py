@@ -23,7 +23,7 @@ from protocol.messages import decode_response
 from tests.clients.blocking import BlockingClient
 from tests.compat.differential import Difference, Side, Twins, differences
 from tests.compat.peers import until
-from tests.compat.sequences import GROUPS, MEMBERS, TOPICS, Given, Step
+from tests.compat.sequences import GROUPS, MEMBERS, TOPICS, TRANSACTIONS, Given, Step
 
 # How long both may be silent before a request counts as held back; how long one may answer after the other.
 SILENCE_S = 0.15
@@ -41,6 +41,8 @@ CHANGES_METADATA = frozenset(
         Api.INCREMENTAL_ALTER_CONFIGS,
     }
 )
+ENDS_TRANSACTIONS = frozenset({Api.END_TXN, Api.INIT_PRODUCER_ID})
+BEING_ENDED = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
 @dataclass(slots=True)
@@ -175,6 +177,8 @@ class Player:
             keep(side, step, answer)
         if step.api in CHANGES_METADATA:
             self._settle()
+        if step.api in ENDS_TRANSACTIONS:
+            self._end_transactions()
         ours, theirs = (
             own(side.plain(answer), side.remembered["prefix"])
             for side, answer in zip(self.twins.sides, answers, strict=True)
@@ -197,6 +201,7 @@ class Player:
                 for number in range(MEMBERS)
             ]
             self._play(at, Step(Api.LEAVE_GROUP, 4, {"group_id": group, "members": members}, line="end"))
+        self._end_transactions()
         self._collect(SILENCE_S)
 
     def _settle(self) -> None:
@@ -228,6 +233,17 @@ class Player:
             until(is_seen, "a change of metadata", pause_s=0.002)
         for side in self.twins.sides:
             self._learn(side)
+
+    def _end_transactions(self) -> None:
+        """Until both have written the markers of what was ended: a client that asks before is told to wait."""
+        for side in self.twins.sides:
+
+            def are_over(side: Side = side) -> bool:
+                names = [name(side) for name in TRANSACTIONS]
+                answer = side.client.call(Api.DESCRIBE_TRANSACTIONS, 0, transactional_ids=names)
+                return not any(row.transaction_state in BEING_ENDED for row in answer.transaction_states)
+
+            until(are_over, "transactions to be over", pause_s=0.002)
 
     def _learn(self, side: Side) -> None:
         answer = side.client.call(
@@ -317,9 +333,17 @@ def keep(side: Side, step: Step, answer: Any) -> None:
             opened = kept.get(step.keeps) != session_id
             kept[step.keeps] = session_id
             kept[f"{step.keeps} epoch"] = 1 if opened else kept[f"{step.keeps} epoch"] + 1
-    elif step.api == Api.INIT_PRODUCER_ID and answer.producer_id is not None and answer.producer_id >= 0:
-        kept["producer"] = answer.producer_id
-        kept["producer epoch"] = answer.producer_epoch
+    elif step.api in ENDS_TRANSACTIONS and getattr(answer, "producer_id", None) not in (None, -1):
+        kept[step.keeps] = answer.producer_id
+        kept[f"{step.keeps} epoch"] = answer.producer_epoch
+        side.labels[answer.producer_id] = step.keeps
+    elif step.api == Api.CONSUMER_GROUP_HEARTBEAT and answer.error_code == 0:
+        kept[f"{step.keeps} epoch"] = max(answer.member_epoch, 0)
+        if answer.assignment is not None:
+            kept[f"{step.keeps} owned"] = [
+                {"topic_id": row.topic_id, "partitions": list(row.partitions)}
+                for row in answer.assignment.topic_partitions
+            ]
 
 
 def own(value: Any, prefix: str) -> Any:
@@ -334,7 +358,7 @@ def own(value: Any, prefix: str) -> Any:
 def is_foreign(item: Any, prefix: str) -> bool:
     if not isinstance(item, Mapping):
         return False
-    names = [item.get(name) for name in ("name", "topic", "group_id", "resource_name")]
+    names = [item.get(name) for name in ("name", "topic", "group_id", "resource_name", "transactional_id")]
     return any(
         isinstance(name, str) and name.startswith("seq-") and not name.startswith(prefix) for name in names
     )

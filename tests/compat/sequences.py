@@ -82,13 +82,14 @@ class Batch:
     size: int = 5
     key: bytes | None = None
     codec: int = 0
-    producer: tuple[int, int, int] | None = None
-    """Id, epoch, sequence."""
+    producer: tuple[Any, Any, int] | None = None
+    """Id, epoch, sequence; the first two may be what a broker gave."""
+    transactional: bool = False
     after_ms: int = 0
     spoiled: str = ""
 
     def __call__(self, side: Side) -> bytes:
-        producer_id, epoch, sequence = self.producer or (-1, -1, -1)
+        producer_id, epoch, sequence = side.resolve(list(self.producer or (-1, -1, -1)))
         batch = bytes(
             build_batch(
                 [(self.key, b"v" * self.size, (), FIRST_MS + self.after_ms + at) for at in range(self.count)],
@@ -96,6 +97,7 @@ class Batch:
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=sequence,
+                transactional=self.transactional,
             )
         )
         return SPOILED[self.spoiled](batch) if self.spoiled else batch
@@ -416,6 +418,100 @@ def init_producer_id(draw: Draw[Any]) -> Step:
     )
 
 
+# --- transactions ---
+
+TRANSACTIONS = tuple(Named(f"x{number}") for number in range(2))
+
+
+def a_transaction(draw: Draw[Any]) -> tuple[Named, dict[str, Any]]:
+    """A transactional id, and the producer that it was given to."""
+    name = mostly(draw, TRANSACTIONS[0], TRANSACTIONS[1])
+    given = f"txn {name.text}"
+    return name, {
+        "transactional_id": name,
+        "producer_id": mostly(draw, Given(given, otherwise=7), 7),
+        "producer_epoch": Given(f"{given} epoch", plus=mostly(draw, 0, 1, -1), otherwise=0),
+    }
+
+
+def init_transactional(draw: Draw[Any]) -> Step:
+    name, producer = a_transaction(draw)
+    goes_on = draw(st.integers(0, 3)) == 3
+    fields = {
+        **(producer if goes_on else {"producer_id": -1, "producer_epoch": -1}),
+        "transactional_id": name,
+        "transaction_timeout": mostly(draw, 60_000, 0, -1, 900_001),
+        "enable2_pc": False,
+        "keep_prepared_txn": False,
+    }
+    return Step(Api.INIT_PRODUCER_ID, 3 if goes_on else 0, fields, keeps=f"txn {name.text}")
+
+
+def add_partitions_to_txn(draw: Draw[Any]) -> Step:
+    _, producer = a_transaction(draw)
+    topics = [{"name": a_topic(draw), "partitions": [a_partition(draw)]}]
+    fields = {f"v3_and_below_{name}": value for name, value in {**producer, "topics": topics}.items()}
+    one = {**producer, "topics": topics, "verify_only": mostly(draw, False, True)}
+    return Step(Api.ADD_PARTITIONS_TO_TXN, 0, {**fields, "transactions": [one]})
+
+
+def add_offsets_to_txn(draw: Draw[Any]) -> Step:
+    _, producer = a_transaction(draw)
+    return Step(Api.ADD_OFFSETS_TO_TXN, 0, {**producer, "group_id": a_group(draw)})
+
+
+def txn_offset_commit(draw: Draw[Any]) -> Step:
+    _, producer = a_transaction(draw)
+    partition = {
+        "partition_index": a_partition(draw),
+        "committed_offset": pick(draw, 0, 1, 2, -1),
+        "committed_leader_epoch": mostly(draw, -1, 0, 5),
+        "committed_metadata": mostly(draw, "noted", None, "", "x" * 4097),
+    }
+    fields = {
+        **producer,
+        "group_id": a_group(draw),
+        "generation_id": mostly(draw, -1, 0, 3),
+        "member_id": mostly(draw, "", "nobody"),
+        "group_instance_id": None,
+        "topics": [{"name": a_topic(draw), "partitions": [partition]}],
+    }
+    inside = fields["generation_id"] != -1 or fields["member_id"]
+    return Step(Api.TXN_OFFSET_COMMIT, 3 if inside else 0, fields)
+
+
+def produce_in_txn(draw: Draw[Any]) -> Step:
+    name, producer = a_transaction(draw)
+    batch = Batch(
+        producer=(producer["producer_id"], producer["producer_epoch"], mostly(draw, 0, 1, 2)),
+        transactional=mostly(draw, True, False),
+    )
+    fields = produce_fields(a_topic(draw), batch, partition=a_partition(draw), acks=mostly(draw, -1, 1))
+    return Step(Api.PRODUCE, 0, {**fields, "transactional_id": mostly(draw, name, None)})
+
+
+def end_txn(draw: Draw[Any]) -> Step:
+    name, producer = a_transaction(draw)
+    fields = {**producer, "committed": pick(draw, True, False)}
+    return Step(Api.END_TXN, 0, fields, keeps=f"txn {name.text}")
+
+
+def list_transactions(draw: Draw[Any]) -> Step:
+    states = pick(draw, [], ["Ongoing"], ["Empty", "CompleteCommit"], ["no-such"], ["ongoing"])
+    fields = {
+        "state_filters": states,
+        "producer_id_filters": mostly(draw, [], [4711]),
+        "duration_filter": mostly(draw, -1, 86_400_000),
+        "transactional_id_pattern": mostly(draw, None, "", "seq-.*x0", "(open"),
+    }
+    return Step(Api.LIST_TRANSACTIONS, 0, fields)
+
+
+def describe_transactions(draw: Draw[Any]) -> Step:
+    asked = pick(draw, list(TRANSACTIONS), [TRANSACTIONS[0]], ["nobody"], [""])
+    return Step(Api.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": asked})
+
+
 MEMBERS = 3
 
 
@@ -446,6 +542,49 @@ def join_group(draw: Draw[Any]) -> Step:
         rebalance_timeout=60_000,
     )
     return Step(Api.JOIN_GROUP, 0, fields, line=member.what, keeps=member.what)
+
+
+# --- groups that the broker assigns ---
+
+ASSIGNED = tuple(Named(f"c{number}") for number in range(2))
+"""Groups of their own, mostly: what a classic member and the broker make of each other is played by hand."""
+
+
+def consumer_group_heartbeat(draw: Draw[Any]) -> Step:
+    group = mostly(draw, ASSIGNED[0], ASSIGNED[1], GROUPS[0])
+    number = int(mostly(draw, 0, 1, 2))
+    what = f"consumer {number} of {group.text}"
+    life = pick(draw, "join", "go on", "go on", "go on", "leave")
+    joins, version = life == "join", 1
+    fields = {
+        "group_id": group,
+        "member_id": Named(f"m{number}"),
+        "member_epoch": {
+            "join": 0,
+            "go on": Given(f"{what} epoch", plus=mostly(draw, 0, 1, -1), otherwise=0),
+            "leave": mostly(draw, -1, -2),
+        }[life],
+        "instance_id": an_instance(draw, number),
+        "rack_id": mostly(draw, None, "here"),
+        "rebalance_timeout": mostly(draw, 60_000 if joins else -1, 0, -1),
+        "subscribed_topic_names": mostly(draw, [TOPICS[0]] if joins else None, [], [TOPICS[1]], ["no-such"]),
+        "subscribed_topic_regex": mostly(draw, None, "(unclosed"),
+        "server_assignor": mostly(draw, None, "uniform", "range", "no-such"),
+        "topic_partitions": mostly(
+            draw, [] if joins else Given(f"{what} owned", otherwise=[]), None, [], a_lie(draw)
+        ),
+    }
+    return Step(Api.CONSUMER_GROUP_HEARTBEAT, version, fields, keeps=what)
+
+
+def a_lie(draw: Draw[Any]) -> list[dict[str, Any]]:
+    """What a member says it holds, and was never given."""
+    return [{"topic_id": TopicId(a_topic(draw)), "partitions": [pick(draw, 0, 1, 9)]}]
+
+
+def consumer_group_describe(draw: Draw[Any]) -> Step:
+    asked = [mostly(draw, ASSIGNED[0], ASSIGNED[1], GROUPS[0])]
+    return Step(Api.CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": asked, "include_authorized_operations": False})
 
 
 def sync_group(draw: Draw[Any]) -> Step:
@@ -678,6 +817,16 @@ BUILDERS: Sequence[tuple[Callable[[Draw[Any]], Step], int]] = (
     (list_config_resources, 1),
     (describe_cluster, 1),
     (api_versions, 1),
+    (init_transactional, 3),
+    (add_partitions_to_txn, 3),
+    (add_offsets_to_txn, 1),
+    (txn_offset_commit, 2),
+    (produce_in_txn, 4),
+    (end_txn, 4),
+    (list_transactions, 1),
+    (describe_transactions, 1),
+    (consumer_group_heartbeat, 6),
+    (consumer_group_describe, 2),
 )
 _DECK = [build for build, weight in BUILDERS for _ in range(weight)]
 
@@ -830,6 +979,36 @@ def written_idempotently(draw: Draw[Any]) -> list[Step]:
 
 
 @st.composite
+def committed(draw: Draw[Any]) -> list[Step]:
+    """A transaction as a client makes it, of either kind, up to its end."""
+    name = a_transaction(draw)[0]
+    given = f"txn {name.text}"
+    producer = {
+        "transactional_id": name,
+        "producer_id": Given(given, otherwise=7),
+        "producer_epoch": Given(f"{given} epoch", otherwise=0),
+    }
+    implicit = pick(draw, False, True)
+    partition = a_partition(draw) % 2
+    init = {**producer, "producer_id": -1, "producer_epoch": -1, "transaction_timeout": 60_000}
+    steps = [Step(Api.INIT_PRODUCER_ID, 4, init, keeps=given)]
+    if not implicit:
+        topics = [{"name": TOPICS[0], "partitions": [partition]}]
+        added = {f"v3_and_below_{key}": value for key, value in {**producer, "topics": topics}.items()}
+        steps.append(Step(Api.ADD_PARTITIONS_TO_TXN, 3, added))
+    for sequence in range(draw(st.integers(1, 2))):
+        batch = Batch(
+            producer=(producer["producer_id"], producer["producer_epoch"], sequence), transactional=True
+        )
+        fields = {**produce_fields(TOPICS[0], batch, partition=partition), "transactional_id": name}
+        steps.append(Step(Api.PRODUCE, 13 if implicit else 9, fields))
+    if pick(draw, True, False):
+        ends = {**producer, "committed": pick(draw, True, False)}
+        steps.append(Step(Api.END_TXN, 5 if implicit else 3, ends, keeps=given))
+    return steps
+
+
+@st.composite
 def joined(draw: Draw[Any]) -> list[Step]:
     """A member that gets as far as its assignment, if nobody is in its way."""
     group = a_group(draw)
@@ -905,6 +1084,7 @@ def sequences(draw: Draw[Any]) -> list[Step]:
         written_idempotently(),
         joined(),
         fetched_in_a_session(),
+        committed(),
     )
     scenes = draw(st.lists(scene, min_size=1, max_size=SCENES_MAX))
     return [first, *(step for scene in scenes for step in scene)]

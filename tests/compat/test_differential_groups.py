@@ -19,7 +19,6 @@ from tests.compat.differential import (
     commit_fields,
     join_fields,
     offset_fetch_fields,
-    ready_for_transactions,
 )
 from tests.compat.peers import unique, until
 from tests.compat.twin_producers import Producer, begun, ended, same, txn_commit_fields
@@ -321,8 +320,6 @@ def test_offsets_of_members(twins: Twins) -> None:
 
 
 def test_offsets_of_members_within_a_transaction(twins: Twins) -> None:
-    for side in twins.sides:
-        ready_for_transactions(side)
     name, group, producer = topic_of(twins, 1), unique("group"), Producer(unique("txn"))
     member = Member(group, unique("member"), [name])
     member.beat(twins)

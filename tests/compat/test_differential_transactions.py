@@ -19,7 +19,6 @@ from tests.compat.differential import (
     list_offsets_fields,
     offset_fetch_fields,
     produce_fields,
-    ready_for_transactions,
     records,
 )
 from tests.compat.peers import unique
@@ -43,12 +42,6 @@ PRODUCE_VERSIONS = (3, 5, 7, 8, 9, 11, 12, 13)
 IMPLICIT_FROM = 12
 """From this version of Produce on, a partition joins the transaction by being written to."""
 FIRST, IMPLICIT_COMMIT_FROM = 0, 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coordinated(twins: Twins) -> None:
-    for side in twins.sides:
-        ready_for_transactions(side)
 
 
 def version_of(api: Api, index: int) -> int:
