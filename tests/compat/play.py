@@ -235,7 +235,7 @@ class Player:
             self._learn(side)
 
     def _end_transactions(self) -> None:
-        """Until both have written the markers of what was ended: a client that asks before is told to wait."""
+        """Until both have written the markers of what was ended: who asks before must wait."""
         for side in self.twins.sides:
 
             def are_over(side: Side = side) -> bool:
