@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.transactions.patterns import matcher
 from broker.coordinators.transactions.transitions import BY_EPOCH
@@ -53,7 +54,7 @@ TRANSACTIONS_AT_ONCE: Final = 100
 _STATES: Final = {state.title: state for state in TransactionState}
 
 Named = tuple[tuple[str, int], ...]
-Missing = set[tuple[str, int]]
+Refused = dict[tuple[str, int], ErrorCode]
 
 
 class TransactionHandlers:
@@ -177,11 +178,12 @@ class TransactionHandlers:
         verify_only: bool,
     ) -> tuple[Named, Mapping[tuple[str, int], ErrorCode]]:
         """Return the partitions that are named, each once, and the error of each."""
-        named, missing = await self._turns.run(self._existing(topics))
-        if missing:
+        named, refused = await self._turns.run(
+            self._writable(topics, is_client=ctx.api_version < _BATCHED_FROM)
+        )
+        if refused:
             left = ErrorCode.operation_not_attempted
-            unknown = ErrorCode.unknown_topic_or_partition
-            return named, {each: unknown if each in missing else left for each in named}
+            return named, {each: refused.get(each, left) for each in named}
         version = BY_EPOCH if ctx.api_version >= _BY_EPOCH_FROM else 0
         try:
             return named, await self._transactions.add_partitions(
@@ -196,20 +198,26 @@ class TransactionHandlers:
             code = _known(error, ctx.api_version, _FENCED_FROM).code
             return named, dict.fromkeys(named, code)
 
-    def _existing(self, topics: Iterable[AddPartitionsToTxnTopic]) -> Work[tuple[Named, Missing]]:
-        """Return the partitions that are named, each once, and those of them that do not exist."""
+    def _writable(
+        self, topics: Iterable[AddPartitionsToTxnTopic], *, is_client: bool
+    ) -> Work[tuple[Named, Refused]]:
+        """Return the partitions that are named, each once, and the error of those that cannot be written to:
+        they do not exist, or are internal, which clients may not name and only AddOffsetsToTxn adds.
+        """
         image = self._cluster.image
         named: dict[tuple[str, int], None] = {}
-        missing: set[tuple[str, int]] = set()
+        refused: dict[tuple[str, int], ErrorCode] = {}
         for topic in topics:
             for at, index in enumerate(topic.partitions, 1):
                 named[topic.name, index] = None
-                if image.partition(topic.name, index) is None:
-                    missing.add((topic.name, index))
+                if is_client and topic.name in INTERNAL_TOPICS:
+                    refused[topic.name, index] = ErrorCode.topic_authorization_failed
+                elif image.partition(topic.name, index) is None:
+                    refused[topic.name, index] = ErrorCode.unknown_topic_or_partition
                 if at % ROWS_AT_ONCE == 0:
                     yield
             yield
-        return tuple(named), missing
+        return tuple(named), refused
 
     async def add_offsets_to_txn(self, ctx: Context, request: AddOffsetsToTxnRequest) -> Fields:
         partition = (OFFSETS_TOPIC, self._groups.partition_for(request.group_id))

@@ -272,7 +272,7 @@ class GroupMachine(GroupShard):
             "client_id": metadata.client_id,
             "client_host": metadata.client_host,
             "subscribed_topic_names": metadata.topics,
-            "subscribed_topic_regex": metadata.regex,
+            "subscribed_topic_regex": metadata.regex or "",
             "assignment": {"topic_partitions": self._named_partitions(owned)},
             "target_assignment": {
                 "topic_partitions": self._named_partitions(group.targets.get(member.member_id, {}))

@@ -60,6 +60,9 @@ from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
+FIRST_EPOCH: Final = 2
+"""Of a group, as Kafka counts."""
+
 REGEX_PAUSE_MS: Final = 10_000
 """From one look through all topics to the next."""
 REGEX_REFRESH_MS: Final = 600_000
@@ -451,7 +454,7 @@ def _regexes_resolved(shard: GroupShard, command: ResolveRegexes, draft: GroupDr
 
 
 def bump_epoch(shard: GroupShard, group: ConsumerGroup, metadata_hash: int, draft: GroupDraft) -> int:
-    epoch = group.epoch + 1
+    epoch = group.epoch + 1 if group.epoch else FIRST_EPOCH
     draft.records.append(
         GroupEpochRecord(group_id=group.group_id, value=GroupEpoch(epoch=epoch, metadata_hash=metadata_hash))
     )
