@@ -370,4 +370,5 @@ def test_the_dump_tool_reads_the_same_in_an_internal_topic(world: World, topic: 
     ours, theirs = world.dumped[topic]
     assert {json.loads(key)["type"] for key in theirs} == KINDS[topic]
     assert sorted(ours) == sorted(theirs)
-    assert {key: (ours[key], theirs[key]) for key in theirs if ours[key] != theirs[key]} == {}
+    different = [f"{key}\n  {ours[key]}\n  {theirs[key]}" for key in theirs if ours[key] != theirs[key]]
+    assert not different, "\n".join(different)

@@ -52,13 +52,15 @@ UNKNOWN_MEMBER = 25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLoad:
     """`kind`: transactions, commits, classic or consumer. `clients` is how many producers, committers or
-    members; a run of rebalances ends after `rebalances`, the others after `seconds`.
+    members; a run of rebalances ends after `rebalances`, the others after `seconds`. Committers are of `groups`,
+    and each commits a partition of its own.
     """
 
     kind: str
     clients: int
     seconds: float = 3.0
     rebalances: int = 15
+    groups: int = 1
 
 
 Figures = dict[str, float]
@@ -319,21 +321,20 @@ def _check_log(caller: Caller, topic: str, producers: list[Producer]) -> None:
 
 
 def commits(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) -> Figures:
-    """Each committer has a group of its own and one request under way."""
-    names = [f"{topic}-{number:03d}" for number in range(load.clients)]
+    """Each committer has one request under way."""
+    names = [f"{topic}-{number:03d}" for number in range(load.groups)]
     find(caller, GROUP_KEY, *names)
     lines, asked = Lines(), []
-    size, expected = 0, b""
-    for name in names:
+    for number in range(load.clients):
         line = Line(port)
         partition = {
-            "partition_index": 0,
+            "partition_index": number,
             "committed_offset": 1,
             "committed_leader_epoch": -1,
             "committed_metadata": "",
         }
         fields = {
-            "group_id": name,
+            "group_id": names[number % len(names)],
             "generation_id_or_member_epoch": -1,
             "member_id": "",
             "group_instance_id": None,
@@ -347,8 +348,7 @@ def commits(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) ->
             return answer if decoded.topics[0].partitions[0].error_code == 0 else None
 
         expected = until(first, "first commit")
-        size = max(size, len(expected))
-        lines.add(line, (line, frame))
+        lines.add(line, (line, frame, expected))
         asked.append((line, frame))
     broker_s, client_s, started_s = brokers.cpu_s(pid), time.process_time(), time.perf_counter()
     deadline_s, answered, running = started_s + load.seconds, 0, len(asked)
@@ -356,7 +356,7 @@ def commits(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) ->
         line.send(frame)
     while running:
         going = time.perf_counter() < deadline_s
-        for (line, frame), answer in lines.answers():
+        for (line, frame, expected), answer in lines.answers():
             if answer != expected:
                 raise Failure("a commit was answered otherwise than the first")
             answered += 1

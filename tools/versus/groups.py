@@ -68,20 +68,22 @@ def _rebalance(kind: str, protocol: str) -> GroupRow:
     )
 
 
+def _commits(name: str, title: str, *, groups: int) -> GroupRow:
+    return GroupRow(
+        row=Row(name=name, title=title, measures=_per_s("commits/s", 3), load=None, rounds=ROUNDS),
+        load=GroupLoad(kind="commits", clients=MEMBERS, groups=groups),
+        partitions=MEMBERS,
+    )
+
+
 ROWS: tuple[GroupRow, ...] = (
     _rebalance("classic", "classic"),
     _rebalance("consumer", "assigned by the broker"),
     _transactions(1, "committed transactions of one record, one producer"),
     _transactions(20, "the same, 20 producers"),
-    GroupRow(
-        row=Row(
-            name="commits",
-            title="OffsetCommit, 50 groups × 1 in flight",
-            measures=_per_s("commits/s", 3),
-            load=None,
-            rounds=ROUNDS,
-        ),
-        load=GroupLoad(kind="commits", clients=50),
+    _commits("commits-1", f"OffsetCommit, {MEMBERS} clients of one group × 1 in flight", groups=1),
+    _commits(
+        f"commits-{MEMBERS}", f"OffsetCommit, {MEMBERS} clients of a group each × 1 in flight", groups=MEMBERS
     ),
 )
 

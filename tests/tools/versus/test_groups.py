@@ -48,7 +48,8 @@ def test_the_goals_are_those_that_were_set() -> None:
         "rebalance-consumer": ["≤ 1", "≤ 1"],
         "transactions-1": ["≥ 1.5"],
         "transactions-20": ["≥ 1.5"],
-        "commits": ["≥ 3"],
+        "commits-1": ["≥ 3"],
+        "commits-50": ["≥ 3"],
     }
     (verdict,) = rows.verdicts(groups.ROWS[-1].row, {"per_s": 300.0}, {"per_s": 100.0})
     assert verdict.is_met
