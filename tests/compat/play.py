@@ -305,6 +305,8 @@ def meant(step: Step, ours: Any, found: Sequence[Difference]) -> bool:
         case Api.ALTER_CONFIGS | Api.INCREMENTAL_ALTER_CONFIGS:
             is_metrics = any(row["resource_type"] == CLIENT_METRICS for row in ours["responses"])
             return is_metrics or ErrorCode.unknown_server_error in their  # an unknown operation
+        case Api.DESCRIBE_CONFIGS:
+            return any(row["resource_type"] == CLIENT_METRICS for row in ours["results"])
         case Api.CREATE_TOPICS | Api.DELETE_TOPICS | Api.CREATE_PARTITIONS:
             # a timeout of nothing; partitions whose sum is beyond an int32
             return ErrorCode.request_timed_out in their or ErrorCode.policy_violation in our

@@ -52,8 +52,8 @@ UNKNOWN_MEMBER = 25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLoad:
     """`kind`: transactions, commits, classic or consumer. `clients` is how many producers, committers or
-    members; a run of rebalances ends after `rebalances`, the others after `seconds`. Committers are of `groups`,
-    and each commits a partition of its own.
+    members; a run of rebalances ends after `rebalances`, the others after `seconds`. Committers are of
+    `groups`, and each commits a partition of its own.
     """
 
     kind: str

@@ -60,9 +60,6 @@ from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
-FIRST_EPOCH: Final = 2
-"""Of a group, as Kafka counts."""
-
 REGEX_PAUSE_MS: Final = 10_000
 """From one look through all topics to the next."""
 REGEX_REFRESH_MS: Final = 600_000
@@ -453,8 +450,10 @@ def _regexes_resolved(shard: GroupShard, command: ResolveRegexes, draft: GroupDr
 # --- the epoch and the target ---
 
 
-def bump_epoch(shard: GroupShard, group: ConsumerGroup, metadata_hash: int, draft: GroupDraft) -> int:
-    epoch = group.epoch + 1 if group.epoch else FIRST_EPOCH
+def bump_epoch(
+    shard: GroupShard, group: ConsumerGroup, metadata_hash: int, draft: GroupDraft, *, by: int = 1
+) -> int:
+    epoch = group.epoch + by
     draft.records.append(
         GroupEpochRecord(group_id=group.group_id, value=GroupEpoch(epoch=epoch, metadata_hash=metadata_hash))
     )
@@ -517,7 +516,9 @@ def advance_epoch(
     yield
     hash_now = yield from shard.topics.hash_of(topics)
     if bump or hash_now != group.metadata_hash:
-        epoch = bump_epoch(shard, group, hash_now, draft)
+        # As Kafka counts, a new group has an epoch for itself and one for the topics of its first member.
+        is_second = not epoch and after.metadata.topics != before.metadata.topics
+        epoch = bump_epoch(shard, group, hash_now, draft, by=2 if is_second else 1)
     else:
         group.checked_in_epoch = epoch
     if group.has_topics_record:
