@@ -22,7 +22,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from protocol import messages, records
 from protocol.apis import Api
@@ -123,14 +124,26 @@ class Line:
 
 
 class Lines:
-    """Many connections, by what is behind each."""
+    """Many connections, by what is behind each; all are closed at its end."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._of: dict[int, tuple[Line, Any]] = {}
+        self._known: dict[int, Line] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._poll.close()
+        for line in self._known.values():
+            line.socket.close()
 
     def add(self, line: Line, owner: Any) -> None:
         self._of[line.file] = (line, owner)
+        self._known[line.file] = line
         self._poll.register(line.file, select.EPOLLIN)
 
     def remove(self, line: Line) -> None:
@@ -272,10 +285,9 @@ class Producer:
         )
 
 
-def transactions(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) -> Figures:
+def transactions(load: GroupLoad, caller: Caller, lines: Lines, port: int, pid: int, topic: str) -> Figures:
     names = [f"{topic}-{number:03d}" for number in range(load.clients)]
     find(caller, TRANSACTION_KEY, *names)
-    lines = Lines()
     producers = [Producer(port, caller, name, topic, number) for number, name in enumerate(names)]
     for producer in producers:
         lines.add(producer.line, producer)
@@ -320,11 +332,11 @@ def _check_log(caller: Caller, topic: str, producers: list[Producer]) -> None:
 # --- commits ---
 
 
-def commits(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) -> Figures:
+def commits(load: GroupLoad, caller: Caller, lines: Lines, port: int, pid: int, topic: str) -> Figures:
     """Each committer has one request under way."""
     names = [f"{topic}-{number:03d}" for number in range(load.groups)]
     find(caller, GROUP_KEY, *names)
-    lines, asked = Lines(), []
+    asked = []
     for number in range(load.clients):
         line = Line(port)
         partition = {
@@ -647,12 +659,11 @@ def settle(lines: Lines, members: list[Any]) -> None:
             return
 
 
-def rebalances(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str) -> Figures:
+def rebalances(load: GroupLoad, caller: Caller, lines: Lines, port: int, pid: int, topic: str) -> Figures:
     """All members join a group that is empty; then, again and again, one leaves and comes back."""
     of: Callable[[int, str, str], Member] = Classic if load.kind == "classic" else Consumer
     find(caller, GROUP_KEY, topic)
     members: list[Any] = [of(port, topic, topic) for _ in range(load.clients)]
-    lines = Lines()
     for member in members:
         lines.add(member.line, member)
     broker_s, client_s, began_s = brokers.cpu_s(pid), time.process_time(), time.perf_counter()
@@ -683,12 +694,17 @@ def rebalances(load: GroupLoad, caller: Caller, port: int, pid: int, topic: str)
     }
 
 
-RUNS: dict[str, Callable[[GroupLoad, Caller, int, int, str], Figures]] = {
+RUNS: dict[str, Callable[[GroupLoad, Caller, Lines, int, int, str], Figures]] = {
     "transactions": transactions,
     "commits": commits,
     "classic": rebalances,
     "consumer": rebalances,
 }
+
+
+def act(load: GroupLoad, port: int, pid: int, topic: str) -> Figures:
+    with Caller(port) as caller, Lines() as lines:
+        return RUNS[load.kind](load, caller, lines, port, pid, topic)
 
 
 def main() -> int:
@@ -697,8 +713,7 @@ def main() -> int:
         os.sched_setaffinity(0, {spec["core"]})
     load = GroupLoad(**spec["load"])
     try:
-        with Caller(spec["port"]) as caller:
-            found = RUNS[load.kind](load, caller, spec["port"], spec["pid"], spec["topic"])
+        found = act(load, spec["port"], spec["pid"], spec["topic"])
     except (Failure, OSError) as failure:
         complain(str(failure))
         return 1

@@ -18,7 +18,7 @@ from tests.processes import BrokerProcess
 from tools.console import Failure
 from tools.versus import groups, rows
 from tools.versus.caller import Caller, read_frame, until
-from tools.versus.group_clients import PARTITIONS, RUNS, Classic, Consumer, GroupLoad, Producer
+from tools.versus.group_clients import PARTITIONS, RUNS, Classic, Consumer, GroupLoad, Producer, act
 
 TOPIC_ID = UUID(int=77)
 
@@ -149,7 +149,7 @@ def test_one_small_run(tmp_path: Path, kind: str) -> None:
     with BrokerProcess(tmp_path, settings=groups.SETTINGS) as broker, Caller(broker.port) as caller:
         caller.create("topic", PARTITIONS if kind in ("classic", "consumer") else 3)
         load = GroupLoad(kind=kind, clients=3, seconds=0.1, rebalances=2)
-        found = RUNS[kind](load, caller, broker.port, broker.pid, "topic")
+        found = act(load, broker.port, broker.pid, "topic")
         assert all(value >= 0 for value in found.values())
         if kind == "transactions":
             read_back(caller, broker.port)
