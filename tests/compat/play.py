@@ -296,10 +296,8 @@ def meant(step: Step, ours: Any, found: Sequence[Difference]) -> bool:
             return ErrorCode.unknown_server_error in their  # pending without an instance id, now with one
         case Api.DESCRIBE_TOPIC_PARTITIONS:
             return ErrorCode.unknown_server_error in their  # an empty name
-        case Api.INIT_PRODUCER_ID:
-            return ErrorCode.unsupported_version in our  # a transactional id
         case Api.FIND_COORDINATOR:
-            return ErrorCode.invalid_request in our  # of a transaction or a share group
+            return ErrorCode.invalid_request in our  # of a share group
         case Api.FETCH | Api.LIST_OFFSETS:
             return ErrorCode.unknown_server_error in their  # no such isolation level
         case Api.ALTER_CONFIGS | Api.INCREMENTAL_ALTER_CONFIGS:
