@@ -223,6 +223,7 @@ class EndTransaction:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
         if found.producer_epoch != self.producer_epoch:
             raise KafkaError(ErrorCode.producer_fenced)
+        _check_given(self.producer_epoch)
         if found.state is TransactionState.ONGOING:
             made = prepared(found, commits=self.commits, version=0, now_ms=draft.now.wall_ms)
             _write(draft, self.transactional_id, made)
@@ -240,6 +241,7 @@ class EndTransaction:
         is_repeated = knows_old_id or found.producer_epoch == self.producer_epoch + 1
         if found.producer_id != self.producer_id and not knows_old_id:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+        _check_given(self.producer_epoch)
         if not self._has_valid_epoch(found, is_repeated=is_repeated):
             raise KafkaError(ErrorCode.producer_fenced)
         if found.state is TransactionState.ONGOING or self._aborts_nothing(found, is_repeated=is_repeated):
@@ -325,14 +327,22 @@ class ExpireIds:
 
 
 def fenced(found: Transaction, now_ms: int) -> Transaction:
-    """Return an open transaction about to be aborted under an epoch that no producer has."""
-    return prepared(found, commits=False, version=BY_EPOCH, now_ms=now_ms)
+    """Return an open transaction about to be aborted under an epoch that no producer has. There is none after
+    the last, which Kafka lets a client use that guesses it."""
+    version = BY_EPOCH if found.producer_epoch < EPOCH_MAX else 0
+    return prepared(found, commits=False, version=version, now_ms=now_ms)
 
 
 def check_storable(transactional_id: str) -> None:
     """Refuse an id that no record can hold, as Kafka does: with an error it did not foresee."""
     if len(transactional_id.encode("utf-8", "surrogatepass")) > STORED_ID_BYTES_MAX:
         raise KafkaError(ErrorCode.unknown_server_error, "the transactional id is too long to be stored")
+
+
+def _check_given(producer_epoch: int) -> None:
+    """Refuse the epoch that is only for fencing: no producer was given it."""
+    if producer_epoch >= EPOCH_MAX:
+        raise KafkaError(ErrorCode.producer_fenced)
 
 
 def _of_producer(
@@ -343,6 +353,7 @@ def _of_producer(
         raise KafkaError(ErrorCode.invalid_producer_id_mapping)
     if found.producer_epoch != producer_epoch:
         raise KafkaError(ErrorCode.producer_fenced)
+    _check_given(producer_epoch)
     return found
 
 

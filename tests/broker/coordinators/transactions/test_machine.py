@@ -147,6 +147,29 @@ def test_fencing_uses_the_last_epoch(driver: Driver) -> None:
     assert driver.init() == Producer(NONE, old.producer_id + 1, 0)
 
 
+def test_the_epoch_that_is_only_for_fencing_cannot_be_guessed(driver: Driver) -> None:
+    me = driver.begin()
+    driver.set(producer_epoch=EPOCH_MAX - 1)
+    driver.add(me._replace(producer_epoch=EPOCH_MAX - 1))
+    driver.init()
+    driver.complete()
+    guessed = me._replace(producer_epoch=EPOCH_MAX)
+    assert driver.transaction().producer_epoch == EPOCH_MAX
+    assert driver.add(guessed) is FENCED
+    for commits in (True, False):
+        for version in (0, 2):
+            assert driver.end(guessed, commits=commits, version=version) is FENCED
+
+
+def test_a_transaction_of_that_epoch_is_aborted_all_the_same(driver: Driver) -> None:
+    """Kafka lets such a one begin, and may have left it in the log."""
+    in_state(driver, State.ONGOING)
+    driver.set(producer_epoch=EPOCH_MAX)
+    driver.advance(TIMEOUT_MS + 1)
+    found = driver.transaction()
+    assert (found.state, found.producer_epoch, found.client_version) == (State.PREPARE_ABORT, EPOCH_MAX, 0)
+
+
 @pytest.mark.parametrize("transactional_id", ["y" * 32768, "é" * 16384])
 def test_an_id_that_no_record_can_hold(driver: Driver, transactional_id: str) -> None:
     assert driver.init(transactional_id=transactional_id) is ErrorCode.unknown_server_error
