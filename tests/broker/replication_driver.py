@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -82,6 +83,8 @@ class Member:
         self.is_controller = False
         self.turns = AtOnce()
         self.listeners: list[DeltaListener] = []
+        self.producer_ids = SimpleNamespace(next=self._next_producer_id)
+        self._ids_given = 0
         self._controller = controller
 
     def subscribe(self, listener: DeltaListener) -> None:
@@ -96,6 +99,13 @@ class Member:
 
     async def alter_partition(self, fields: Fields, *, timeout_s: float) -> Any:
         return await self._controller.alter_partition(fields, timeout_s)
+
+    async def _next_producer_id(self) -> int:
+        self._ids_given += 1
+        return 1_000 * self.node_id + self._ids_given
+
+    def has_lost_peer(self) -> bool:
+        return False
 
     async def ensure_internal(self, name: str) -> None:
         if is_of_the_tiers(name):
@@ -174,6 +184,7 @@ class Node:
             for _ in self.replicas.load(self.member.image):
                 await asyncio.sleep(0)
             await self.groups.start(tasks)
+            await self.components.transactions.start(tasks)
             if self.components.tier_metadata is not None:
                 self.components.tier_metadata.start(tasks)
             wal = self.components.wal
