@@ -130,10 +130,14 @@ class Producer:
                 return not row.transaction_state.startswith("Prepare")
 
             until(is_settled, "the end of the transaction")
-            plain = side.plain(row)
-            started = plain.pop("transaction_start_time")
-            plain["has_started"] = "1970" not in started and "1969" not in started
-            plain.pop("producer_id")
+            plain = {
+                "error_code": row.error_code,
+                "state": row.transaction_state,
+                "timeout": row.transaction_timeout,
+                "has_started": row.transaction_start_time.year > 1970,
+                "producer_epoch": row.producer_epoch,
+                "topics": sorted((topic.topic, sorted(topic.partitions)) for topic in row.topics),
+            }
             described.append(plain)
         found = list(differences(*described))
         assert not found, "\n".join(map(str, found))
