@@ -141,7 +141,8 @@ class Produce:
         topics = self._once_each(job, request)
         if is_transactional and fatal is None:
             fatal = finish(self._beginning(job, request, topics))
-            if job.transaction is not None and job.transaction.is_asked_for and fatal is None:
+            assert job.transaction is not None
+            if fatal is None and not self._transactions.settle_now(job.transaction):
                 return self._walk_later(connection, frame, version, correlation_id, body_at)
         job.failed = job.failed or fatal is not None
         ready = self._ready(job, topics) if fatal is None else {}

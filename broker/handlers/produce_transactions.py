@@ -10,7 +10,7 @@ that has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from broker.config.broker import BrokerConfig
@@ -118,16 +118,37 @@ class TransactionalProduce:
 
     async def ask(self, verifier: Verifier, timeout_ms: int) -> bool:
         """Ask the coordinator; return whether it was busy with the end of the transaction before."""
-        _topic, producer_id, epoch, _sequence = next(iter(self._batches.values()))
         errors = await verifier.check(
             self.transactional_id,
-            producer_id,
-            epoch,
+            *self._producer,
             list(self._asked),
             adds=self.adds,
             timeout_ms=timeout_ms,
             maps_abortable=self.version < ABORTABLE_FROM,
         )
+        return self._take(errors)
+
+    def ask_now(self, verifier: Verifier) -> bool:
+        """Ask it, if it is here and nothing is to be added; return whether that was so."""
+        if self.adds:
+            return False
+        errors = verifier.check_now(
+            self.transactional_id,
+            *self._producer,
+            list(self._asked),
+            maps_abortable=self.version < ABORTABLE_FROM,
+        )
+        if errors is None:
+            return False
+        self._take(errors)
+        return True
+
+    @property
+    def _producer(self) -> tuple[int, int]:
+        _topic, producer_id, epoch, _sequence = next(iter(self._batches.values()))
+        return producer_id, epoch
+
+    def _take(self, errors: Mapping[tuple[str, int], ErrorCode]) -> bool:
         is_busy = False
         for name, code in errors.items():
             place = self._asked.get(name)
@@ -176,6 +197,10 @@ class ProduceTransactions:
     def begin(self, transaction: TransactionalProduce) -> None:
         transaction.check_producer()
         transaction.begin(self._replicas, self._now_ms())
+
+    def settle_now(self, transaction: TransactionalProduce) -> bool:
+        """`settle` where nothing has to be waited for; return whether that was so."""
+        return not transaction.is_asked_for or transaction.ask_now(self._verifier)
 
     async def settle(self, transaction: TransactionalProduce) -> None:
         """Ask about what is to be asked about. A coordinator that still ends the transaction before is asked

@@ -52,6 +52,7 @@ from broker.turns import Turns
 from protocol.compression import Codec
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.transactions import Transaction
+from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -201,8 +202,7 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         """
         _check_named(transactional_id)
         if verify_only:
-            machine = self._state(transactional_id).machine
-            work = machine.verify(transactional_id, producer_id, producer_epoch, partitions)
+            work = self.verifying(transactional_id, producer_id, producer_epoch, partitions)
             return await self._turns.run(work)
         command = AddPartitions(
             transactional_id=transactional_id,
@@ -220,6 +220,18 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             await self._wait_ended(transactional_id)
             code = await self.ask(transactional_id, command)
         return dict.fromkeys(partitions, code)
+
+    def verifying(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+    ) -> Work[Mapping[tuple[str, int], ErrorCode]]:
+        """Tell which partitions are in the transaction. Raise KafkaError for what refuses all of them."""
+        _check_named(transactional_id)
+        machine = self._state(transactional_id).machine
+        return machine.verify(transactional_id, producer_id, producer_epoch, partitions)
 
     async def end_transaction(
         self,

@@ -55,9 +55,25 @@ class Verifier(Protocol):
         them in it first, as transaction version 2 does. `maps_abortable`: the client does not know
         TRANSACTION_ABORTABLE."""
 
+    def check_now(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        *,
+        maps_abortable: bool,
+    ) -> Mapping[Name, ErrorCode] | None:
+        """`check` without adding anything, where nothing has to be waited for; None elsewhere."""
+
 
 class Coordinator(Protocol):
     """The transaction coordinator of this broker."""
+
+    def verifying(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[Name]
+    ) -> Work[Mapping[Name, ErrorCode]] | None:
+        """Tell which partitions are in the transaction; None where that has to be waited for."""
 
     async def add_partitions(
         self,
@@ -147,6 +163,32 @@ class TransactionVerifier:
             errors = dict.fromkeys(partitions, ErrorCode.network_exception)
         except KafkaError as error:
             errors = dict.fromkeys(partitions, error.code)
+        return self._told(errors, maps_abortable)
+
+    def check_now(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[Name],
+        *,
+        maps_abortable: bool,
+    ) -> Mapping[Name, ErrorCode] | None:
+        if self.coordinator is None or self._coordinator_of(transactional_id) != self._node_id:
+            return None
+        try:
+            work = self.coordinator.verifying(transactional_id, producer_id, producer_epoch, partitions)
+            if work is None:
+                return None
+            done = self._turns.begin(work)
+        except KafkaError as error:
+            return self._told(dict.fromkeys(partitions, error.code), maps_abortable)
+        if done is None:
+            work.close()
+            return None
+        return self._told(done[0], maps_abortable)
+
+    def _told(self, errors: Mapping[Name, ErrorCode], maps_abortable: bool) -> Mapping[Name, ErrorCode]:
         told = {
             name: _told(code, maps_abortable) for name, code in errors.items() if code is not ErrorCode.none
         }

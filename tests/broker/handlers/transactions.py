@@ -39,6 +39,11 @@ class AnsweringCoordinator:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def verifying(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[Name]
+    ) -> None:
+        """It has always to be waited for."""
+
     async def add_partitions(
         self,
         transactional_id: str,

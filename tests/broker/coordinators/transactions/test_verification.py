@@ -12,7 +12,7 @@ import pytest
 
 from broker.coordinators.transactions.verification import PARTITIONS_MAX, TransactionVerifier
 from broker.net.channel import PeerLost
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from tests.broker.coordinators.fake_log import settle, turns
 
 ME, OTHER = 1, 2
@@ -202,3 +202,45 @@ async def test_a_stop_leaves_no_question_open(site: Callable[..., Site]) -> None
     with suppress(asyncio.CancelledError):
         await task
     assert await asyncio.gather(*asked) == [{("t", 0): ErrorCode.network_exception}] * 2
+
+
+class Local:
+    """The coordinator of this broker, which knows its answer at once or has it waited for."""
+
+    def __init__(self, answer: dict[tuple[str, int], ErrorCode] | ErrorCode | None) -> None:
+        self.answer = answer
+
+    def verifying(self, *asked: Any) -> Any:
+        if self.answer is None:
+            return None
+        if isinstance(self.answer, ErrorCode):
+            raise KafkaError(self.answer)
+        return self.work(self.answer)
+
+    def work(self, answer: dict[tuple[str, int], ErrorCode]) -> Any:
+        yield
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, None),
+        ({("t", 0): ErrorCode.none}, {}),
+        ({("t", 0): ErrorCode.transaction_abortable}, {("t", 0): ErrorCode.invalid_txn_state}),
+        (ErrorCode.not_coordinator, {("t", 0): ErrorCode.not_coordinator}),
+        (ErrorCode.producer_fenced, {("t", 0): ErrorCode.invalid_producer_epoch}),
+    ],
+)
+async def test_what_is_known_here_is_told_at_once(
+    site: Callable[..., Site], answer: Any, expected: Any
+) -> None:
+    here = site(leader=ME)
+    here.verifier.coordinator = Local(answer)  # type: ignore[assignment]
+    assert here.verifier.check_now("x", 7, 0, [("t", 0)], maps_abortable=True) == expected
+
+
+async def test_another_broker_is_never_asked_at_once(site: Callable[..., Site]) -> None:
+    here = site(leader=OTHER)
+    here.verifier.coordinator = Local({("t", 0): ErrorCode.none})  # type: ignore[assignment]
+    assert here.verifier.check_now("x", 7, 0, [("t", 0)], maps_abortable=True) is None
