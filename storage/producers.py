@@ -35,6 +35,7 @@ PRODUCER_BYTES: Final = 460
 SILENT_LOOKS: Final = 16
 _ENTRIES_PER_STEP: Final = 64
 NO_EPOCH = -1
+LAST_EPOCH: Final = 0x7FFF
 NO_SEQUENCE = -1
 EPOCH_PER_TRANSACTION: Final = 2
 """The transaction version from which on every transaction has an epoch of its own."""
@@ -418,11 +419,17 @@ class ProducerTable:
         self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int
     ) -> None:
         """Refuse a marker that is late. Where every transaction has an epoch of its own, its marker has the
-        next one: one of the same epoch is of the transaction before."""
+        next one: one of the epoch of what is open is of the transaction before. Where nothing is open, it is
+        the same marker again, for who had no answer; the last epoch of all has no next one."""
         entry = self.entries.get(producer_id)
         if entry is None:
             return
-        if epoch < entry.epoch or (epoch == entry.epoch and transaction_version >= EPOCH_PER_TRANSACTION):
+        is_of_before = (
+            transaction_version >= EPOCH_PER_TRANSACTION
+            and epoch == entry.epoch != LAST_EPOCH
+            and entry.txn_first_offset >= 0
+        )
+        if epoch < entry.epoch or is_of_before:
             raise KafkaError(
                 ErrorCode.invalid_producer_epoch,
                 f"marker of epoch {epoch} for producer {producer_id} at {entry.epoch}",

@@ -35,8 +35,8 @@ class MarkerLogs:
     def stage(self, topic: str, index: int, marker: NewMarker) -> StagedMarker:
         """Append the marker in memory; `write` has to follow before the loop goes on.
 
-        One that is refused as late may be there already, from a request whose answer was lost: who asks takes
-        that for an answer, so it waits until what is there can be lost no more.
+        Who asks takes one that is refused as late for one that is there, or of which a newer one is: it waits
+        until what is there can be lost no more.
         """
         found = self._replicas.replica(topic, index)
         if isinstance(found, ErrorCode):
@@ -44,6 +44,9 @@ class MarkerLogs:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
         if not found.is_leader:
             raise KafkaError(ErrorCode.not_leader_or_follower)
+        if marker.producer_id < 0 or marker.producer_epoch < 0:
+            # what Kafka fails on when it makes the batch
+            raise KafkaError(ErrorCode.unknown_server_error, "a marker is of a producer and an epoch")
         found.check_acks_all()
         log = found.log
         try:

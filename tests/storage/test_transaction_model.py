@@ -103,19 +103,22 @@ class TransactionHistory(RuleBasedStateMachine):
         assert at < 0 or is_open
         self.log.flush_staged()
 
-    @rule(producer=PRODUCERS, committed=st.booleans())
-    def end(self, producer: int, committed: bool) -> None:
+    @rule(producer=PRODUCERS, committed=st.booleans(), again=st.booleans())
+    def end(self, producer: int, committed: bool, again: bool) -> None:
         entry = self.log.producer_table.entries.get(producer)
         version = 2 if producer == 3 else 0
         epoch = (0 if entry is None else entry.epoch) + (producer == 3)
         marker = NewMarker(producer, epoch, COORDINATOR_EPOCH, committed, version)
+        if version and entry is not None and entry.txn_first_offset >= 0:
+            # that of the transaction before is late
+            before = self.refusal(marker._replace(producer_epoch=epoch - 1))
+            assert before is ErrorCode.invalid_producer_epoch
         self.log.append_marker(marker, leader_epoch=0, now_ms=NOW)
         self.valid.discard(producer)
         self.log.flush_staged()
-        if version:
-            # the same marker again is late, and so is one of an older coordinator
-            code = self.refusal(marker)
-            assert code is ErrorCode.invalid_producer_epoch
+        if again:
+            self.log.append_marker(marker, leader_epoch=0, now_ms=NOW)
+            self.log.flush_staged()
         stale = marker._replace(producer_epoch=epoch + 1, coordinator_epoch=COORDINATOR_EPOCH - 1)
         assert self.refusal(stale) is ErrorCode.transaction_coordinator_fenced
 

@@ -115,7 +115,7 @@ class MarkerWriter:
                     continue
                 errors[name] = ErrorCode.none
                 topic, index = name
-                if topic == OFFSETS_TOPIC:
+                if topic == OFFSETS_TOPIC and new.producer_id >= 0 and new.producer_epoch >= 0:
                     offsets.append((at, index))
                     continue
                 try:
