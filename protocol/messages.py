@@ -27,7 +27,7 @@ from protocol.coding.schema import Schema, struct_schema
 from protocol.coding.writing_in_turns import PIECE_BYTES
 from protocol.errors import MalformedRequest
 from protocol.peers import EXTENDED
-from protocol.primitives import Buffer, pack_text, skip_tags
+from protocol.primitives import NO_LIMIT, Buffer, pack_text, skip_tags
 from protocol.work import Work
 
 if TYPE_CHECKING:
@@ -98,15 +98,45 @@ def encode_request(
     return bytes(out)
 
 
+def encode_request_in_turns(
+    api_key: int,
+    version: int,
+    correlation_id: int,
+    client_id: str | None,
+    fields: Fields,
+    kept: list[Any],
+) -> Work[list[bytes]]:
+    """Return what `encode_request` does without its size, in pieces; see `EntityCodec.encode_in_turns`."""
+    head = _REQUEST_HEAD.pack(0, api_key, version, correlation_id)[4:] + pack_text(client_id, False)
+    if request_header_version(api_key, version) == 2:
+        head += b"\x00"
+    pieces = yield from codec(api_key, version, "request").encode_in_turns(fields, kept)
+    return [head, *pieces]
+
+
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
     """Return (correlation id, response) of a frame without its size. Record sets are views on the frame."""
+    correlation_id, body = _response_body(api_key, version, frame)
+    return correlation_id, codec(api_key, version, "response").decode(body)
+
+
+def decode_response_in_turns(
+    api_key: int, version: int, frame: Buffer, kept: list[Any]
+) -> Work[tuple[int, Any]]:
+    """Return what `decode_response` does; see `EntityCodec.decode_in_turns`."""
+    correlation_id, body = _response_body(api_key, version, frame)
+    one = codec(api_key, version, "response")
+    return correlation_id, (yield from one.decode_in_turns(body, rows_max=NO_LIMIT, kept=kept))
+
+
+def _response_body(api_key: int, version: int, frame: Buffer) -> tuple[int, memoryview]:
     view = memoryview(frame)
     try:
         (correlation_id,) = _INT32.unpack_from(view)
     except StructError as error:
         raise MalformedRequest(f"response header: {error}") from error
     at = skip_tags(view, 4) if response_header_version(api_key, version) == 1 else 4
-    return correlation_id, codec(api_key, version, "response").decode(view[at:])
+    return correlation_id, view[at:]
 
 
 def entity(api_key: int, version: int, fields: Fields, kind: Kind = "request") -> Any:

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from broker.config.describe import (
     ConfigRow,
@@ -41,10 +41,11 @@ from broker.control.topics import check_topic_name
 from broker.decisions import Refusal
 from broker.handlers.results import ROWS_AT_ONCE, error_fields, in_order, rows
 from protocol.apis import Api
-from protocol.codec import Fields
+from protocol.codec import Fields, copied
 from protocol.errors import ErrorCode, KafkaError, error_code
-from protocol.messages import decode_response, encode_request
-from protocol.work import Work
+from protocol.messages import decode_response_in_turns, encode_request_in_turns
+from protocol.primitives import Buffer
+from protocol.work import Work, let_go
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
@@ -68,7 +69,6 @@ _TOO_MANY: Final = Refusal(ErrorCode.policy_violation, "Too many configurations 
 RESOURCE_ROWS: Final = 10
 """What looking a resource up counts for, if less of it is described."""
 ROWS_ALIKE_MAX: Final = 2_000
-FRAME_SIZE_BYTES: Final = 4
 
 _ROOT_LOGGER: Final = "root"
 _PACKAGES: Final = ("broker", "protocol", "remote", "storage", "tidewal", "tools")
@@ -217,29 +217,10 @@ class ConfigHandlers:
 
     async def _decided_elsewhere(self, ctx: Context, request: AlterRequest, outcomes: Outcomes) -> Outcomes:
         """Ask the controller to decide what was not decided here."""
-        fields: Fields = {
-            "validate_only": request.validate_only,
-            "resources": [
-                {
-                    "resource_type": resource.resource_type,
-                    "resource_name": resource.resource_name,
-                    "configs": [_config_fields(config) for config in resource.configs],
-                }
-                for resource in request.resources
-                if (resource.resource_type, resource.resource_name) not in outcomes
-            ],
-        }
-        frame = encode_request(ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields)
-        answer = await self._cluster.forwarding.ask(frame[FRAME_SIZE_BYTES:])
-        _, response = decode_response(ctx.api_key, ctx.api_version, answer)
-        return {
-            (row.resource_type, row.resource_name): (
-                None
-                if row.error_code == ErrorCode.none
-                else Refusal(error_code(row.error_code), row.error_message)
-            )
-            for row in response.responses
-        }
+        kept: list[Any] = []
+        frame = await self._cluster.turns.run(_passed_on(ctx, request, outcomes, kept))
+        answer = await self._cluster.forwarding.ask(frame)
+        return await self._cluster.turns.run(_decided(ctx, answer, kept))
 
     def list_config_resources(self, ctx: Context, request: ListConfigResourcesRequest) -> Work[Fields]:
         # version 0 was ListClientMetricsResources
@@ -256,6 +237,42 @@ class ConfigHandlers:
                 names,
             )
         return {"throttle_time": 0, "error_code": ErrorCode.none, "config_resources": resources}
+
+
+def _passed_on(ctx: Context, request: AlterRequest, decided: Outcomes, kept: list[Any]) -> Work[bytes]:
+    """Return the request, without its size, of what is not decided yet."""
+    resources: list[Fields] = []
+    for resource in request.resources:
+        yield
+        if (resource.resource_type, resource.resource_name) not in decided:
+            resources.append(
+                {
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                    "configs": [_config_fields(config) for config in resource.configs],
+                }
+            )
+    fields: Fields = {"validate_only": request.validate_only, "resources": resources}
+    pieces = yield from encode_request_in_turns(
+        ctx.api_key, ctx.api_version, ctx.correlation_id, ctx.client_id, fields, kept
+    )
+    return (yield from copied(pieces))
+
+
+def _decided(ctx: Context, answer: Buffer, kept: list[Any]) -> Work[Outcomes]:
+    """Return the outcomes in the controller's answer, and let go of all that was packed or read."""
+    _, response = yield from decode_response_in_turns(ctx.api_key, ctx.api_version, answer, kept)
+    outcomes: Outcomes = {}
+    for at, row in enumerate(response.responses, 1):
+        outcomes[row.resource_type, row.resource_name] = (
+            None
+            if row.error_code == ErrorCode.none
+            else Refusal(error_code(row.error_code), row.error_message)
+        )
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    yield from let_go(kept)
+    return outcomes
 
 
 # --- DescribeConfigs ---

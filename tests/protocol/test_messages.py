@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,12 +16,15 @@ from protocol.messages import (
     codec,
     decode_request,
     decode_response,
+    decode_response_in_turns,
     encode_request,
+    encode_request_in_turns,
     encode_response,
     get,
     unknown_fields,
 )
 from protocol.wire import parse_head
+from protocol.work import finish
 from tests.protocol.generate import schema_of, smallest, versions
 
 PARTITION = {
@@ -65,6 +69,30 @@ def test_requests_carry_the_header_of_their_version() -> None:
             head = parse_head(frame)
             assert head[:4] == (key, version, -3, client_id)
             assert decode_request(key, version, memoryview(frame)[head.body_at :])
+
+
+def test_in_turns_requests_are_packed_and_answers_read_as_at_once() -> None:
+    resources = [
+        {"resource_type": 2, "resource_name": f"t{at}", "configs": [{"name": "n", "value": "v" * at}]}
+        for at in range(300)
+    ]
+    fields = {"validate_only": False, "resources": resources}
+    answers = [
+        {"error_code": at % 2, "error_message": None, "resource_type": 2, "resource_name": f"t{at}"}
+        for at in range(300)
+    ]
+    for version in (1, 2):
+        kept: list[Any] = []
+        packing = encode_request_in_turns(Api.ALTER_CONFIGS, version, 7, "client", fields, kept)
+        pieces = finish(packing)
+        assert b"".join(pieces) == encode_request(Api.ALTER_CONFIGS, version, 7, "client", fields)[4:]
+        answer = {"throttle_time": 0, "responses": answers}
+        frame = encode_response(Api.ALTER_CONFIGS, version, 7, answer)[4:]
+        read = finish(decode_response_in_turns(Api.ALTER_CONFIGS, version, frame, kept))
+        assert read == decode_response(Api.ALTER_CONFIGS, version, frame)
+        assert len(kept) >= 600
+    with pytest.raises(MalformedRequest):
+        finish(decode_response_in_turns(Api.ALTER_CONFIGS, 2, b"\0\0\0", []))
 
 
 def test_unknown_fields_are_those_of_no_version() -> None:

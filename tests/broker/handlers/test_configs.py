@@ -17,9 +17,12 @@ from broker.control.topics import NewTopic
 from broker.handlers.configs import ConfigHandlers
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from protocol.messages import decode_request, encode_response
+from protocol.wire import parse_head
 from storage import cleaner
 from tests.broker.control.cluster_driver import Site
 from tests.broker.handlers.cluster_client import Story
+from tests.broker.handlers.test_answers_in_turns import Counted
 from tests.broker.requests import Client, versions
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
@@ -332,6 +335,51 @@ def test_the_older_request_sets_all_of_a_resource(version: int) -> None:
         ]
         assert member.image.config(ResourceType.TOPIC, "t") == {"segment.ms": "9"}
         assert member.broker_config.message_max_bytes == 9999
+
+    run(story)
+
+
+def test_what_the_controller_decides_is_passed_on_in_turns() -> None:
+    count = 400
+
+    async def story(client: Client, member: Cluster) -> None:
+        async def ask(frame: bytes) -> bytes:
+            head = parse_head(frame)
+            request = decode_request(head.api_key, head.api_version, memoryview(frame)[head.body_at :])
+            passed.extend(resource.resource_name for resource in request.resources)
+            rows = [
+                {
+                    "error_code": 3 if at % 2 else 0,
+                    "error_message": "it is not there" if at % 2 else None,
+                    "resource_type": resource.resource_type,
+                    "resource_name": resource.resource_name,
+                }
+                for at, resource in enumerate(request.resources)
+            ]
+            response = {"throttle_time": 0, "responses": rows}
+            return encode_response(head.api_key, head.api_version, head.correlation_id, response)[4:]
+
+        passed: list[str] = []
+        member.forwarding.ask = ask
+        member.is_controller = False
+        member.turns = counted = Counted()
+        configs = [{"name": "segment.ms", "value": "9", "config_operation": SET}]
+        names = [f"t{at}" for at in range(count)]
+        resources = [
+            {"resource_type": TOPIC, "resource_name": name, "configs": configs}
+            for name in (*names, "?not a broker")
+        ]
+        resources[-1] = resources[-1] | {"resource_type": BROKER}
+        for api, version in ((Api.ALTER_CONFIGS, 2), (Api.INCREMENTAL_ALTER_CONFIGS, 1)):
+            passed.clear()
+            counted.pieces = 0
+            answer = await client.ask(api, version, resources=resources, validate_only=False)
+            assert passed == names, "what is refused here is not passed on"
+            codes = [row.error_code for row in answer.responses]
+            unknown, fine = ErrorCode.unknown_topic_or_partition, ErrorCode.none
+            assert codes == [fine, unknown] * (count // 2) + [ErrorCode.invalid_request]
+            assert counted.pieces > 2 * count, "it is checked and packed in steps"
+        member.is_controller = True
 
     run(story)
 
