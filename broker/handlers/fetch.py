@@ -563,9 +563,11 @@ class LongFetchWait(Waiter):
         self._standing: dict[Partition, PartitionRequest] = {}
         self._has_begun = False
         """It was begun; until then it only takes note of what moves."""
-        connection.waiter = self
         if connection.is_closing:
+            # nobody would take it from there again
             self.done = True
+        else:
+            connection.waiter = self
 
     @property
     def stands(self) -> bool:

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from broker.handlers import fetch_response
+from broker.handlers.fetch import LongFetchWait
 from broker.handlers.places import Place, Places
 from broker.replicas import fetch_sessions
 from broker.replicas.purgatory import Waiter
@@ -418,6 +419,34 @@ async def test_long_polls_without_a_session_hold_what_they_may_and_no_more(broke
         for each in clients[:2]:
             assert (await each.receive_as(Api.FETCH, 12)).responses[0].partitions[0].records
         assert polls.bytes == 0
+
+
+async def test_a_poll_whose_client_leaves_while_it_is_parsed_is_gone_with_its_work(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(broker, "t", 400)
+    turn = asyncio.Semaphore(0)
+
+    def slowly(*arguments: Any) -> Any:
+        while turn.locked():
+            yield
+        return (yield from parsing_fetch(*arguments))
+
+    monkeypatch.setattr("broker.handlers.fetch.parsing_fetch", slowly)
+    fetch, network = fetch_of(broker), broker.components.network
+    gc.collect()
+    gc.disable()
+    try:
+        async with await RawClient.open(broker) as client:
+            await client.send(client.encode(Api.FETCH, 12, all_of("t", 400, max_wait=60_000)))
+            await until(lambda: fetch._places.taken)
+        await until(lambda: not network.connection_count)
+        turn.release()
+        await until(lambda: not fetch._places.taken)
+        await asyncio.sleep(0)
+        assert not [each for each in gc.get_objects() if isinstance(each, LongFetchWait)]
+    finally:
+        gc.enable()
 
 
 async def test_a_long_poll_that_has_its_bytes_is_read_once(
