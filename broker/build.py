@@ -345,7 +345,9 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 cluster=cluster,
                 turns=turns,
             ).routes(),
-            **ConsumerGroupHandlers(groups=groups, turns=turns).routes(),
+            **ConsumerGroupHandlers(
+                groups=groups, turns=turns, is_on=lambda: cluster.serves_consumer_groups
+            ).routes(),
             **ApiVersionsHandler(cluster=cluster).routes(),
             **AclHandlers().routes(),
             **FeatureHandlers(cluster=cluster).routes(),

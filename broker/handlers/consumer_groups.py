@@ -9,7 +9,7 @@ Invariant: a request that Kafka refuses before it looks at the group is refused 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -40,9 +40,13 @@ _NOT_ASKED: Final = -(2**31)
 
 
 class ConsumerGroupHandlers:
-    def __init__(self, *, groups: GroupCoordinator, turns: Turns) -> None:
+    def __init__(
+        self, *, groups: GroupCoordinator, turns: Turns, is_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`is_on` tells whether settings and features let groups of this protocol be served."""
         self._groups = groups
         self._turns = turns
+        self._is_on = is_on
 
     def routes(self) -> Mapping[int, Handler]:
         return {
@@ -51,6 +55,7 @@ class ConsumerGroupHandlers:
         }
 
     async def heartbeat(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Fields:
+        self._check_on()
         try:
             _check(ctx, request, self._groups.consumer_assignors)
             command = await self._turns.run(self._command(ctx, request))
@@ -75,6 +80,10 @@ class ConsumerGroupHandlers:
             "heartbeat_interval": reply["heartbeat_interval_ms"],
             "assignment": rows,
         }
+
+    def _check_on(self) -> None:
+        if not self._is_on():
+            raise KafkaError(ErrorCode.unsupported_version)
 
     def _command(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Work[ConsumerHeartbeat]:
         names = request.subscribed_topic_names
@@ -101,6 +110,7 @@ class ConsumerGroupHandlers:
         return urlsafe_b64encode(self._groups.new_uuid().bytes).rstrip(b"=").decode()
 
     def describe(self, ctx: Context, request: ConsumerGroupDescribeRequest) -> Work[Fields]:
+        self._check_on()
         operations = _GROUP_OPERATIONS if request.include_authorized_operations else _NOT_ASKED
         # Once each: a request that names a large group a thousand times must not get it as often.
         described: dict[str, Fields] = {}
