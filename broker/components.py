@@ -85,6 +85,8 @@ class Components:
             fetch_sessions=self.fetch_sessions,
             network=self.network,
             groups=self.groups,
+            transactions=self.transactions,
+            now_ms=self.world.now_ms(),
             cluster=self.cluster,
             store_stats=self.world.store_stats,
             tiering=self.tiering,

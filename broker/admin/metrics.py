@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from broker.admin.histograms import buckets_of
 from broker.admin.pieces import pieces
 from broker.admin.tier_metrics import tier_families
+from broker.admin.transaction_metrics import transaction_families
 from broker.admin.wal_metrics import wal_families
 from broker.control.metadata_records import NO_LEADER
 from broker.coordinators.groups.consumer_group import GroupState
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from broker.admin.counters import Counters
     from broker.control.cluster import Cluster
     from broker.coordinators.groups.coordinator import GroupCoordinator
+    from broker.coordinators.transactions.coordinator import TransactionCoordinator
     from broker.loop_monitor import LoopMonitor
     from broker.net.server import NetworkServer
     from broker.replicas.fetch_sessions import FetchSessions
@@ -58,6 +60,8 @@ def collect(
     fetch_sessions: FetchSessions,
     network: NetworkServer,
     groups: GroupCoordinator,
+    transactions: TransactionCoordinator,
+    now_ms: int,
     cluster: Cluster,
     store_stats: StoreStats,
     tiering: Tiering | None,
@@ -73,7 +77,10 @@ def collect(
     yield from _fetch_sessions(fetch_sessions)
     yield from _sockets(network)
     yield from _groups(groups)
-    yield from _memory(network, groups, replicas, fetch_sessions)
+    yield from transaction_families(
+        transactions, replicas, now_ms=now_ms, longest_ms=cluster.broker_config.transaction_max_timeout_ms
+    )
+    yield from _memory(network, groups, transactions, replicas, fetch_sessions)
     yield from _controller(cluster, counters)
     yield from _process()
     yield from _loop(loop_monitor)
@@ -257,7 +264,11 @@ def _sockets(network: NetworkServer) -> Iterator[Metric]:
 
 
 def _memory(
-    network: NetworkServer, groups: GroupCoordinator, replicas: ReplicaManager, sessions: FetchSessions
+    network: NetworkServer,
+    groups: GroupCoordinator,
+    transactions: TransactionCoordinator,
+    replicas: ReplicaManager,
+    sessions: FetchSessions,
 ) -> Iterator[Metric]:
     """What clients make the broker keep; the names are ours, since Kafka has no such accounts."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -278,9 +289,11 @@ def _memory(
         closed.add_metric([name], account.closed)
     producers = sum(len(partition.log.producer_table.entries) for partition in replicas.partitions())
     held.add_metric(["group_metadata"], groups.memory.held_bytes)
+    held.add_metric(["transactional_ids"], transactions.memory.held_bytes)
     held.add_metric(["producer_ids"], producers * PRODUCER_BYTES)
     held.add_metric(["fetch_sessions"], sessions.bytes)
     refused.add_metric(["group_metadata"], groups.memory.refused)
+    refused.add_metric(["transactional_ids"], transactions.memory.refused)
     refused.add_metric(["fetch_sessions"], sessions.refusals)
     yield held
     yield refused
@@ -292,8 +305,12 @@ def _memory(
 
 _GROUP_STATES: Final = {state: f"numgroups{state.value.lower()}" for state in State}
 _GROUP_EVENTS: Final = (
-    ("group_completed_rebalance_count", "completed_rebalances", "Rebalances completed."),
-    ("consumer_group_rebalance_count", "consumer_rebalances", "Epochs of groups that the server assigns."),
+    ("group_completed_rebalance_count", "completed_rebalances", "Rebalances of classic groups completed."),
+    (
+        "consumer_group_rebalance_count",
+        "consumer_rebalances",
+        "Rebalances of groups that the broker assigns.",
+    ),
     ("offset_commit_count", "committed_offsets", "Offsets committed."),
     ("offset_expiration_count", "expired_offsets", "Offsets expired."),
 )
@@ -306,17 +323,31 @@ def _groups(groups: GroupCoordinator) -> Iterator[Metric]:
     statistics = groups.statistics()
     machines = statistics.machines
     states: Counter[State] = Counter()
+    consumers: Counter[GroupState] = Counter()
     for machine in machines:
         states.update(machine.groups)
+        consumers.update(machine.consumers)
     name = "kafka_coordinator_group_groupmetadatamanager"
-    yield GaugeMetricFamily(f"{name}_numgroups", "Groups.", value=states.total())
+    yield GaugeMetricFamily(f"{name}_numgroups", "Classic groups.", value=states.total())
     for state, suffix in _GROUP_STATES.items():
-        yield GaugeMetricFamily(f"{name}_{suffix}", f"Groups in state {state.value}.", value=states[state])
+        yield GaugeMetricFamily(
+            f"{name}_{suffix}", f"Classic groups in state {state.value}.", value=states[state]
+        )
     members = sum(machine.members for machine in machines)
     yield GaugeMetricFamily(f"{name}_nummembers", "Members of groups.", value=members)
     offsets = sum(machine.offsets for machine in machines)
     yield GaugeMetricFamily(f"{name}_numoffsets", "Committed offsets that are kept.", value=offsets)
     name = "kafka_server_group_coordinator_metrics"
+    counts = GaugeMetricFamily(f"{name}_group_count", "Groups, by their protocol.", labels=["protocol"])
+    counts.add_metric(["classic"], states.total())
+    counts.add_metric(["consumer"], consumers.total())
+    yield counts
+    by_state = GaugeMetricFamily(
+        f"{name}_consumer_group_count", "Groups that the broker assigns, by state.", labels=["state"]
+    )
+    for consumer_state in GroupState:
+        by_state.add_metric([consumer_state.value], consumers[consumer_state])
+    yield by_state
     partitions = GaugeMetricFamily(f"{name}_num_partitions", "Partitions coordinated.", labels=["state"])
     partitions.add_metric(["loading"], statistics.loading)
     partitions.add_metric(["active"], len(machines))

@@ -82,6 +82,8 @@ class TransactionCoordinatorStatistics:
     ending: int
     """Transactions that are decided and not over."""
     queued_markers: int
+    retried_markers: int
+    """Partitions that were told again."""
     machines: tuple[TransactionStatistics, ...]
 
 
@@ -159,6 +161,7 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             waiting=self.waiting,
             ending=len(self._ending),
             queued_markers=self._markers.queued,
+            retried_markers=self._markers.retried,
             machines=tuple(machine.statistics() for machine in self.active_machines()),
         )
 

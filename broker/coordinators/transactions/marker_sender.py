@@ -81,6 +81,8 @@ class MarkerSender:
         self._run = run
         self._spawn = spawn
         self._timeout_s = timeout_s
+        self.retried = 0
+        """How many partitions were told again, because they could not be told at first."""
         self._queues: dict[int, deque[_Asked]] = {}
         """What each broker is to be told; a task empties the queue as long as there is one."""
 
@@ -113,6 +115,7 @@ class MarkerSender:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
             if not is_wanted():
                 return False
+            self.retried += len(left)
 
     async def _attempt(self, marker: Marker, partitions: Sequence[tuple[str, int]]) -> Answers:
         """Return what is known of each partition after one attempt; nothing of one without a leader."""
