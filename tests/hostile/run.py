@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.cluster import prove
+from tests.hostile.coordinator_attacks import COORDINATOR_ATTACKS
 from tests.hostile.sweep import Sent, Sweep, worst
 from tests.hostile.sweep import markdown as sweep_markdown
 from tests.hostile.table import Row, as_json, markdown, measured
@@ -30,7 +31,8 @@ def commit() -> str:
 
 
 def table(given: argparse.Namespace) -> int:
-    wanted = [attack for attack in ATTACKS if not given.only or attack.name in given.only]
+    attacks = (*ATTACKS, *COORDINATOR_ATTACKS)
+    wanted = [attack for attack in attacks if not given.only or attack.name in given.only]
     rows: list[Row] = []
     for attack in wanted:
         row = measured(attack, runs=given.runs)

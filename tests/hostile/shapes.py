@@ -52,6 +52,9 @@ class Known:
     group: str = "known"
     member_id: str = ""
     generation: int = -1
+    transactional_id: str = "known"
+    producer: tuple[int, int] = (-1, -1)
+    """Id and epoch of the producer of that transactional id."""
     log_dir: str = "/nowhere"
     batch: bytes = b""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class _Writer:
         self._path, self._kind = shape.path, shape.kind
         self._known = known
         self._rows_max, self._bytes_max = rows_max, bytes_max
-        self._values = {**_sound(known), **_special(shape), **known.fields}
+        self._values = {**_sound(known), **_special(shape, known), **known.fields}
         self._is_within = False
         self._counter_path: tuple[str, ...] | None = None
         self._counter: tuple[int, int, bool] | None = None
@@ -300,15 +303,36 @@ def _sound(known: Known) -> dict[str, Any]:
     """Return values with which a request gets as far as it can, by field name or parent and name."""
     return {
         **dict.fromkeys(("topic", "name", "topic_name", "resource_name", "topic_names"), known.topic),
-        **dict.fromkeys(("group_id", "key", "groups", "coordinator_keys", "groups_names"), known.group),
+        **dict.fromkeys(
+            ("group_id", "key", "groups", "coordinator_keys", "groups_names", "group_ids"), known.group
+        ),
+        **dict.fromkeys(("v3_and_below_transactional_id", "transactional_ids"), known.transactional_id),
         "topic_id": known.topic_id,
         "member_id": known.member_id,
         "generation_id": known.generation,
         "generation_id_or_member_epoch": known.generation,
-        "member_epoch": -1,
+        "member_epoch": known.generation,
         "path": known.log_dir,
         "records": known.batch,
         "acks": 1,
+        "committed": True,
+        "coordinator_epoch": 0,
+        "duration_filter": -1,
+        "feature": "group.version",
+        "feature_updates.max_version_level": 1,
+        "upgrade_type": 1,
+        **dict.fromkeys(("resource_type_filter", "pattern_type_filter", "resource_pattern_type"), 3),
+        **dict.fromkeys(("operation", "permission_type"), 3),
+        "host": "*",
+        "principal": "User:somebody",
+        **dict.fromkeys(("resource_name_filter", "principal_filter", "host_filter"), None),
+        **dict.fromkeys(("subscribed_topic_names", "markers.topics.name"), known.topic),
+        **dict.fromkeys(("subscribed_topic_regex", "rack_id", "instance_id", "server_assignor"), None),
+        "state_filters": "Ongoing",
+        "transactional_id_pattern": None,
+        "transaction_result": True,
+        "transaction_version": 2,
+        "verify_only": False,
         "allow_auto_topic_creation": False,
         "allow_replication_factor_change": True,
         "broker_id": 9,
@@ -326,8 +350,8 @@ def _sound(known: Known) -> dict[str, Any]:
         "metadata": b"metadata",
         "num_partitions": 1,
         "partition_max_bytes": 1 << 20,
-        "producer_epoch": -1,
-        "producer_id": -1,
+        **dict.fromkeys(("producer_id", "v3_and_below_producer_id"), known.producer[0]),
+        **dict.fromkeys(("producer_epoch", "v3_and_below_producer_epoch"), known.producer[1]),
         "protocol_name": "range",
         "protocol_type": "consumer",
         "protocols.name": "range",
@@ -351,8 +375,22 @@ def _sound(known: Known) -> dict[str, Any]:
     }
 
 
-def _special(shape: Shape) -> dict[str, Any]:
+TRANSACTIONAL: Final = frozenset(
+    {
+        Api.ADD_PARTITIONS_TO_TXN,
+        Api.ADD_OFFSETS_TO_TXN,
+        Api.END_TXN,
+        Api.TXN_OFFSET_COMMIT,
+        Api.DESCRIBE_TRANSACTIONS,
+    }
+)
+"""What is asked about a transaction; others take null for a transactional id."""
+
+
+def _special(shape: Shape, known: Known) -> dict[str, Any]:
     """Return what a shape needs besides, so that its long field is looked at."""
+    if shape.api in TRANSACTIONAL:
+        return {"transactional_id": known.transactional_id}
     if shape.api is Api.CREATE_TOPICS:
         counts = -1 if "assignments" in shape.path else 1
         return {"topics.name": "not-there-yet", "num_partitions": counts, "replication_factor": counts}

@@ -22,9 +22,10 @@ from typing import Any, Final
 
 from protocol.apis import SERVED, Api
 from protocol.messages import codec
+from tests.compat.peers import until
 from tests.hostile.ground import AFTER_S, Ground, Hostile, fresh_ground, pause
 from tests.hostile.memory import peak_bytes, reset_peak, rss_bytes
-from tests.hostile.shapes import Kind, Known, Shape, request, shapes_of, versions
+from tests.hostile.shapes import TRANSACTIONAL, Kind, Known, Shape, request, shapes_of, versions
 from tests.hostile.table import LEFT_MB_MAX, PEAK_MB_MAX, WAIT_MS_MAX, figure
 
 ROWS_MAX: Final = 100_000
@@ -68,6 +69,10 @@ def known_for(ground: Ground, shape: Shape) -> Known:
     """What a request finds on the broker: a member of a group of its own where it speaks for one."""
     names = {each.name for each in codec(shape.api, shape.version, "request").schema.fields}
     fields: dict[str, Any] = {"session_timeout": _SESSION_MS}
+    if shape.api in TRANSACTIONAL:
+        return begun(ground, replace(ground.known, fields=fields))
+    if shape.api is Api.CONSUMER_GROUP_HEARTBEAT:
+        return assigned(ground, replace(ground.known, fields=fields))
     if "member_id" in names:
         fields["group_id"] = f"group-{next(_numbers)}"
         if shape.api is not Api.JOIN_GROUP:
@@ -91,6 +96,61 @@ def joined(ground: Ground, known: Known) -> Known:
         )
     assert answer.error_code == 0, answer
     return replace(known, member_id=answer.member_id, generation=answer.generation_id)
+
+
+def begun(ground: Ground, known: Known) -> Known:
+    """A producer of a transactional id of its own, with nothing open."""
+    transactional_id = f"id-{next(_numbers)}"
+    return replace(
+        known, transactional_id=transactional_id, producer=begun_producer(ground, transactional_id)
+    )
+
+
+def begun_producer(ground: Ground, transactional_id: str) -> tuple[int, int]:
+    with ground.client() as client:
+
+        def begin() -> Any:
+            client.call(Api.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[transactional_id])
+            answer = client.call(
+                Api.INIT_PRODUCER_ID,
+                4,
+                transactional_id=transactional_id,
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            return answer if answer.error_code == 0 else None
+
+        answer = until(begin, f"a producer of {transactional_id}")
+    return answer.producer_id, answer.producer_epoch
+
+
+def assigned(ground: Ground, known: Known) -> Known:
+    """A member of a group of its own that the broker assigns; what is sent is its next heartbeat."""
+    group, member_id = f"group-{next(_numbers)}", "member"
+    with ground.client() as client:
+
+        def join() -> Any:
+            client.call(Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[group])
+            answer = client.call(
+                Api.CONSUMER_GROUP_HEARTBEAT,
+                1,
+                group_id=group,
+                member_id=member_id,
+                member_epoch=0,
+                rebalance_timeout=_SESSION_MS,
+                subscribed_topic_names=[known.topic],
+                topic_partitions=[],
+            )
+            return answer if answer.error_code == 0 else None
+
+        answer = until(join, f"a member of {group}")
+    return replace(
+        known,
+        member_id=member_id,
+        generation=answer.member_epoch,
+        fields={**known.fields, "group_id": group, "rebalance_timeout": _SESSION_MS},
+    )
 
 
 def bounds(shape: Shape, rows_max: int) -> list[int]:
