@@ -142,7 +142,7 @@ def _part_section(families: Mapping[str, Sequence[Demand]], marks: Marks) -> lis
         "",
         "| part | state |",
         "|---|---|",
-        "| The core: producing, fetching, topics, classic groups, replication "
+        "| The core: producing, fetching, topics, groups, transactions, replication "
         f"| served: {len(apis.SERVED)} APIs, each in all versions of Kafka 4.3.1; checked with stock "
         "clients and, answer by answer, against Kafka itself |",
     ]

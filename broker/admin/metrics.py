@@ -346,26 +346,13 @@ def _groups(groups: GroupCoordinator) -> Iterator[Metric]:
         f"{name}_consumer_group_count", "Groups that the broker assigns, by state.", labels=["state"]
     )
     for consumer_state in GroupState:
-        by_state.add_metric([consumer_state.value], consumers[consumer_state])
+        by_state.add_metric([consumer_state.value.lower()], consumers[consumer_state])
     yield by_state
     partitions = GaugeMetricFamily(f"{name}_num_partitions", "Partitions coordinated.", labels=["state"])
     partitions.add_metric(["loading"], statistics.loading)
     partitions.add_metric(["active"], len(machines))
     yield partitions
     yield GaugeMetricFamily(f"{name}_waiting", "Group requests that wait.", value=statistics.waiting)
-    consumers: Counter[GroupState] = Counter()
-    for machine in machines:
-        consumers.update(machine.consumers)
-    kinds = GaugeMetricFamily(f"{name}_group_count", "Groups, by their protocol.", labels=["protocol"])
-    kinds.add_metric(["classic"], states.total())
-    kinds.add_metric(["consumer"], consumers.total())
-    yield kinds
-    by_state = GaugeMetricFamily(
-        f"{name}_consumer_group_count", "Groups that the server assigns, by their state.", labels=["state"]
-    )
-    for group_state in GroupState:
-        by_state.add_metric([group_state.value.lower()], consumers[group_state])
-    yield by_state
     for suffix, attribute, text in _GROUP_EVENTS:
         total = sum(getattr(machine, attribute) for machine in machines)
         yield CounterMetricFamily(f"{name}_{suffix}", text, value=total)
