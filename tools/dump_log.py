@@ -10,20 +10,24 @@ a trace.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import mmap
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from protocol import records
 from protocol.checksum import crc32c
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch
 from protocol.records import BatchHeader
+from protocol.stored.consumer_groups import ClassicSide, ConsumerGroupRecord, TargetRecord
 from protocol.stored.offsets import GroupMember, GroupRecord, OffsetRecord, decode_coordinator_record
 from protocol.stored.schema import BadRecord
 from tools.console import Failure, emit, emit_json
@@ -363,9 +367,48 @@ def _decode_offsets(record: records.Record, counts: Counts) -> Row:
                 "leader": metadata.leader,
                 "members": [_member(member) for member in metadata.members],
             }
+        case _ if found is not None:
+            counts.add("consumer_groups")
+            return _consumer_group(found)
         case _:
             counts.add("of_other_types")
             return {"key": readable(record.key), "value": readable(record.value)}
+
+
+def _consumer_group(record: ConsumerGroupRecord) -> Row:
+    """Show a record of a group that the server assigns, under the fields of its value."""
+    kind = type(record).__name__.removesuffix("Record")
+    named = {
+        name: value for name in ("member_id", "regex") if (value := getattr(record, name, None)) is not None
+    }
+    if record.value is None:
+        return {"deletes": kind, "group": record.group_id, **named}
+    row: Row = {"group": record.group_id, "of": kind, **named}
+    if isinstance(record, TargetRecord):
+        return {**row, "partitions": _by_topic(record.value)}
+    if isinstance(record.value, bool):
+        return row
+    for each in dataclasses.fields(record.value):
+        value = getattr(record.value, each.name)
+        match value:
+            case Mapping():
+                row[each.name] = _by_topic(value)
+            case ClassicSide():
+                row[each.name] = {
+                    "session_timeout_ms": value.session_timeout_ms,
+                    "protocols": [name for name, _ in value.protocols],
+                }
+            case IntEnum():
+                row[each.name] = value.name.lower()
+            case tuple():
+                row[each.name] = list(value)
+            case _:
+                row[each.name] = value
+    return row
+
+
+def _by_topic(partitions: Mapping[UUID, Iterable[int]]) -> Row:
+    return {str(topic_id): sorted(some) for topic_id, some in partitions.items()}
 
 
 def _member(member: GroupMember) -> Row:

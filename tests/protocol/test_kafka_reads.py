@@ -13,8 +13,25 @@ from protocol.compression import Codec
 from protocol.records import build_batch, end_txn_marker, parse_header
 from protocol.stored.consumer import Assignment as ConsumerAssignment
 from protocol.stored.consumer import Subscription, encode_assignment, encode_subscription
+from protocol.stored.consumer_groups import (
+    ClassicSide,
+    CurrentAssignment,
+    CurrentRecord,
+    GroupEpoch,
+    GroupEpochRecord,
+    MemberMetadata,
+    MemberRecord,
+    MemberState,
+    RegexRecord,
+    ResolvedRegex,
+    TargetEpoch,
+    TargetEpochRecord,
+    TargetRecord,
+    TopicsRecord,
+)
 from protocol.stored.offsets import (
     CommittedOffset,
+    CoordinatorRecord,
     GroupMember,
     GroupMetadata,
     GroupRecord,
@@ -105,4 +122,58 @@ def test_records_of_consumer_offsets(kafka_home: Path, tmp_path: Path) -> None:
     assert "topicId:AAAAAAAAAAAAAAAAAAAABw" in flat
     assert "groupInstanceId:static-1" in flat
     assert "rebalanceTimeout:300000" in flat
+    assert "Couldnotdecode" not in flat
+
+
+def test_records_of_groups_that_the_server_assigns(kafka_home: Path, tmp_path: Path) -> None:
+    topic_id = UUID(int=7)
+    member = MemberMetadata(
+        instance_id="static-1",
+        client_id="client",
+        client_host="/127.0.0.1",
+        topics=("t", "u"),
+        regex="t.*",
+        rebalance_timeout_ms=300_000,
+        assignor="range",
+        classic=ClassicSide(session_timeout_ms=45_000, protocols=(("sticky", b"bytes"),)),
+    )
+    current = CurrentAssignment(
+        epoch=5,
+        previous_epoch=4,
+        state=MemberState.UNREVOKED_PARTITIONS,
+        assigned={topic_id: {1: 3}},
+        revoking={topic_id: {2: 4}},
+    )
+    named = {"group_id": "g", "member_id": "m"}
+    resolved = ResolvedRegex(topics=("t", "tea"), version=77, timestamp_ms=1_700_000_000_001)
+    records: list[CoordinatorRecord] = [
+        GroupEpochRecord(group_id="g", value=GroupEpoch(epoch=5, metadata_hash=-123_456)),
+        MemberRecord(**named, value=member),
+        TargetEpochRecord(group_id="g", value=TargetEpoch(epoch=5, timestamp_ms=1_700_000_000_000)),
+        TargetRecord(**named, value={topic_id: (1, 9)}),
+        CurrentRecord(**named, value=current),
+        RegexRecord(group_id="g", regex="t.*", value=resolved),
+        TopicsRecord(group_id="g", value=None),
+        CurrentRecord(**named, value=None),
+        TargetRecord(**named, value=None),
+        MemberRecord(**named, value=None),
+        RegexRecord(group_id="g", regex="t.*", value=None),
+        TargetEpochRecord(group_id="g", value=None),
+        GroupEpochRecord(group_id="g", value=None),
+    ]
+    batch = build_batch([(*encode_coordinator_record(record), [], 0) for record in records])
+    out = dump(kafka_home, tmp_path / "__consumer_offsets-0", bytes(batch), "--offsets-decoder")
+    flat = re.sub(r"[\s\"]", "", out)
+    assert "epoch:5,metadataHash:-123456" in flat
+    assert "instanceId:static-1" in flat
+    assert "subscribedTopicNames:[t,u],subscribedTopicRegex:t.*" in flat
+    assert "serverAssignor:range" in flat
+    assert "classicMemberMetadata:{sessionTimeoutMs:45000,supportedProtocols:[{name:sticky" in flat
+    assert "assignmentEpoch:5,assignmentTimestamp:1700000000000" in flat
+    assert "topicId:AAAAAAAAAAAAAAAAAAAABw,partitions:[1,9]" in flat
+    assert "memberEpoch:5,previousMemberEpoch:4,state:1" in flat
+    assert "partitions:[1],assignmentEpochs:[3]" in flat
+    assert "partitions:[2],assignmentEpochs:[4]" in flat
+    assert "topics:[t,tea],version:77,timestamp:1700000000001" in flat
+    assert flat.count("payload:<DELETE>") == 7
     assert "Couldnotdecode" not in flat

@@ -8,6 +8,7 @@ import struct
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from crc32c import crc32c
@@ -16,6 +17,15 @@ from hypothesis import strategies as st
 
 from protocol import records
 from protocol.compression import Codec
+from protocol.stored.consumer_groups import (
+    ClassicSide,
+    CurrentAssignment,
+    CurrentRecord,
+    MemberMetadata,
+    MemberRecord,
+    MemberState,
+    TargetRecord,
+)
 from protocol.stored.offsets import (
     CommittedOffset,
     GroupMember,
@@ -199,6 +209,36 @@ def test_decodes_what_a_coordinator_wrote(tmp_path: Path) -> None:
         name: rows[-1][name] for name in ("offset_commits", "offset_tombstones", "groups", "group_tombstones")
     }
     assert set(counted.values()) == {1}
+
+
+def test_decodes_groups_that_the_server_assigns(tmp_path: Path) -> None:
+    topic_id = UUID(int=7)
+    current = CurrentAssignment(
+        epoch=5, state=MemberState.UNREVOKED_PARTITIONS, assigned={topic_id: {2: 3, 1: 3}}
+    )
+    member = MemberMetadata(
+        topics=("t",), classic=ClassicSide(session_timeout_ms=9, protocols=(("range", b"x"),))
+    )
+    pairs = [
+        encode_coordinator_record(record)
+        for record in (
+            CurrentRecord(group_id="g", member_id="m", value=current),
+            MemberRecord(group_id="g", member_id="m", value=member),
+            TargetRecord(group_id="g", member_id="m", value={topic_id: (1, 2)}),
+            MemberRecord(group_id="g", member_id="gone", value=None),
+        )
+    ]
+    path = segment(tmp_path, bytes(records.build_batch([(key, value, (), NOW) for key, value in pairs])))
+    code, rows = shown(path, wanted=dump_log.RecordFilter(decode="offsets"))
+    assert code == 0
+    where, who, target, gone = (row for row in rows if row["kind"] == "decoded")
+    assert (where["of"], where["group"], where["member_id"]) == ("Current", "g", "m")
+    assert (where["epoch"], where["state"]) == (5, "unrevoked_partitions")
+    assert where["assigned"] == {str(topic_id): [1, 2]}
+    assert (who["topics"], who["classic"]) == (["t"], {"session_timeout_ms": 9, "protocols": ["range"]})
+    assert target["partitions"] == {str(topic_id): [1, 2]}
+    assert (gone["deletes"], gone["member_id"]) == ("Member", "gone")
+    assert rows[-1]["consumer_groups"] == 4
 
 
 def test_what_cannot_be_decoded_is_damage(tmp_path: Path) -> None:
