@@ -450,10 +450,8 @@ def _regexes_resolved(shard: GroupShard, command: ResolveRegexes, draft: GroupDr
 # --- the epoch and the target ---
 
 
-def bump_epoch(
-    shard: GroupShard, group: ConsumerGroup, metadata_hash: int, draft: GroupDraft, *, by: int = 1
-) -> int:
-    epoch = group.epoch + by
+def bump_epoch(shard: GroupShard, group: ConsumerGroup, metadata_hash: int, draft: GroupDraft) -> int:
+    epoch = group.epoch + 1
     draft.records.append(
         GroupEpochRecord(group_id=group.group_id, value=GroupEpoch(epoch=epoch, metadata_hash=metadata_hash))
     )
@@ -516,9 +514,7 @@ def advance_epoch(
     yield
     hash_now = yield from shard.topics.hash_of(topics)
     if bump or hash_now != group.metadata_hash:
-        # As Kafka counts, a new group has an epoch for itself and one for the topics of its first member.
-        is_second = not epoch and after.metadata.topics != before.metadata.topics
-        epoch = bump_epoch(shard, group, hash_now, draft, by=2 if is_second else 1)
+        epoch = bump_epoch(shard, group, hash_now, draft)
     else:
         group.checked_in_epoch = epoch
     if group.has_topics_record:
