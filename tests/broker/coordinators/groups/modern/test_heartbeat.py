@@ -103,6 +103,18 @@ def test_the_second_member_gets_its_share_once_it_was_given_up(d: ConsumerDriver
     assert d.consumers.state is GroupState.STABLE
 
 
+def test_one_that_says_nothing_of_what_it_owns_owns_all_of_it(d: ConsumerDriver) -> None:
+    one, two = Consumer(d, "m1"), Consumer(d, "m2")
+    one.beat()
+    d.advance(INTERVAL_MS)
+    two.beat()
+    one.beat()
+    assert d.beat("m1", one.epoch)["member_epoch"] == one.epoch
+    assert d.consumers.members["m1"].current.state is MemberState.UNREVOKED_PARTITIONS
+    two.beat()
+    assert not two.owned
+
+
 def test_the_next_assignment_waits_for_its_interval(d: ConsumerDriver) -> None:
     one, two = Consumer(d, "m1"), Consumer(d, "m2")
     one.beat()

@@ -223,6 +223,22 @@ def test_a_consumer_whose_session_is_over_takes_the_protocol_with_it(d: Consumer
     assert d.group.members.keys() == {"c1", "c2"}
 
 
+def test_consumers_whose_time_is_over_at_once_take_the_protocol_with_them(d: ConsumerDriver) -> None:
+    one, two = stable_pair(d)
+    new = [Consumer(d, "m1"), Consumer(d, "m2")]
+    for member in new:
+        member.beat()
+    settled(d, one, two, *new)
+    for member in new:
+        member.beat()
+    for _ in range(2):
+        d.advance(SESSION_MS // 2)
+        one.beat()
+        two.beat()
+    assert GROUP not in d.machine.consumers
+    assert d.group.members.keys() == {"c1", "c2"}
+
+
 def test_a_classic_member_joins_a_consumer_group(d: ConsumerDriver) -> None:
     new, old = Consumer(d, "m1"), Classic(d, "c1")
     settled(d, new)
