@@ -136,11 +136,11 @@ async def test_groups_that_the_broker_assigns_are_counted_apart_from_classic_one
     member = await member_of(broker)
     await member.join()
     name = "kafka_server_group_coordinator_metrics"
-    found = await until_told(broker, lambda found: found[f"{name}_consumer_group_count/Stable"] == 1)
+    found = await until_told(broker, lambda found: found[f"{name}_consumer_group_count/stable"] == 1)
     assert found[f"{name}_group_count/consumer"] == 1
     assert found[f"{name}_group_count/classic"] == 0
     assert found[f"{name}_consumer_group_rebalance_count_total"] >= 1
     assert found["kafka_coordinator_group_groupmetadatamanager_nummembers"] == 1
     member.epoch = -1
     await member.beat()
-    await until_told(broker, lambda found: found[f"{name}_consumer_group_count/Empty"] == 1)
+    await until_told(broker, lambda found: found[f"{name}_consumer_group_count/empty"] == 1)
