@@ -34,6 +34,9 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _OWN_MEMBER_ID_FROM: Final = 1
 """Version from which a member chooses its id."""
 _LONG_ID: Final = 1_000
+_NUMBERS_AT_ONCE: Final = 1_024
+TOPICS_MAX: Final = 20_000
+"""That one member may name; whoever wants more has an expression for them."""
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is for a group."""
 _NOT_ASKED: Final = -(2**31)
@@ -87,6 +90,8 @@ class ConsumerGroupHandlers:
 
     def _command(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Work[ConsumerHeartbeat]:
         names = request.subscribed_topic_names
+        if names is not None and len(names) > TOPICS_MAX:
+            raise _invalid(f"more than {TOPICS_MAX} topic names")
         claims = None
         if request.topic_partitions is not None:
             claims = yield from _claims(request)
@@ -188,7 +193,12 @@ def _invalid(message: str) -> KafkaError:
 def _claims(request: ConsumerGroupHeartbeatRequest) -> Work[tuple[Claim, ...]]:
     claims = []
     for row in request.topic_partitions or ():
-        claims.append(Claim(row.topic_id, frozenset(row.partitions)))
+        partitions: set[int] = set()
+        for at in range(0, len(row.partitions), _NUMBERS_AT_ONCE):
+            partitions.update(row.partitions[at : at + _NUMBERS_AT_ONCE])
+            if at:
+                yield
+        claims.append(Claim(row.topic_id, partitions))
         if len(claims) % ROWS_AT_ONCE == 0:
             yield
     return tuple(claims)

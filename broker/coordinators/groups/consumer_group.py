@@ -10,8 +10,9 @@ value of each key makes the state, in whatever order the keys come.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from sys import intern
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -199,6 +200,9 @@ class ConsumerGroup:
                 known = self.regexes.get(regex)
                 for topic in known.topics if known is not None else ():
                     _count(self._regex_topics, topic, -1)
+                if resolved is not None:
+                    # Topics that many expressions match are named once.
+                    resolved = replace(resolved, topics=tuple(map(intern, resolved.topics)))
                 _set(self.regexes, regex, resolved)
                 for topic in resolved.topics if resolved is not None else ():
                     _count(self._regex_topics, topic, 1)

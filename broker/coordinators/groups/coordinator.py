@@ -98,6 +98,8 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         cluster.subscribe(self._cluster_changed)
 
     async def start(self, task_group: asyncio.TaskGroup) -> None:
+        # What was created while this broker was away counts as new.
+        self._topics.created_in = self._topics.version
         await super().start(task_group)
         self._expiry = task_group.create_task(self._expire_for_ever(), name="offset expiry")
 
@@ -107,12 +109,9 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         await super().stop()
 
     def make_machine(self, index: int, share: MemoryShare) -> GroupMachine:
-        machine = GroupMachine(
+        return GroupMachine(
             self._group_config, share, topics=self._topics, settings_of=self.consumer_settings
         )
-        # What was created while nobody listened counts as new.
-        machine.topics_created_in = self._topics.version
-        return machine
 
     def consumer_settings(self, group_id: str) -> ConsumerSettings:
         """Return what is set for a group, if the server assigns it."""
@@ -208,24 +207,22 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         if delta.configs_changed:
             self.adopt_batch_bound()
             self._usual_settings = consumer_settings(self._cluster.broker_config, {})
+        if delta.topics_created:
+            self._topics.created_in = delta.seq
+        self._topics.forget(topic.name for topic in delta.topics_deleted)
         changed = {*delta.topics_created, *delta.topics_changed, *(one.name for one in delta.topics_deleted)}
-        if changed and self._tasks is not None:
-            self._topics.forget(topic.name for topic in delta.topics_deleted)
-            self._tasks.create_task(
-                self._turns.run(self._topics_changed(changed, delta)), name="topics of groups"
-            )
+        if changed and self._tasks is not None and any(one.consumers for one in self.active_machines()):
+            self._tasks.create_task(self._turns.run(self._topics_changed(changed)), name="topics of groups")
         if delta.topics_deleted and self._tasks is not None:
             topics = {topic.name: topic.id for topic in delta.topics_deleted}
             self._tasks.create_task(self._forget_topics(topics), name="forget topics")
 
-    def _topics_changed(self, changed: set[str], delta: Delta) -> Work[None]:
+    def _topics_changed(self, changed: set[str]) -> Work[None]:
         """Have each group that is subscribed to one of these topics look at them with its next heartbeat."""
         for state in list(self._states.values()):
             if state.status is not Status.ACTIVE:
                 continue  # what is loaded looks anyway
             machine = state.machine
-            if delta.topics_created:
-                machine.topics_created_in = delta.seq
             for at, group in enumerate(list(machine.consumers.values()), 1):
                 if any(map(group.is_subscribed_to, changed)):
                     group.checked_in_epoch = None

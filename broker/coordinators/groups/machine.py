@@ -23,6 +23,7 @@ from broker.coordinators.groups.shard import (
     CONSUMER_KINDS,
     CONSUMER_REBALANCE,
     CONSUMER_SESSION,
+    NOBODY,
     ConsumerSettings,
     GroupCommand,
     GroupConfig,
@@ -34,7 +35,7 @@ from broker.coordinators.groups.topics import Topics
 from broker.coordinators.machine import DecisionDraft, Instant
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.stored.consumer_groups import ConsumerGroupRecord, MemberState
+from protocol.stored.consumer_groups import ConsumerGroupRecord, MemberMetadata, MemberState, RegexRecord
 from protocol.stored.offsets import (
     CoordinatorRecord,
     GroupRecord,
@@ -154,6 +155,9 @@ class GroupMachine(GroupShard):
         yield from classic.restore_members(self, draft)
         assert not draft.records and not draft.replies
         for group in list(self.consumers.values()):
+            self.count_consumers(group.group_id, NOBODY)
+            for resolved in group.regexes.values():
+                self.count_resolved(None, resolved)
             for at, member in enumerate(list(group.members.values()), 1):
                 self._restore_consumer(group, member, now)
                 if at % MEMBERS_PER_STEP == 0:
@@ -191,13 +195,23 @@ class GroupMachine(GroupShard):
 
     def _apply_consumer(self, record: ConsumerGroupRecord, offset: int) -> None:
         group_id = record.group_id
-        group = self.consumers.get(group_id)
+        group: ConsumerGroup | None = self.consumers.get(group_id)
         member_id = getattr(record, "member_id", None)
         before = group.members.get(member_id) if group is not None and member_id is not None else None
+        known = None
+        if group is not None and isinstance(record, RegexRecord):
+            known = group.regexes.get(record.regex)
         self.durable.apply(record, offset=offset, producer_id=-1)
         if not self._is_live:
             return
-        group = self.consumers.get(group_id)
+        if isinstance(record, RegexRecord):
+            self.count_resolved(known, record.value)
+        had, group = group, self.consumers.get(group_id)
+        if had is None and group is not None:
+            host = record.value.client_host if isinstance(record.value, MemberMetadata) else NOBODY
+            self.count_consumers(group_id, host)
+        elif group is None:
+            self.count_consumers_no_more(group_id)
         after = group.members.get(member_id) if group is not None and member_id is not None else None
         if before is not after:
             self.recount_consumer(before, after)

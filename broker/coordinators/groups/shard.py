@@ -30,14 +30,20 @@ from broker.coordinators.groups.topics import Topics
 from broker.coordinators.machine import DecisionDraft, Instant, Timers
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
+from protocol.stored.consumer_groups import ResolvedRegex
 from protocol.stored.offsets import CoordinatorRecord
 from protocol.work import Work
 
 STRING_BYTES_MAX: Final = 2**15 - 1
 GROUP_BYTES: Final = 1 << 10
 """About what a group takes besides its members."""
+CONSUMER_GROUP_BYTES: Final = 3 << 10
+"""About what a group takes that the server assigns, besides its members."""
+NOBODY: Final = ""
+"""The host to which is counted what belongs to no one client."""
 EXPECTED_BYTES: Final = 512
 """About what a member takes that was given its id only."""
+_RESOLVED_BYTES: Final = 512
 _MEMBER_RECORD_BYTES: Final = 64
 """No member takes less of the record of its group."""
 
@@ -83,8 +89,6 @@ R_co = TypeVar("R_co", covariant=True)
 class GroupShard:
     """The state that the commands read; all but `durable` is lost in a restart and made anew from it."""
 
-    new_group_bytes: Final = GROUP_BYTES
-
     def __init__(
         self,
         config: GroupConfig,
@@ -108,8 +112,8 @@ class GroupShard:
         """Groups whose regular expressions are being looked up."""
         self.to_resolve: list[str] = []
         """Those of them for which nobody has begun yet."""
-        self.topics_created_in = 0
-        """The version of the cluster's metadata that last brought a new topic."""
+        self._consumer_hosts: dict[str, str] = {}
+        """The host of the client by which each group that the server assigns began."""
         self.timers = Timers()
         self.consumer_rebalances = 0
         self.completed_rebalances = 0
@@ -200,6 +204,22 @@ class GroupShard:
         self.resolving.add(group_id)
         self.to_resolve.append(group_id)
 
+    def count_consumers(self, group_id: str, host: str) -> None:
+        """Count a group that the server assigns, besides its members."""
+        self._consumer_hosts[group_id] = host
+        self.memory.take(host, CONSUMER_GROUP_BYTES)
+
+    def count_consumers_no_more(self, group_id: str) -> None:
+        host = self._consumer_hosts.pop(group_id, None)
+        if host is not None:
+            self.memory.take(host, -CONSUMER_GROUP_BYTES)
+
+    def count_resolved(self, before: ResolvedRegex | None, after: ResolvedRegex | None) -> None:
+        """Count the topics of a regular expression, which are nobody's in particular."""
+        for resolved, sign in ((before, -1), (after, 1)):
+            if resolved is not None:
+                self.memory.take(NOBODY, sign * resolved_bytes(resolved))
+
     def forget_consumer(self, group_id: str, member: Consumer) -> None:
         """Cancel the deadlines of a member that has gone."""
         for kind in CONSUMER_KINDS:
@@ -247,6 +267,11 @@ class GroupCommand(Protocol[R_co]):
     def decide(
         self, shard: GroupShard, draft: GroupDraft, /
     ) -> GroupDecision[R_co] | Work[GroupDecision[R_co]]: ...
+
+
+def resolved_bytes(resolved: ResolvedRegex) -> int:
+    """About what is kept of the topics of a regular expression; their names are there once for all."""
+    return _RESOLVED_BYTES + 8 * len(resolved.topics)
 
 
 def _consumer_bytes(member: Consumer) -> int:

@@ -28,6 +28,8 @@ class Topics:
     def __init__(self, image: Callable[[], Image]) -> None:
         self._image = image
         self._hashes: dict[str, tuple[TopicImage, bytes]] = {}
+        self.created_in = 0
+        """The version that last brought a new topic."""
 
     def __repr__(self) -> str:
         return f"<Topics {len(self._hashes)} hashed>"

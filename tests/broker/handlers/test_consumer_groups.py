@@ -12,6 +12,7 @@ import pytest
 
 from broker.config.values import ResourceType
 from broker.control.metadata_records import ConfigChanged, TopicDeleted
+from broker.handlers.consumer_groups import TOPICS_MAX
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.coordinators.fake_log import settle
@@ -112,6 +113,18 @@ async def test_version_0_gives_an_id_to_a_member_without_one(client: Client) -> 
 async def test_what_is_wrong_by_itself(client: Client, changes: dict[str, Any], message: str) -> None:
     refused = await join(client, **changes)
     assert (refused.error_code, refused.error_message) == (ErrorCode.invalid_request, message)
+
+
+async def test_more_topics_than_a_member_may_name(client: Client) -> None:
+    refused = await join(client, subscribed_topic_names=["t"] * (TOPICS_MAX + 1))
+    assert refused.error_code is ErrorCode.invalid_request
+
+
+async def test_claims_of_any_number_change_nothing(client: Client) -> None:
+    await join(client)
+    rows = [{"topic_id": TOPIC_ID, "partitions": list(range(5_000))}] * 3
+    stayed = await beat(client, topic_partitions=rows)
+    assert (stayed.error_code, stayed.assignment) == (ErrorCode.none, None)
 
 
 async def test_an_assignor_nobody_knows(client: Client) -> None:

@@ -230,7 +230,7 @@ def _claims(shard: GroupShard, subscription: Subscription) -> list[Claim]:
     for name, partitions in subscription.owned_partitions:
         topic_id: UUID | None = shard.topics.id_of(name)
         if topic_id is not None:
-            claims.append(Claim(topic_id, partitions))
+            claims.append(Claim(topic_id, frozenset(partitions)))
     return claims
 
 

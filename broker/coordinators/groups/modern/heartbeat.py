@@ -30,13 +30,16 @@ from broker.coordinators.groups.modern.assignors import ASSIGNORS, Subscriber
 from broker.coordinators.groups.modern.reconcile import Claim, is_within, next_assignment
 from broker.coordinators.groups.modern.regexes import check_regex
 from broker.coordinators.groups.shard import (
+    CONSUMER_GROUP_BYTES,
     CONSUMER_REBALANCE,
     CONSUMER_SESSION,
+    NOBODY,
     GroupDecision,
     GroupDraft,
     GroupShard,
     check_storable,
     consumer_key,
+    resolved_bytes,
 )
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import (
@@ -353,7 +356,7 @@ def check_memory(
 ) -> None:
     held, holds = held_bytes(member.member_id, member.metadata), held_bytes(member.member_id, metadata)
     more = holds if member.metadata == MemberMetadata() else holds - held
-    more += shard.new_group_bytes if is_new_group else 0
+    more += CONSUMER_GROUP_BYTES if is_new_group else 0
     if holds > shard.config.record_max_bytes:
         raise KafkaError(ErrorCode.invalid_request, "the subscription is too large to be stored")
     if more > 0 and not shard.memory.may_take(metadata.client_host, more):
@@ -418,7 +421,7 @@ def _wants_look(
     return (
         latest is None
         or len(wanted) != len(group.regexes)
-        or latest.version < shard.topics_created_in
+        or latest.version < shard.topics.created_in
         or now_ms > latest.timestamp_ms + REGEX_REFRESH_MS
     )
 
@@ -439,6 +442,10 @@ def _regexes_resolved(shard: GroupShard, command: ResolveRegexes, draft: GroupDr
             logger.error("group %r: %r matches more topics than a record holds", group.group_id, regex)
             continue
         known = group.regexes.get(regex)
+        more = resolved_bytes(resolved) - (resolved_bytes(known) if known is not None else 0)
+        if more > 0 and not shard.memory.may_take(NOBODY, more):
+            logger.error("group %r: no room for the topics of %r", group.group_id, regex)
+            continue
         bump = bump or (known.topics if known is not None else ()) != resolved.topics
         topics.update(dict.fromkeys(resolved.topics))
         draft.records.append(RegexRecord(group_id=group.group_id, regex=regex, value=resolved))

@@ -8,7 +8,8 @@ before it gets anything, and until it says that it has given something up it is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -26,7 +27,7 @@ class Claim(NamedTuple):
     """A topic and partitions of it that a member says it owns."""
 
     topic_id: UUID | None
-    partitions: Collection[int]
+    partitions: AbstractSet[int]
 
 
 class _Parts(NamedTuple):
@@ -152,15 +153,12 @@ def _owns_any(claims: Iterable[Claim] | None, owned: Owned) -> bool:
     """Whether the member says that it owns one of these; a member that says nothing may own all of them."""
     if claims is None:
         return True
-    return any(partition in has for has, partition in _claimed(claims, owned))
-
-
-def _claimed(claims: Iterable[Claim], owned: Owned) -> Iterator[tuple[Mapping[int, int], int]]:
     for claim in claims:
         has = owned.get(claim.topic_id) if claim.topic_id is not None else None
-        if has is not None:
-            for partition in claim.partitions:
-                yield has, partition
+        # Looks through the smaller of the two, however much is claimed.
+        if has is not None and not has.keys().isdisjoint(claim.partitions):
+            return True
+    return False
 
 
 def is_within(claims: Iterable[Claim] | None, owned: Owned) -> bool:
@@ -169,6 +167,6 @@ def is_within(claims: Iterable[Claim] | None, owned: Owned) -> bool:
         return False
     for claim in claims:
         has = owned.get(claim.topic_id) if claim.topic_id is not None else None
-        if has is None or not all(partition in has for partition in claim.partitions):
+        if has is None or len(claim.partitions) > len(has) or not claim.partitions <= has.keys():
             return False
     return True

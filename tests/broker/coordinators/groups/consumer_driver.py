@@ -33,13 +33,18 @@ INTERVAL_MS = 1_000
 class ConsumerDriver(Driver):
     image: Image = field(default_factory=Image)
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    topics: Topics = field(init=False)
     next_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.topics = Topics(lambda: self.image)
+        super().__post_init__()
 
     def made(self) -> GroupMachine:
         return GroupMachine(
             self.config,
             self.memory.share(),
-            topics=Topics(lambda: self.image),
+            topics=self.topics,
             settings_of=lambda group_id: self.settings,
         )
 
@@ -53,7 +58,7 @@ class ConsumerDriver(Driver):
         self.next_id += 1
         topic_id = UUID(int=self.next_id)
         self._apply(TopicCreated(name=name, topic_id=topic_id, partitions=_rows(0, partitions)))
-        self.machine.topics_created_in = self.image.seq
+        self.topics.created_in = self.image.seq
         return topic_id
 
     def add_partitions(self, name: str, count: int) -> None:

@@ -11,7 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.coordinators.groups.consumer_group import ConsumerGroup, GroupState
+from broker.coordinators.groups.consumer_group import (
+    ConsumerGroup,
+    GroupState,
+    bytes_of_partitions,
+    held_bytes,
+)
+from broker.coordinators.groups.shard import CONSUMER_GROUP_BYTES, resolved_bytes
 from protocol.stored.consumer_groups import MemberState
 from tests.broker.coordinators.groups.consumer_driver import (
     INTERVAL_MS,
@@ -168,8 +174,14 @@ class AnyCourse(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_counted(self) -> None:
-        members = any(group.members for group in self.driver.machine.consumers.values())
-        assert (self.driver.memory.held_bytes > 0) == members
+        groups = self.driver.machine.consumers.values()
+        members = [member for group in groups for member in group.members.values()]
+        counted = sum(
+            held_bytes(member.member_id, member.metadata) + bytes_of_partitions(member.current)
+            for member in members
+        )
+        counted += sum(resolved_bytes(one) for group in groups for one in group.regexes.values())
+        assert self.driver.memory.held_bytes == counted + CONSUMER_GROUP_BYTES * len(groups)
 
     def teardown(self) -> None:
         """With heartbeats alone everybody gets a share, and everything has an owner."""

@@ -10,7 +10,7 @@ from broker.coordinators.account import MemoryAccount
 from broker.coordinators.groups.consumer_group import GroupState
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat, ResolveRegexes
 from broker.coordinators.groups.offsets import OffsetToCommit
-from broker.coordinators.groups.shard import ConsumerSettings, GroupConfig
+from broker.coordinators.groups.shard import CONSUMER_GROUP_BYTES, ConsumerSettings, GroupConfig
 from broker.coordinators.machine import in_steps
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import MemberState, TopicsRecord
@@ -513,7 +513,27 @@ def test_members_are_counted_and_given_back() -> None:
     d.crash()
     assert memory.held_bytes == held
     d.beat("m", -1)
+    assert memory.held_bytes == CONSUMER_GROUP_BYTES
+    assert d.delete_groups(GROUP) == (ErrorCode.none,)
     assert memory.held_bytes == 0
+
+
+def test_groups_themselves_are_counted() -> None:
+    d = ConsumerDriver(memory=MemoryAccount(host_bytes_max=3 * CONSUMER_GROUP_BYTES))
+    answers = []
+    for number in range(4):
+        answers.append(d.join(group_id=f"g{number}"))
+        d.beat("m", -1, group_id=f"g{number}")
+    assert ErrorCode.coordinator_not_available in answers
+    assert len(d.machine.consumers) < 4
+
+
+def test_topics_of_an_expression_there_is_no_room_for_are_not_kept() -> None:
+    d = ConsumerDriver(memory=MemoryAccount(host_bytes_max=8_000))
+    for number in range(1_000):
+        d.create(f"t{number}", 1)
+    assert d.join(topics=(), regex="t.*")["member_epoch"] == 1
+    assert not d.consumers.regexes
 
 
 def test_a_subscription_there_is_no_room_for_is_refused() -> None:
