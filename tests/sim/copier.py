@@ -22,7 +22,7 @@ from tests.sim.workload import read_commit
 
 AT_ONCE = 12
 """Records of one partition in one transaction, at most."""
-LOOK_S = 0.4
+LOOK_S = 0.8
 
 
 class Membership(Protocol):

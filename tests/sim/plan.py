@@ -77,7 +77,8 @@ WAL_RESTS_SHARE = 0.1
 """Of those: minutes in which nothing happens but that."""
 WAL_KINDS = ("wal-down", "wal-hangs", "wal-slow", "wal-late", "wal-lossy")
 """What only a plan of topics that use the WAL tier asks for: it comes to the lane of one broker."""
-TRANSACTIONS_SHARE = COPIERS_SHARE = SUBSCRIBERS_SHARE = TWIN_SHARE = 1 / 3
+TRANSACTIONS_SHARE = SUBSCRIBERS_SHARE = 0.3
+COPIERS_SHARE = TWIN_SHARE = 1 / 3
 COPY_TIMEOUT_MS = 4000
 """Of a copier's transaction."""
 CLEANUP = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
@@ -450,7 +451,7 @@ class ExactlyOnce:
 
 
 def _exactly_once(rng: random.Random, brokers: int, last_s: float) -> ExactlyOnce:
-    """In a third of all runs producers have transactions, and in half of those there are copiers."""
+    """In some runs producers have transactions, and in some of those there are copiers."""
     if rng.random() >= TRANSACTIONS_SHARE:
         return ExactlyOnce(properties={})
     properties = {
@@ -500,7 +501,7 @@ def _exactly_once(rng: random.Random, brokers: int, last_s: float) -> ExactlyOnc
 
 
 def _subscribers(rng: random.Random) -> tuple[SubscriberPlan, ...]:
-    """In a third of all runs members of the group let the server assign it, beside those that do not."""
+    """In some runs members of the group let the server assign it, beside those that do not."""
     if rng.random() >= SUBSCRIBERS_SHARE:
         return ()
     return tuple(

@@ -230,7 +230,7 @@ class Simulation:
             consumer = Consumer(
                 client=client,
                 partitions=[*self.partitions, *self.targets],
-                pause_s=0.3,
+                pause_s=0.5,
                 rewind_chance=REWIND_CHANCE,
                 is_committed=True,
             )

@@ -200,7 +200,7 @@ async def _restart_the_dead(act: Act) -> None:
 @pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
 def test_a_coordinator_may_die_at_each_step_of_an_end(brokers: int, version: int, commits: bool) -> None:
-    for steps in range(1, 100, 9):
+    for steps in range(1, 100, 14):
         act = Act(f"steps {steps}", brokers=brokers)
         verdict = act.perform(lambda act, at=steps: ends_under_a_kill(act, version, at, commits=commits))  # type: ignore[misc]
         assert not verdict.violations, f"after {steps} steps"
