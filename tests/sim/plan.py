@@ -92,7 +92,7 @@ OF_SUBSCRIBERS = {
 AT_THE_END = "kill-at-an-end", "power-at-an-end"
 """Some steps after the end of a transaction is asked for: between append and apply, between the record that
 prepares it and its markers, between those and the record that completes it."""
-AT_A_LONE_COORDINATOR = (*AT_THE_END, "kill-at-an-end", "kill", "restart", "pause-client", "disk-full")
+AT_A_LONE_COORDINATOR = (*AT_THE_END, *AT_THE_END, "kill", "restart", "pause-client", "disk-full")
 AT_COORDINATORS = (*AT_A_LONE_COORDINATOR, "pause", "cut-from-peers", "zombie", "move-leader")
 # What ends a life of the broker, or a connection under way, finds the most.
 HEAVY = {
@@ -489,7 +489,7 @@ def _exactly_once(rng: random.Random, brokers: int, last_s: float) -> ExactlyOnc
             seconds=rng.choice((0.5, 2.0, 9.0) if brokers > 1 else (0.05, 0.5, 2.0)),
             target="coordinator",
         )
-        for _ in range(rng.choice((0, 0, 1, 2)))
+        for _ in range(rng.choice((0, 1, 1, 2, 3)))
     )
     return ExactlyOnce(
         properties=properties,
