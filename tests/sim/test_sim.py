@@ -9,6 +9,7 @@ import pytest
 from protocol.records import BatchHeader
 from storage.flush import SegmentFlush
 from storage.producers import ProducerTable, SentBatch
+from storage.segmented_log import SegmentedLog
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
 
@@ -42,3 +43,8 @@ def test_a_broker_that_drops_a_write_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(UnifiedLog, "flush_staged", flush)
     assert any(not simulate(seed).passed for seed in range(50))
+
+
+def test_a_broker_that_names_no_aborted_transaction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentedLog, "aborted_in", lambda self, start, end: [])
+    assert is_noticed("14 nothing open is read", range(9, 60))
