@@ -231,6 +231,14 @@ def forget_to_tell_of_one(history: History) -> None:
     history.transactions.pop(2)
 
 
+def let_a_zombie_write(history: History) -> None:
+    history.sends.append(send(U, (13,), 5.5, 5, "z/1"))
+    history.transactions.append(transaction("z/1", 3.0, "aborted"))
+    later, zombie = (C[0], 1), batch(5, 13, producer=C)
+    more = replace(batch(4, producer=later), next_offset=5, marker="abort"), zombie, marker(6, "abort", later)
+    history.logs[U] = final(*history.logs[U].batches, *more)
+
+
 def count_offsets_at_once(history: History) -> None:
     history.commit_reads.insert(0, replace(history.commit_reads[0], invoked=6.3, done=6.4))
 
@@ -293,6 +301,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     tear_what_nobody_knows_of: {"14 all or nothing"},
     write_outside_of_it: {"14 all or nothing"},
     forget_to_tell_of_one: {"14 all or nothing"},
+    let_a_zombie_write: {"14 zombies write nothing"},
     count_offsets_at_once: {"14 offsets go with it"},
     count_offsets_of_what_was_aborted: {"14 offsets go with it", "16 commits"},
     copy_twice: {"14 copied once"},

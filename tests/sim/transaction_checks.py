@@ -177,6 +177,23 @@ def _states_of(book: Book, sends: Iterable[Send]) -> dict[TopicPartition, list[S
     return found
 
 
+def zombies_write_nothing(case: Case) -> Iterator[str]:
+    """14 In a log the epochs of a producer never fall: who was fenced there writes nothing more, and no
+    marker of an earlier transaction comes after one of a later."""
+    book = book_of(case)
+    for tp, log in book.history.logs.items():
+        newest: dict[int, int] = {}
+        for batch in log.counted:
+            producer_id, epoch = batch.producer
+            if producer_id < 0:
+                continue
+            before = newest.get(producer_id, epoch)
+            if epoch < before and not book.may_forget(tp, 0.0):
+                what = batch.marker or str(batch.values)
+                yield f"{tp} {what} of epoch {epoch} at {batch.base_offset} follows epoch {before}"
+            newest[producer_id] = max(epoch, before)
+
+
 def offsets_go_with_it(case: Case) -> Iterator[str]:
     """14 Offsets that are committed in a transaction count once its commit was asked for, not before."""
     book = book_of(case)
@@ -282,6 +299,7 @@ RULES: dict[str, Callable[[Case], Iterable[str]]] = {
     "14 nothing open is read": nothing_open_is_read,
     "14 reads are exact": reads_are_exact,
     "14 all or nothing": all_or_nothing,
+    "14 zombies write nothing": zombies_write_nothing,
     "14 offsets go with it": offsets_go_with_it,
     "14 copied once": copied_once,
     "15 nothing stays open": nothing_stays_open,
