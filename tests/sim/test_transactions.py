@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -76,8 +77,8 @@ class Act:
         stage.env.stopping = True
         await stage.finish([reading])
         await stage.end_transactions([*T, *COPY], seconds=TIMEOUT_MS / 1000 + 10.0)
-        if self.history.copies_of:
-            await self.read_commits(COPIERS)
+        for group in sorted({commit.group for commit in self.history.commits}):
+            await self.read_commits(group)
         await stage.final_state([*T, *COPY])
 
     # the cast -----------------------------------------------------------------------------------------------
@@ -163,22 +164,27 @@ def test_what_is_committed_is_read_and_what_is_aborted_is_not(brokers: int, vers
 
 
 async def ends_under_a_kill(act: Act, version: int, steps: int, *, commits: bool) -> None:
-    """Three transactions; so many steps after the end of the second is asked for, its coordinator dies."""
+    """Three transactions; so many steps after the end of the second is asked for its coordinator dies, or who
+    leads one of its partitions."""
     asked = 0
 
     def kill(host: str) -> None:
         nonlocal asked
         asked += 1
-        process = act.coordinator_of(producer).process
-        if asked == 2 and process is not None:
-            process.die_in_steps(steps, power=False)
+        victim = act.coordinator_of(producer) if steps % 2 else act.stage.leader(T[1])
+        if asked == 2 and victim is not None and victim.process is not None:
+            victim.process.die_in_steps(steps, power=False)
 
     producer = act.producer("a", version, on_end=kill)
 
+    async def send(number: int) -> None:
+        await producer.send([(T[0], 1), (T[1], 1)])
+        await producer.send_offsets("g", "", -1, {T[0]: number})
+
     async def work() -> None:
         await producer.begin_anew()
-        for ends_well in (True, commits, True):
-            await producer.ended(lambda: producer.send([(T[0], 1), (T[1], 1)]), commits=ends_well)
+        for number, ends_well in enumerate((True, commits, True)):
+            await producer.ended(partial(send, number), commits=ends_well)
 
     task = producer.client.start(work())
     keeper = act.stage.loop.create_task(_restart_the_dead(act), name="keeper")
@@ -200,7 +206,7 @@ async def _restart_the_dead(act: Act) -> None:
 @pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
 def test_a_coordinator_may_die_at_each_step_of_an_end(brokers: int, version: int, commits: bool) -> None:
-    for steps in range(1, 100, 14):
+    for steps in range(1, 120, 15):
         act = Act(f"steps {steps}", brokers=brokers)
         verdict = act.perform(lambda act, at=steps: ends_under_a_kill(act, version, at, commits=commits))  # type: ignore[misc]
         assert not verdict.violations, f"after {steps} steps"
