@@ -4,8 +4,8 @@ the offsets it read up to.
 Owns what an application must do to have every record once: read what was committed, keep its transactional id
 for good, let the group fence it, and begin again at the committed offsets after an abort or a rebalance. Does
 not own its own life: it ends with FATAL when another producer has its id or its coordinator will have no more
-of it, and with HANGS when its client does not come back from a call (librdkafka waits for ever at times for a
-coordinator that died); whoever started it starts it again.
+of it, and with HANGS when its client does not come back from a call (librdkafka waits for ever at times for
+the coordinator of a group that has come back); whoever started it starts it again.
 Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP PROTOCOL ID BATCH SEED`.
 Invariant: nothing is produced to a partition but the next record of the same partition of the source.
 """

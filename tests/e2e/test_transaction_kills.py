@@ -36,6 +36,7 @@ TELL = "broker.coordinators.transactions.marker_sender:MarkerSender.tell"
 WRITE = "broker.coordinators.transactions.marker_writer:MarkerWriter.write"
 TO_GROUP = "broker.coordinators.groups.coordinator:GroupCoordinator.write_marker"
 
+SETTLE_MS = int(SETTLE_S * 1000)
 TIMEOUT_MS = 4000
 LOOKED_FOR_MS = 200
 SETTINGS = {
@@ -169,10 +170,11 @@ def begin(site: Site, producer: Librdkafka, topic: str, group: str, turn: int) -
 def test_the_lone_broker_dies_and_the_producer_waits(tmp_path: Path, is_committed: bool) -> None:
     with site_of(tmp_path, 1) as site:
         broker, topic, group = site.brokers[1], site.make_topic(), unique("group")
-        producer = Librdkafka(site.bootstrap, unique("producer"), timeout_ms=SETTLE_MS)
         expected: list[bytes] = []
         offset = -1001
         for turn, step in enumerate(STEPS):
+            # one for each: librdkafka waits for ever for a group's coordinator that has come back
+            producer = Librdkafka(site.bootstrap, "producer", timeout_ms=SETTLE_MS)
             values = begin(site, producer, topic, group, turn)
             broker.arm(step)
             with Ending(producer, is_committed=is_committed):
@@ -185,9 +187,6 @@ def test_the_lone_broker_dies_and_the_producer_waits(tmp_path: Path, is_committe
             assert values_of(site, topic) == [expected] * PARTITIONS, step
             assert committed_offset(site, group, topic) == offset, step
         assert len(uncommitted(site.bootstrap, topic)) == 3 * len(STEPS)
-
-
-SETTLE_MS = int(SETTLE_S * 1000)
 
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "abort"])
