@@ -32,6 +32,7 @@ from tests.e2e.stock_load import Worker
 from tests.e2e.tiered import ALONE, SETTLE_S, TieredBroker
 
 ASK = "broker.coordinators.transactions.coordinator:TransactionCoordinator.ask"
+STATE_ASK = "broker.coordinators.replicated_state:ReplicatedState.ask"
 TELL = "broker.coordinators.transactions.marker_sender:MarkerSender.tell"
 WRITE = "broker.coordinators.transactions.marker_writer:MarkerWriter.write"
 TO_GROUP = "broker.coordinators.groups.coordinator:GroupCoordinator.write_marker"
@@ -75,8 +76,8 @@ DECIDED = [
     at("after", TO_GROUP),
     at("after", WRITE),
     at("after", TELL),
-    at("before", ASK, "Complete"),
-    at("after", ASK, "Complete"),
+    at("before", STATE_ASK, r"Complete\("),
+    at("after", STATE_ASK, r"Complete\("),
 ]
 STEPS = [*UNDECIDED, *DECIDED]
 
