@@ -43,9 +43,9 @@ COMMIT_VERSION, JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 8
 CONSUMER_VERSION, FIND_VERSION = 1, 4
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 CRC_AT, CRC_FROM, PRODUCER_AT = 17, 21, 43
-NOT_ENOUGH_REPLICAS, REBALANCING, CONCURRENT, MEMBER_ID_REQUIRED = 19, 27, 51, 79
-"""Error codes that a client answers by going on. To a producer whose last transaction is not over yet, Kafka
-says the first of them."""
+NOT_LEADER, NOT_ENOUGH_REPLICAS, REBALANCING, CONCURRENT, MEMBER_ID_REQUIRED = 6, 19, 27, 51, 79
+"""Error codes that a client answers by going on. Kafka says the first of a partition that is new, the second to
+a producer whose last transaction is not over yet."""
 UNKNOWN_MEMBER = 25
 """What a coordinator says that has loaded its groups."""
 
@@ -258,7 +258,7 @@ class Producer:
             self.took_ns.append(time.perf_counter_ns() - self.started_ns)
             return True
         (error,) = struct.unpack_from(">h", answer, self._error_at)
-        if error in (CONCURRENT, NOT_ENOUGH_REPLICAS):
+        if error in (CONCURRENT, NOT_ENOUGH_REPLICAS, NOT_LEADER):
             self.again += 1
             self.line.send(self._produce)
             return False

@@ -103,23 +103,23 @@ def measure(
     _, core = brokers.two_cores()
     with contextlib.ExitStack() as stack:
         systems = [_System(broker.name, stack.enter_context(broker).start()) for broker in compared]
-        try:
-            for number in range(WARMING + ROUNDS):
-                if number > WARMING and time.perf_counter() > deadline_s:
-                    complain(f"{number - WARMING} rounds, then the time was over")
-                    break
-                for row in chosen:
-                    for system in systems:
+        for number in range(WARMING + ROUNDS):
+            if number > WARMING and time.perf_counter() > deadline_s:
+                complain(f"{number - WARMING} rounds, then the time was over")
+                break
+            label = f"round {number - WARMING + 1}" if number >= WARMING else "warming"
+            for row in chosen:
+                for system in systems:
+                    told = f"{label}: {row.row.name}: {system.name}"
+                    try:
                         found = _round(row, system.broker, f"{row.row.name}-{number}", core)
-                        label = f"round {number - WARMING + 1}" if number >= WARMING else "warming"
-                        complain(
-                            f"{label}: {row.row.name}: {system.name}: {rows.told(row.row, found)}, "
-                            f"client {found['client_use']:.2f} of a core"
-                        )
-                        if number >= WARMING:
-                            system.rounds.setdefault(row.row.name, []).append(found)
-        except Failure as failure:  # what was measured before is shown all the same
-            complain(f"bench: {failure}")
+                    except Failure as failure:  # the other rows and rounds count all the same
+                        complain(f"{told}: {failure}")
+                        continue
+                    client = f"client {found['client_use']:.2f} of a core"
+                    complain(f"{told}: {rows.told(row.row, found)}, {client}")
+                    if number >= WARMING:
+                        system.rounds.setdefault(row.row.name, []).append(found)
         return {system.name: system.rounds for system in systems}
 
 
