@@ -44,7 +44,7 @@ CONSUMER_VERSION, FIND_VERSION = 1, 4
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 CRC_AT, CRC_FROM, PRODUCER_AT = 17, 21, 43
 NOT_LEADER, NOT_ENOUGH_REPLICAS, REBALANCING, CONCURRENT, MEMBER_ID_REQUIRED = 6, 19, 27, 51, 79
-"""Error codes that a client answers by going on. Kafka says the first of a partition that is new, the second to
+"""Error codes that a client answers by going on. Kafka says the first of a new partition, the second to
 a producer whose last transaction is not over yet."""
 UNKNOWN_MEMBER = 25
 """What a coordinator says that has loaded its groups."""
