@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.broker.handlers.test_consumer_settings import LOADING, member_of, until
+
 from broker.admin.transaction_metrics import LATE_AFTER_MS, transaction_families
 from protocol.apis import Api
 from protocol.errors import ErrorCode
-from tests.broker.handlers.test_consumer_settings import LOADING, member_of, until
 from tests.broker.handlers.transactions import txn_batch
 from tests.broker.raw_client import RawClient, create_topic
 
