@@ -41,10 +41,10 @@ from broker.control.topics import check_topic_name
 from broker.decisions import Refusal
 from broker.handlers.results import ROWS_AT_ONCE, error_fields, in_order, rows
 from protocol.apis import Api
-from protocol.codec import Fields, copied
+from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import decode_response_in_turns, encode_request_in_turns
-from protocol.primitives import Buffer
+from protocol.primitives import Buffer, copied
 from protocol.work import Work, let_go
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -179,9 +180,7 @@ def find(caller: Caller, kind: int, *names: str) -> None:
         for name in names:
             fields = {"group_id": name, "generation_id": 0, "member_id": "nobody", "group_instance_id": None}
             until(
-                lambda fields=fields: (
-                    caller.call(Api.HEARTBEAT, HEARTBEAT_VERSION, fields).error_code == UNKNOWN_MEMBER
-                ),
+                partial(_answers, caller, fields),
                 f"coordinator of {name}",
             )
 
@@ -318,12 +317,21 @@ def transactions(load: GroupLoad, caller: Caller, lines: Lines, port: int, pid: 
     }
 
 
+def _ends_at(caller: Caller, topic: str, partition: int, end: int) -> bool:
+    return caller.log_end(topic, partition) == end
+
+
+def _answers(caller: Caller, heartbeat: Mapping[str, Any]) -> bool:
+    """Whether the group is coordinated, and has no such member."""
+    return bool(caller.call(Api.HEARTBEAT, HEARTBEAT_VERSION, heartbeat).error_code == UNKNOWN_MEMBER)
+
+
 def _check_log(caller: Caller, topic: str, producers: list[Producer]) -> None:
     """Each transaction is a record and a marker, and nothing else."""
     for partition, producer in enumerate(producers):
         wanted = 2 * producer.committed
         until(
-            lambda partition=partition, wanted=wanted: caller.log_end(topic, partition) == wanted,
+            partial(_ends_at, caller, topic, partition, wanted),
             f"log of partition {partition} that ends at {wanted}",
             timeout_s=POLL_S_MAX,
         )
