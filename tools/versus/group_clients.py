@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -321,7 +321,7 @@ def _ends_at(caller: Caller, topic: str, partition: int, end: int) -> bool:
     return caller.log_end(topic, partition) == end
 
 
-def _answers(caller: Caller, heartbeat: Mapping[str, Any]) -> bool:
+def _answers(caller: Caller, heartbeat: dict[str, Any]) -> bool:
     """Whether the group is coordinated, and has no such member."""
     return bool(caller.call(Api.HEARTBEAT, HEARTBEAT_VERSION, heartbeat).error_code == UNKNOWN_MEMBER)
 
