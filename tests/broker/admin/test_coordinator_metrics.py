@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.broker.handlers.test_consumer_settings import LOADING, member_of, until
-
 from broker.admin.transaction_metrics import LATE_AFTER_MS, transaction_families
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from tests.broker.handlers.test_consumer_feature import LOADING, members_of, until
 from tests.broker.handlers.transactions import txn_batch
 from tests.broker.raw_client import RawClient, create_topic
 
@@ -107,7 +106,7 @@ async def test_transactions_are_counted_while_they_are_open_and_how_they_end(bro
 async def test_a_transaction_whose_time_is_over_is_told_as_such(broker: Broker) -> None:
     await create_topic(broker, "t")
     async with await RawClient.open(broker) as client:
-        await open_transaction(client, "x", timeout_ms=1)
+        await open_transaction(client, "x", timeout_ms=300)
         found = await until_told(broker, lambda found: found["tidewal_transactional_ids/CompleteAbort"] == 1)
         assert found["tidewal_transactions_timed_out_total"] == 1
         assert found["tidewal_transactions_ended_total/aborted"] == 1
@@ -134,14 +133,14 @@ async def test_a_transaction_that_stays_open_far_too_long_makes_its_partition_la
 
 async def test_groups_that_the_broker_assigns_are_counted_apart_from_classic_ones(broker: Broker) -> None:
     await create_topic(broker, "t")
-    member = await member_of(broker)
-    await member.join()
-    name = "kafka_server_group_coordinator_metrics"
-    found = await until_told(broker, lambda found: found[f"{name}_consumer_group_count/stable"] == 1)
-    assert found[f"{name}_group_count/consumer"] == 1
-    assert found[f"{name}_group_count/classic"] == 0
-    assert found[f"{name}_consumer_group_rebalance_count_total"] >= 1
-    assert found["kafka_coordinator_group_groupmetadatamanager_nummembers"] == 1
-    member.epoch = -1
-    await member.beat()
-    await until_told(broker, lambda found: found[f"{name}_consumer_group_count/empty"] == 1)
+    async with members_of(broker, "first") as (member,):
+        await member.join()
+        name = "kafka_server_group_coordinator_metrics"
+        found = await until_told(broker, lambda found: found[f"{name}_consumer_group_count/stable"] == 1)
+        assert found[f"{name}_group_count/consumer"] == 1
+        assert found[f"{name}_group_count/classic"] == 0
+        assert found[f"{name}_consumer_group_rebalance_count_total"] >= 1
+        assert found["kafka_coordinator_group_groupmetadatamanager_nummembers"] == 1
+        member.epoch = -1
+        await member.beat()
+        await until_told(broker, lambda found: found[f"{name}_consumer_group_count/empty"] == 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,17 +80,22 @@ class Member:
         return answer.groups[0]
 
 
-async def member_of(broker: Broker, member_id: str = "first") -> Member:
-    return Member(await RawClient.open(broker), member_id)
+@asynccontextmanager
+async def members_of(broker: Broker, *member_ids: str) -> AsyncIterator[list[Member]]:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await RawClient.open(broker)) for _ in member_ids]
+        yield [Member(client, member_id) for client, member_id in zip(clients, member_ids, strict=True)]
 
 
 async def test_without_the_feature_heartbeats_are_refused_and_come_back_with_it(broker: Broker) -> None:
     await create_topic(broker, "t")
-    member = await member_of(broker)
-    await member.join()
-    for level, code in ((0, ErrorCode.unsupported_version), (1, ErrorCode.none)):
-        update = {"feature": GROUP_VERSION, "max_version_level": level, "upgrade_type": 1 if level else 2}
-        changed = await member.client.call(Api.UPDATE_FEATURES, 2, feature_updates=[update], timeout=10_000)
-        assert changed.error_code is ErrorCode.none
-        assert (await member.beat()).error_code is code
-        assert (await member.described()).error_code is code
+    async with members_of(broker, "first") as (member,):
+        await member.join()
+        for level, code in ((0, ErrorCode.unsupported_version), (1, ErrorCode.none)):
+            update = {"feature": GROUP_VERSION, "max_version_level": level, "upgrade_type": 1 if level else 2}
+            changed = await member.client.call(
+                Api.UPDATE_FEATURES, 2, feature_updates=[update], timeout=10_000
+            )
+            assert changed.error_code is ErrorCode.none
+            assert (await member.beat()).error_code is code
+            assert (await member.described()).error_code is code
