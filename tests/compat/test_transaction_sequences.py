@@ -62,7 +62,7 @@ class Producer:
             plain = side.plain(response)
             plain.pop("producer_id", None)  # 0 is an id like any other
             answers.append(plain)
-        found = list(differences(*answers))
+        found = list(differences(answers[0], answers[1]))
         assert not found, "\n".join([f"{api.name} v{version}", *map(str, found), str(fields)])
         return answers[0]
 
@@ -139,7 +139,7 @@ class Producer:
                 "topics": sorted((topic.topic, sorted(topic.partitions)) for topic in row.topics),
             }
             described.append(plain)
-        found = list(differences(*described))
+        found = list(differences(described[0], described[1]))
         assert not found, "\n".join(map(str, found))
 
 

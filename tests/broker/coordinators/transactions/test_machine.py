@@ -417,7 +417,7 @@ def test_many_that_time_out_together_do_so_in_portions(driver: Driver) -> None:
         me = driver.begin(transactional_id=str(number))
         driver.add(me, transactional_id=str(number))
     driver.now_ms += TIMEOUT_MS + 1
-    counts = []
+    counts: list[int] = []
     while driver.machine.next_deadline_ms() is not None and len(counts) < 10:
         before = len(driver.log)
         driver.tick()

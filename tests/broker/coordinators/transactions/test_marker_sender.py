@@ -120,7 +120,7 @@ class World:
         self.sender = MarkerSender(
             node_id=1,
             image=lambda: self.image,
-            peers=SimpleNamespace(to=self.to),  # type: ignore[arg-type]
+            peers=SimpleNamespace(to=self.to),
             local=self.local,
             run=turns().run,
             spawn=tasks.create_task,
