@@ -123,7 +123,7 @@ class Produce:
         self._purgatory = purgatory
         self._now_ms = now_ms
         self._transactions = ProduceTransactions(
-            replicas=replicas, cluster=cluster, verifier=verifier, now_ms=now_ms
+            replicas=replicas, cluster=cluster, verifier=verifier, now_ms=now_ms, turns=turns
         )
         self._repeat = ProduceRepeat(replicas=replicas, now_ms=now_ms, complete=self._complete_one)
         self.repeat = self._repeat.repeat
@@ -180,7 +180,7 @@ class Produce:
                 if not done % ROWS_A_STEP:
                     yield
         try:
-            transactions.begin(made)
+            yield from transactions.beginning(made)
         except KafkaError as error:
             return error.code
         return None

@@ -18,10 +18,12 @@ from broker.control.cluster import Cluster
 from broker.control.internal_topics import may_client_write
 from broker.coordinators.transactions.verification import Verifier
 from broker.replicas.replica_manager import ReplicaManager
+from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
-from protocol.primitives import TopicKey
+from protocol.primitives import ROWS_A_STEP, TopicKey
 from protocol.produce import ProduceResult
 from protocol.records import check_one_batch
+from protocol.work import Work, finish
 from storage.producers import UNASKED, Verification
 
 ABORTABLE_FROM: Final = 11
@@ -50,6 +52,7 @@ class TransactionalProduce:
         "_asked",
         "_batches",
         "_enabled",
+        "_is_of_several",
         "adds",
         "refused",
         "transactional_id",
@@ -64,6 +67,7 @@ class TransactionalProduce:
         self._enabled = is_enabled
         self._batches: dict[Place, tuple[str, int, int, int]] = {}
         """The partition's topic, and the producer id, epoch and sequence of its batch."""
+        self._is_of_several = False
         self._asked: dict[tuple[str, int], Place] = {}
         self.verified: dict[Place, Verification] = {}
         self.refused: dict[Place, ProduceResult] = {}
@@ -84,23 +88,28 @@ class TransactionalProduce:
             return
         if header.is_transactional and header.producer_id >= 0:
             batch = (topic, header.producer_id, header.producer_epoch, header.base_sequence)
+            if self._batches and self._producer != batch[1:3]:
+                self._is_of_several = True
             self._batches[place] = batch
 
     def check_producer(self) -> None:
         """Refuse a request of several producers."""
-        if len({batch[1:3] for batch in self._batches.values()}) > 1:
+        if self._is_of_several:
             raise KafkaError(
                 ErrorCode.invalid_producer_id_mapping,
                 "Transactional records contained more than one producer ID",
             )
 
-    def begin(self, replicas: ReplicaManager, now_ms: int) -> None:
+    def beginning(self, replicas: ReplicaManager, now_ms: int) -> Work[None]:
         """Find out which partitions are to be asked about. Called again before they are asked about again."""
         self._asked.clear()
         self.refused.clear()
         if not (self.adds or self._enabled):
             return
-        for place, (topic, producer_id, epoch, sequence) in self._batches.items():
+        for at, (place, batch) in enumerate(self._batches.items(), 1):
+            if not at % ROWS_A_STEP:
+                yield
+            topic, producer_id, epoch, sequence = batch
             partition = replicas.find(topic, place[1])
             if isinstance(partition, ErrorCode):
                 self.refused[place] = _result(place[1], partition, self.adds)
@@ -116,9 +125,9 @@ class TransactionalProduce:
                 self.verified[place] = verification
                 self._asked[topic, place[1]] = place
 
-    async def ask(self, verifier: Verifier, timeout_ms: int) -> bool:
-        """Ask the coordinator; return whether it was busy with the end of the transaction before."""
-        errors = await verifier.check(
+    async def ask(self, verifier: Verifier, timeout_ms: int) -> Mapping[tuple[str, int], ErrorCode]:
+        """Ask the coordinator; return its errors, for `take`."""
+        return await verifier.check(
             self.transactional_id,
             *self._producer,
             list(self._asked),
@@ -126,7 +135,6 @@ class TransactionalProduce:
             timeout_ms=timeout_ms,
             maps_abortable=self.version < ABORTABLE_FROM,
         )
-        return self._take(errors)
 
     def ask_now(self, verifier: Verifier) -> bool:
         """Ask it, if it is here and nothing is to be added; return whether that was so."""
@@ -140,7 +148,7 @@ class TransactionalProduce:
         )
         if errors is None:
             return False
-        self._take(errors)
+        finish(self.take(errors))
         return True
 
     @property
@@ -148,9 +156,13 @@ class TransactionalProduce:
         _topic, producer_id, epoch, _sequence = next(iter(self._batches.values()))
         return producer_id, epoch
 
-    def _take(self, errors: Mapping[tuple[str, int], ErrorCode]) -> bool:
+    def take(self, errors: Mapping[tuple[str, int], ErrorCode]) -> Work[bool]:
+        """Refuse what the coordinator does; return whether it was busy with the end of the transaction
+        before."""
         is_busy = False
-        for name, code in errors.items():
+        for at, (name, code) in enumerate(errors.items(), 1):
+            if not at % ROWS_A_STEP:
+                yield
             place = self._asked.get(name)
             if place is not None:
                 self.refused[place] = _result(place[1], code, self.adds)
@@ -166,7 +178,9 @@ class ProduceTransactions:
         cluster: Cluster,
         verifier: Verifier,
         now_ms: Callable[[], int],
+        turns: Turns,
     ) -> None:
+        self._turns = turns
         self._replicas = replicas
         self._cluster = cluster
         self._verifier = verifier
@@ -194,9 +208,9 @@ class ProduceTransactions:
         if self._cluster.image.partition(name, index) is not None:
             transaction.note((topic, index), name, records)
 
-    def begin(self, transaction: TransactionalProduce) -> None:
+    def beginning(self, transaction: TransactionalProduce) -> Work[None]:
         transaction.check_producer()
-        transaction.begin(self._replicas, self._now_ms())
+        return transaction.beginning(self._replicas, self._now_ms())
 
     def settle_now(self, transaction: TransactionalProduce) -> bool:
         """`settle` where nothing has to be waited for; return whether that was so."""
@@ -211,12 +225,13 @@ class ProduceTransactions:
         until = loop.time() + wait_ms / 1000
         pause_s = _FIRST_PAUSE_S
         while transaction.is_asked_for:
-            is_busy = await transaction.ask(self._verifier, config.request_timeout_ms)
+            errors = await transaction.ask(self._verifier, config.request_timeout_ms)
+            is_busy = await self._turns.run(transaction.take(errors))
             if not (is_busy and transaction.adds) or loop.time() >= until:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, config.add_partitions_to_txn_retry_backoff_ms / 1000)
-            transaction.begin(self._replicas, self._now_ms())
+            await self._turns.run(self.beginning(transaction))
 
     @property
     def _config(self) -> BrokerConfig:

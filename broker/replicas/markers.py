@@ -38,15 +38,7 @@ class MarkerLogs:
         Who asks takes one that is refused as late for one that is there, or of which a newer one is: it waits
         until what is there can be lost no more.
         """
-        found = self._replicas.replica(topic, index)
-        if isinstance(found, ErrorCode):
-            # Kafka says of every partition that is not here that it is not known
-            raise KafkaError(ErrorCode.unknown_topic_or_partition)
-        if not found.is_leader:
-            raise KafkaError(ErrorCode.not_leader_or_follower)
-        if marker.producer_id < 0 or marker.producer_epoch < 0:
-            # what Kafka fails on when it makes the batch
-            raise KafkaError(ErrorCode.unknown_server_error, "a marker is of a producer and an epoch")
+        found = self.check(topic, index, marker)
         found.check_acks_all()
         log = found.log
         try:
@@ -57,6 +49,19 @@ class MarkerLogs:
             return found, found.leader_epoch, log.log_end_offset, error.code
         self._replicas.touch(found)
         return found, found.leader_epoch, log.log_end_offset, ErrorCode.none
+
+    def check(self, topic: str, index: int, marker: NewMarker) -> Partition:
+        """Return the partition; raise KafkaError where it is not led here, and for a marker that is none."""
+        found = self._replicas.replica(topic, index)
+        if isinstance(found, ErrorCode):
+            # Kafka says of every partition that is not here that it is not known
+            raise KafkaError(ErrorCode.unknown_topic_or_partition)
+        if not found.is_leader:
+            raise KafkaError(ErrorCode.not_leader_or_follower)
+        if marker.producer_id < 0 or marker.producer_epoch < 0:
+            # what Kafka fails on when it makes the batch
+            raise KafkaError(ErrorCode.unknown_server_error, "a marker is of a producer and an epoch")
+        return found
 
     def write(self) -> None:
         """Write what is staged, and wake whoever waits for it."""

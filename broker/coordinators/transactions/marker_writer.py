@@ -20,6 +20,9 @@ from protocol.work import Work
 from storage.log import NewMarker
 
 APPENDS_PER_STEP: Final = 4
+ROWS_PER_STEP: Final = 64
+GROUPS_AT_ONCE: Final = 64
+"""Markers of one request on partitions of the offsets topic that are waited for together."""
 _NOT_READY: Final = frozenset(
     {
         ErrorCode.coordinator_not_available,
@@ -51,6 +54,9 @@ class Markers(Protocol):
 
 class MarkerLogs(Protocol):
     """The partitions of this broker, as far as they concern markers."""
+
+    def check(self, topic: str, index: int, marker: NewMarker) -> object:
+        """Raise KafkaError where the marker cannot be written."""
 
     def stage(self, topic: str, index: int, marker: NewMarker) -> Any:
         """Append the marker in memory; KafkaError where it is refused."""
@@ -86,23 +92,34 @@ class MarkerWriter:
     async def write_all(self, markers: Sequence[Marker]) -> list[dict[tuple[str, int], ErrorCode]]:
         """`write` for several at once, in their order."""
         results: list[dict[tuple[str, int], ErrorCode]] = [{} for _ in markers]
-        staged: list[tuple[int, tuple[str, int], Any]] = []
+        staged = _Staged()
         offsets: list[tuple[int, int]] = []
         await self._turns.run(self._staging(markers, results, staged, offsets))
         if offsets:
             await asyncio.gather(
-                self._wait(results, staged),
-                *(self._write_to_group(_new(markers[at]), index, results[at]) for at, index in offsets),
+                self._wait(results, staged), self._write_to_groups(markers, results, offsets)
             )
-        elif staged:
+        elif staged.places:
             await self._wait(results, staged)
         return results
+
+    async def _write_to_groups(
+        self,
+        markers: Sequence[Marker],
+        results: list[dict[tuple[str, int], ErrorCode]],
+        offsets: list[tuple[int, int]],
+    ) -> None:
+        for first in range(0, len(offsets), GROUPS_AT_ONCE):
+            some = offsets[first : first + GROUPS_AT_ONCE]
+            await asyncio.gather(
+                *(self._write_to_group(_new(markers[at]), index, results[at]) for at, index in some)
+            )
 
     def _staging(
         self,
         markers: Sequence[Marker],
         results: list[dict[tuple[str, int], ErrorCode]],
-        staged: list[tuple[int, tuple[str, int], Any]],
+        staged: _Staged,
         offsets: list[tuple[int, int]],
     ) -> Work[None]:
         logs = self._logs
@@ -110,31 +127,32 @@ class MarkerWriter:
         for at, marker in enumerate(markers):
             errors = results[at]
             new = _new(marker)
+            done += 1
+            if done % APPENDS_PER_STEP == 0:
+                logs.write()
+                yield
             for name in marker.partitions:
                 if name in errors:
                     continue
-                errors[name] = ErrorCode.none
-                topic, index = name
-                if topic == OFFSETS_TOPIC and new.producer_id >= 0 and new.producer_epoch >= 0:
-                    offsets.append((at, index))
-                    continue
-                try:
-                    staged.append((at, name, logs.stage(topic, index, new)))
-                except KafkaError as error:
-                    errors[name] = error.code
                 done += 1
                 if done % APPENDS_PER_STEP == 0:
                     logs.write()
                     yield
+                errors[name] = ErrorCode.none
+                topic, index = name
+                try:
+                    if topic == OFFSETS_TOPIC:
+                        logs.check(topic, index, new)
+                        offsets.append((at, index))
+                    else:
+                        staged.add(at, name, logs.stage(topic, index, new))
+                except KafkaError as error:
+                    errors[name] = error.code
         logs.write()
 
-    async def _wait(
-        self, results: list[dict[tuple[str, int], ErrorCode]], staged: list[tuple[int, tuple[str, int], Any]]
-    ) -> None:
-        codes = await self._logs.committed([stage for *_, stage in staged], timeout_ms=self._timeout_ms())
-        for (at, name, _stage), code in zip(staged, codes, strict=True):
-            if code is not ErrorCode.none:
-                results[at][name] = code
+    async def _wait(self, results: list[dict[tuple[str, int], ErrorCode]], staged: _Staged) -> None:
+        codes = await self._logs.committed(staged.stages, timeout_ms=self._timeout_ms())
+        await self._turns.run(_set(results, staged.places, codes))
 
     async def _write_to_group(
         self, marker: NewMarker, index: int, errors: dict[tuple[str, int], ErrorCode]
@@ -147,6 +165,31 @@ class MarkerWriter:
         except KafkaError as error:
             code = ErrorCode.not_leader_or_follower if error.code in _NOT_READY else error.code
             errors[OFFSETS_TOPIC, index] = code
+
+
+class _Staged:
+    """Markers that were appended: the number of each in its request with its partition, and the append."""
+
+    __slots__ = ("places", "stages")
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, tuple[str, int]]] = []
+        self.stages: list[Any] = []
+
+    def add(self, at: int, name: tuple[str, int], stage: Any) -> None:
+        self.places.append((at, name))
+        self.stages.append(stage)
+
+
+def _set(
+    results: list[dict[tuple[str, int], ErrorCode]],
+    places: list[tuple[int, tuple[str, int]]],
+    codes: list[ErrorCode],
+) -> Work[None]:
+    for done, ((at, name), code) in enumerate(zip(places, codes, strict=True), 1):
+        results[at][name] = code
+        if done % ROWS_PER_STEP == 0:
+            yield
 
 
 def _new(marker: Marker) -> NewMarker:

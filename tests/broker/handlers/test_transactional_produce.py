@@ -14,6 +14,7 @@ from broker.handlers import produce_transactions
 from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.errors import ErrorCode
+from protocol.primitives import ROWS_AT_ONCE
 from storage.unified_log import UnifiedLog
 from tests.broker.handlers.transactions import AnsweringCoordinator, coordinated, txn_batch, write_markers
 from tests.broker.raw_client import RawClient, batch_of, create_topic, produce_fields
@@ -363,3 +364,43 @@ async def test_the_short_way_takes_transactions_as_the_long_way_does(
     ]
     assert tables[0].ongoing == tables[1].ongoing
     assert logs[0].last_stable_offset == logs[1].last_stable_offset
+
+
+async def test_a_request_of_many_partitions_is_asked_about_as_a_whole(broker: Broker) -> None:
+    count = ROWS_AT_ONCE + 1
+    coordinator = await coordinated(broker)
+    await create_topic(broker, "t", count)
+    coordinator.errors["t", 5] = ErrorCode.invalid_txn_state
+    async with await RawClient.open(broker) as client:
+        for sequence in range(2):
+            fields = produce_fields("t", b"", transactional_id="tx", acks=-1)
+            fields["topic_data"][0]["partition_data"] = [
+                {"index": index, "records": txn_batch(sequence)} for index in range(count)
+            ]
+            response = await client.call(Api.PRODUCE, TV2, **fields)
+            codes = [row.error_code for row in response.responses[0].partition_responses]
+            assert codes.pop(5) is not ErrorCode.none
+            assert set(codes) == {ErrorCode.none}
+        assert [len(each.partitions) for each in coordinator.asked] == [count, 1]
+        errors = await write_markers(client, *(("t", index) for index in range(count)), committed=False)
+        assert set(errors.values()) == {ErrorCode.none}
+        assert (await client.fetch("t", 9, isolation_level=1, index=9)).error_code is not ErrorCode.none
+        found = await client.fetch("t", 0, isolation_level=1, index=9)
+        assert (found.last_stable_offset, len(found.aborted_transactions)) == (3, 1)
+
+
+async def test_many_markers_of_nothing_hold_nobody(broker: Broker) -> None:
+    """Partitions of the offsets topic that are not here, and markers without partitions."""
+    async with await RawClient.open(broker) as client:
+        errors = await write_markers(client, *(("__consumer_offsets", index) for index in range(2_000)))
+        assert set(errors.values()) == {ErrorCode.unknown_topic_or_partition}
+        marker = {
+            "producer_id": 7,
+            "producer_epoch": 0,
+            "transaction_result": True,
+            "topics": [],
+            "coordinator_epoch": 0,
+            "transaction_version": 0,
+        }
+        response = await client.call(Api.WRITE_TXN_MARKERS, 2, markers=[marker] * 2_000)
+        assert [row.producer_id for row in response.markers] == [7]
