@@ -432,21 +432,24 @@ async def test_a_poll_whose_client_leaves_while_it_is_parsed_is_gone_with_its_wo
             yield
         return (yield from parsing_fetch(*arguments))
 
+    made: list[Any] = []
+    make = LongFetchWait.__init__
+
+    def noted(wait: LongFetchWait, fetch: Any, connection: Any, *rest: Any) -> None:
+        make(wait, fetch, connection, *rest)
+        made.append(connection)
+
     monkeypatch.setattr("broker.handlers.fetch.parsing_fetch", slowly)
+    monkeypatch.setattr(LongFetchWait, "__init__", noted)
     fetch, network = fetch_of(broker), broker.components.network
-    gc.collect()
-    gc.disable()
-    try:
-        async with await RawClient.open(broker) as client:
-            await client.send(client.encode(Api.FETCH, 12, all_of("t", 400, max_wait=60_000)))
-            await until(lambda: fetch._places.taken)
-        await until(lambda: not network.connection_count)
-        turn.release()
-        await until(lambda: not fetch._places.taken)
-        await asyncio.sleep(0)
-        assert not [each for each in gc.get_objects() if isinstance(each, LongFetchWait)]
-    finally:
-        gc.enable()
+    async with await RawClient.open(broker) as client:
+        await client.send(client.encode(Api.FETCH, 12, all_of("t", 400, max_wait=60_000)))
+        await until(lambda: fetch._places.taken)
+    await until(lambda: not network.connection_count)
+    turn.release()
+    await until(lambda: not fetch._places.taken)
+    (connection,) = made
+    assert connection.waiter is None, "nobody would take it from there again"
 
 
 async def test_a_long_poll_that_has_its_bytes_is_read_once(
