@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from broker.config.broker import BrokerConfig
 from broker.control.image import Delta, Image
 from broker.coordinators.account import MemoryAccount, MemoryShare
+from broker.coordinators.java_hash import java_hash
 from broker.coordinators.machine import Machine
 from broker.coordinators.replicated_state import CoordinatorLog, ReplicatedState, StateConfig, Status
 from broker.endpoint import Endpoint
@@ -277,10 +278,7 @@ def portions(keys: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def partition_of(key: str, count: int) -> int:
     """Return the partition by Java's hash of the id, which Kafka's tools rely on."""
-    value = 0
-    units = key.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(units), 2):
-        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    value = java_hash(key)
     if value >= 0x80000000:
         value = 0x100000000 - value
     return (0 if value == 0x80000000 else value) % count

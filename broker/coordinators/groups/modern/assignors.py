@@ -12,9 +12,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, TypeAlias
 from uuid import UUID
 
+from broker.coordinators.java_hash import java_hash_kept
 from protocol.stored.consumer_groups import Target
 from protocol.work import Work
 
@@ -22,6 +24,7 @@ UNIFORM: Final = "uniform"
 RANGE: Final = "range"
 _AT_ONCE: Final = 256
 """Partitions that are looked at, or given to somebody, between two turns."""
+_HASHED_AT_ONCE: Final = 16
 _ROUNDS_MAX: Final = 16
 """Of the search for a better balance among members of different subscriptions."""
 
@@ -84,6 +87,23 @@ def _range_order(subscriber: Subscriber) -> tuple[bool, str]:
 # --- uniform ---
 
 
+def in_javas_order(subscribers: Collection[Subscriber]) -> Work[list[Subscriber]]:
+    """Return the members in the order in which a HashMap of Kafka's has them by their ids: who of equals gets
+    more, or is first, is then the same there and here.
+    """
+    buckets = 16
+    while len(subscribers) > buckets * 3 // 4:
+        buckets *= 2
+
+    placed: list[tuple[int, int, Subscriber]] = []
+    for at, subscriber in enumerate(subscribers, 1):
+        hashed = java_hash_kept(subscriber.member_id)
+        placed.append(((hashed ^ hashed >> 16) & (buckets - 1), at, subscriber))
+        if at % _HASHED_AT_ONCE == 0:
+            yield
+    return [subscriber for _, _, subscriber in sorted(placed, key=itemgetter(0, 1))]
+
+
 class _Holdings:
     """What each member has so far."""
 
@@ -131,6 +151,7 @@ def assign_uniform(subscribers: Collection[Subscriber], partitions: Mapping[UUID
     """Give each member as many partitions as any other, as far as subscriptions allow, and leave as many as
     possible where they are.
     """
+    subscribers = yield from in_javas_order(subscribers)
     holdings = _Holdings(subscribers)
     count = 0
     for subscriber in subscribers:
@@ -156,37 +177,53 @@ def _fill_evenly(holdings: _Holdings, topics: Collection[UUID], partitions: Mapp
     sizes = holdings.sizes
     total = sum(partitions[topic_id] for topic_id in topics)
     base, extra = divmod(total, len(sizes))
-    # Whoever has one more than the others already is the first to have one more afterwards.
-    larger = [member_id for member_id, size in sizes.items() if size > base]
-    smaller = [member_id for member_id, size in sizes.items() if size <= base]
-    quotas = {member_id: base + (place < extra) for place, member_id in enumerate((*larger, *smaller))}
+    free: list[tuple[UUID, int]] = []
+    for topic_id in topics:
+        taken: Collection[int] = holdings.taken.get(topic_id, ())
+        free += [(topic_id, index) for index in range(partitions[topic_id]) if index not in taken]
+        yield
+    needy: list[tuple[str, int]] = []
     count = 0
-    for member_id in larger:
-        surplus = sizes[member_id] - quotas[member_id]
-        for topic_id in sorted(holdings.by_member[member_id], reverse=True):
-            if surplus <= 0:
-                break
-            for partition in sorted(holdings.by_member[member_id][topic_id], reverse=True)[:surplus]:
+    for left, (member_id, size) in zip(range(len(sizes), 0, -1), list(sizes.items()), strict=True):
+        # Whoever has more than its share keeps one more, as long as there are any; who has not takes one more
+        # only where all those left must.
+        takes_extra = extra > 0 and (size > base or left <= extra)
+        extra -= takes_extra
+        quota = base + takes_extra
+        surplus = size - quota
+        if surplus < 0:
+            needy.append((member_id, -surplus))
+        elif surplus > 0:
+            dropped = _last_of(holdings.by_member[member_id], surplus)
+            for topic_id, partition in dropped:
                 holdings.take(member_id, topic_id, partition)
-                surplus -= 1
                 count += 1
                 if count % _AT_ONCE == 0:
                     yield
-    needy = [(member_id, quota - sizes[member_id]) for member_id, quota in quotas.items()]
-    needy = [(member_id, need) for member_id, need in needy if need > 0]
-    needy.reverse()
-    for topic_id in topics:
-        taken: Collection[int] = holdings.taken.get(topic_id, ())
-        for partition in [index for index in range(partitions[topic_id]) if index not in taken]:
-            member_id, need = needy.pop()
+            free += dropped
+        count += 1
+        if count % _AT_ONCE == 0:
+            yield
+    at = 0
+    for member_id, need in needy:
+        for topic_id, partition in free[at : at + need]:
             holdings.give(member_id, topic_id, partition)
-            if need > 1:
-                needy.append((member_id, need - 1))
             count += 1
             if count % _AT_ONCE == 0:
                 yield
-        yield
-    assert not needy, f"{len(needy)} members are short of their share"
+        at += need
+    assert at == len(free), f"{len(free) - at} partitions are left"
+
+
+def _last_of(has: Mapping[UUID, set[int]], surplus: int) -> list[tuple[UUID, int]]:
+    """Return so many of a member's partitions, the last ones, in order."""
+    found: list[tuple[UUID, int]] = []
+    for topic_id in sorted(has, reverse=True):
+        some = sorted(has[topic_id])[-(surplus - len(found)) :]
+        found = [(topic_id, partition) for partition in some] + found
+        if len(found) == surplus:
+            break
+    return found
 
 
 class _Topics:
@@ -225,12 +262,12 @@ def _fill_least_loaded(holdings: _Holdings, topics: _Topics) -> Work[None]:
         free = [index for index in range(topics.partitions[topic_id]) if index not in taken]
         if not free:
             continue
-        heap = [(holdings.sizes[member_id], place) for place, member_id in enumerate(members)]
-        heapq.heapify(heap)
+        ordered = sorted(members, key=holdings.sizes.__getitem__)
+        heap = [(holdings.sizes[member_id], place) for place, member_id in enumerate(ordered)]
         yield
         for partition in free:
             size, place = heap[0]
-            holdings.give(members[place], topic_id, partition)
+            holdings.give(ordered[place], topic_id, partition)
             heapq.heapreplace(heap, (size + 1, place))
             count += 1
             if count % _AT_ONCE == 0:
@@ -257,9 +294,11 @@ def _balance_topic(holdings: _Holdings, topic_id: UUID, members: list[str]) -> W
     if max(sizes[one] for one in members) - min(sizes[one] for one in members) <= 1:
         return 0
     yield
+    members = sorted(members, key=sizes.__getitem__)
     least = [(sizes[member_id], place) for place, member_id in enumerate(members)]
+    # Of those with equally many the last one gives first.
     most = [
-        (-sizes[member_id], place)
+        (-sizes[member_id], -place)
         for place, member_id in enumerate(members)
         if topic_id in holdings.by_member[member_id]
     ]
@@ -267,12 +306,12 @@ def _balance_topic(holdings: _Holdings, topic_id: UUID, members: list[str]) -> W
     heapq.heapify(most)
     moved = 0
     while most:
-        size, place = -most[0][0], most[0][1]
+        size, place = -most[0][0], -most[0][1]
         giver = members[place]
         if sizes[giver] != size or topic_id not in holdings.by_member[giver]:
             heapq.heappop(most)
             if topic_id in holdings.by_member[giver]:
-                heapq.heappush(most, (-sizes[giver], place))
+                heapq.heappush(most, (-sizes[giver], -place))
             continue
         least_size, least_place = least[0]
         taker = members[least_place]

@@ -127,6 +127,14 @@ def test_no_single_move_would_make_it_more_even(
                 assert loads[giver] - loads[taker] <= 1, (giver, taker, targets)
 
 
+def test_of_equals_the_one_gets_more_that_kafka_comes_to_first() -> None:
+    (topic,) = TOPICS[:1]
+    before: Targets = {"q": {topic: (0, 1, 2, 3)}, "p": {topic: (4, 5, 6)}}
+    after = assigned(UNIFORM, dict.fromkeys(("q", "p", "r"), (topic,)), {topic: 7}, before)
+    # p is 112 and q 113: buckets 0 and 1
+    assert after == {"p": {topic: (4, 5, 6)}, "q": {topic: (0, 1)}, "r": {topic: (2, 3)}}
+
+
 def test_what_is_gone_or_shrunk_is_not_kept() -> None:
     topic, other = TOPICS[:2]
     before: Targets = {"a": {topic: (0, 1, 9), other: (0,)}, "b": {topic: (1,)}}
