@@ -149,6 +149,8 @@ class Consumer:
     wanted: set[tuple[UUID, int]] = field(default_factory=set)
     """What it was told to own last."""
     is_member: bool = False
+    has_missed: bool = False
+    """Whether an answer did not arrive; the next heartbeat says all anew, so that its answer does too."""
     last_beat_ms: int = 0
 
     def beat(self, **changes: Any) -> Any:
@@ -160,11 +162,11 @@ class Consumer:
                 self.member_id, **(self.subscription | {"instance_id": self.instance_id} | changes)
             )
         else:
-            answer = driver.beat(
-                self.member_id,
-                self.epoch,
-                **({"claims": claims_of(self.owned), "instance_id": self.instance_id} | changes),
-            )
+            said: dict[str, Any] = {"claims": claims_of(self.owned), "instance_id": self.instance_id}
+            if self.has_missed:
+                said |= {"regex": "", **self.subscription, "rebalance_timeout_ms": REBALANCE_MS}
+            answer = driver.beat(self.member_id, self.epoch, **(said | changes))
+        self.has_missed = False
         self.last_beat_ms = driver.now_ms
         if isinstance(answer, ErrorCode):
             self.is_member = False

@@ -97,6 +97,7 @@ class AnyCourse(RuleBasedStateMachine):
         """The heartbeat arrives, its answer does not."""
         member = self.members[who]
         if member.is_member:
+            member.has_missed = True
             self.driver.beat(
                 member.member_id,
                 member.epoch,
