@@ -112,6 +112,7 @@ class ConsumerGroup:
         "group_epoch",
         "group_id",
         "has_topics_record",
+        "looked_at_ms",
         "members",
         "regexes",
         "static_members",
@@ -139,6 +140,8 @@ class ConsumerGroup:
         self._classic_count = 0
         self._state: GroupState | None = None
         # --- soft ---
+        self.looked_at_ms: int | None = None
+        """When the topics were looked through for it last."""
         self.checked_in_epoch: int | None = None
         """From which epoch on its hash is that of its topics; None once one of them may have changed."""
 

@@ -150,7 +150,7 @@ def _unchanged(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft)
     ):
         return None
     if _wants_look(shard, group, member, member, draft, is_new_regex=False):
-        shard.look_up_regexes(group.group_id)
+        _look_up(shard, group, draft)
     return _reply(shard, group, member, draft, with_assignment=False)
 
 
@@ -189,7 +189,7 @@ def _heartbeat(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft)
     )
     begun.settle()
     if wants_look:
-        shard.look_up_regexes(group.group_id)
+        _look_up(shard, group, draft)
     _watch_revocation(shard, group, member, step, draft)
     is_full = (
         command.rebalance_timeout_ms != -1
@@ -408,7 +408,11 @@ def _wants_look(
         return False
     latest = next(iter(group.regexes.values()), None)
     now_ms = draft.now.wall_ms
-    if latest is not None and now_ms <= latest.timestamp_ms + REGEX_PAUSE_MS:
+    if latest is not None and 0 <= now_ms - latest.timestamp_ms <= REGEX_PAUSE_MS:
+        return False
+    looked_ms = group.looked_at_ms
+    if not is_new_regex and looked_ms is not None and 0 <= now_ms - looked_ms <= REGEX_PAUSE_MS:
+        # What was found then could not be kept.
         return False
     wanted = set(group.member_regexes())
     old = before.metadata.regex
@@ -424,6 +428,11 @@ def _wants_look(
         or latest.version < shard.topics.created_in
         or now_ms > latest.timestamp_ms + REGEX_REFRESH_MS
     )
+
+
+def _look_up(shard: GroupShard, group: ConsumerGroup, draft: GroupDraft) -> None:
+    group.looked_at_ms = draft.now.wall_ms
+    shard.look_up_regexes(group.group_id)
 
 
 def _regexes_resolved(shard: GroupShard, command: ResolveRegexes, draft: GroupDraft) -> Work[None]:

@@ -534,6 +534,13 @@ def test_topics_of_an_expression_there_is_no_room_for_are_not_kept() -> None:
         d.create(f"t{number}", 1)
     assert d.join(topics=(), regex="t.*")["member_epoch"] == 1
     assert not d.consumers.regexes
+    looks = []
+    for _ in range(20):
+        d.advance(1_000)
+        before = d.tokens
+        d.beat("m", 1)
+        looks.append(d.tokens - before > 1)
+    assert 1 <= sum(looks) <= 2, "it is tried again, but not with every heartbeat"
 
 
 def test_a_subscription_there_is_no_room_for_is_refused() -> None:
