@@ -132,6 +132,13 @@ class Custody:
         losses = self._losses(tp, offset, begin, was_synced=was_synced)
         return self._is_lost_to(tp, losses, begin, end)
 
+    def was_lost_between(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
+        """Whether what was committed at this offset from `begin` on was lost by all by `end`."""
+        if any(moment.is_unclean and begin < moment.at <= end for moment in self.moments(tp)):
+            return True
+        losses = self._losses(tp, offset, begin, was_synced=False)
+        return self._is_lost_to(tp, [crash for crash in losses if crash.at <= end], begin, end)
+
     def was_lost_before(self, tp: TopicPartition, offset: int, when: float) -> bool:
         """Whether crashes up to then took this record from everybody who was bound to it, whenever it was
         committed."""

@@ -6,8 +6,9 @@ so whatever a transaction reads was decided before its own commit was asked for,
 have read each other. Does not own what a single log owes its clients (checks.py), nor offsets that are
 committed without a transaction.
 
-Invariant: a rule looks only at values. What all who were bound to keep a marker or the coordinator's record
-have lost excuses that a transaction is not whole or stays open; nothing excuses that aborted data was given.
+Invariant: a rule looks only at values. That all who were bound to keep a marker, or what a coordinator knew,
+have lost it excuses a transaction that is not whole or stays open, and what was aborted and is given after
+its marker was lost; nothing excuses what is given before its commit was asked for.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def nothing_open_is_read(case: Case) -> Iterator[str]:
                 continue
             what = f"{fetch.tp} {fetch.client} was given {value} at {offset} of {found.key}"
             if found.fate == "aborted":
-                yield f"{what}, which aborted"
+                # a marker that is lost leaves it to the next one of its producer, whatever that says
+                if not case.custody.was_lost_between(fetch.tp, LATEST, found.begun, fetch.done):
+                    yield f"{what}, which aborted"
             elif found.asked is None or fetch.done < found.asked:
                 yield f"{what} before its commit was asked for"
 
@@ -158,11 +161,12 @@ def all_or_nothing(case: Case) -> Iterator[str]:
         places = ", ".join(f"{tp}: {'+'.join(sorted(each))}" for tp, each in sorted(states.items()))
         if "plain" in seen:
             yield f"{key} is outside any transaction: {places}"
-        if found.fate == "aborted" and "committed" in seen:
+        may_forget = any(book.may_forget(tp, found.begun) for tp in states)
+        if found.fate == "aborted" and "committed" in seen and not may_forget:
             yield f"{key} was aborted, yet is committed: {places}"
         is_torn = "committed" in seen and len(seen) > 1
         is_lost = found.fate == "committed" and bool(seen) and "committed" not in seen
-        if (is_torn or is_lost) and not any(book.may_forget(tp, found.begun) for tp in states):
+        if (is_torn or is_lost) and not may_forget:
             yield f"{key} ({found.fate}) is not whole: {places}"
 
 
