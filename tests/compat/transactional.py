@@ -43,6 +43,17 @@ with warnings.catch_warnings():
 
 T = TypeVar("T")
 
+LATER: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""Of a partition whose leader changes."""
+
 ANSWER_S: Final = 30.0
 TIMEOUT_MS: Final = 60_000
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
@@ -302,8 +313,17 @@ def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int]:
 
     def end(isolation: IsolationLevel) -> int:
         where = TopicPartition(topic, partition)
-        asked = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=isolation)
-        return int(asked[where].result(timeout=ANSWER_S).offset)
+
+        def found() -> list[int]:
+            asked = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=isolation)
+            try:
+                return [int(asked[where].result(timeout=ANSWER_S).offset)]
+            except KafkaException as error:
+                if error.args[0].code() not in LATER:
+                    raise
+            return []
+
+        return until(found, f"the end of {topic}-{partition}", timeout_s=ANSWER_S)[0]
 
     return end(IsolationLevel.READ_COMMITTED), end(IsolationLevel.READ_UNCOMMITTED)
 

@@ -80,6 +80,15 @@ DECIDED = [
     at("after", STATE_ASK, r"Complete\("),
 ]
 STEPS = [*UNDECIDED, *DECIDED]
+FEW = [at("before", TELL), at("after", TO_GROUP), at("after", TELL)]
+EACH = pytest.mark.parametrize(
+    ("is_committed", "steps"),
+    [
+        pytest.param(True, FEW, id="commit"),
+        pytest.param(True, STEPS, id="commit, every step", marks=pytest.mark.chaos),
+        pytest.param(False, STEPS, id="abort, every step", marks=pytest.mark.chaos),
+    ],
+)
 
 
 @dataclass(slots=True)
@@ -167,13 +176,15 @@ def begin(site: Site, producer: Librdkafka, topic: str, group: str, turn: int) -
     return values
 
 
-@pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "abort"])
-def test_the_lone_broker_dies_and_the_producer_waits(tmp_path: Path, is_committed: bool) -> None:
+@EACH
+def test_the_lone_broker_dies_and_the_producer_waits(
+    tmp_path: Path, is_committed: bool, steps: list[Step]
+) -> None:
     with site_of(tmp_path, 1) as site:
         broker, topic, group = site.brokers[1], site.make_topic(), unique("group")
         expected: list[bytes] = []
         offset = -1001
-        for turn, step in enumerate(STEPS):
+        for turn, step in enumerate(steps):
             # one for each: librdkafka waits for ever for a group's coordinator that has come back
             producer = Librdkafka(site.bootstrap, "producer", timeout_ms=SETTLE_MS)
             values = begin(site, producer, topic, group, turn)
@@ -187,17 +198,18 @@ def test_the_lone_broker_dies_and_the_producer_waits(tmp_path: Path, is_committe
             site.wait_nothing_open(topic)
             assert values_of(site, topic) == [expected] * PARTITIONS, step
             assert committed_offset(site, group, topic) == offset, step
-        assert len(uncommitted(site.bootstrap, topic)) == 3 * len(STEPS)
+        assert len(uncommitted(site.bootstrap, topic)) == 3 * len(steps)
 
 
-@pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "abort"])
-def test_the_lone_broker_dies_and_the_producer_with_it(tmp_path: Path, is_committed: bool) -> None:
+@EACH
+def test_the_lone_broker_dies_and_the_producer_with_it(
+    tmp_path: Path, is_committed: bool, steps: list[Step]
+) -> None:
     with site_of(tmp_path, 1) as site:
         broker, topic = site.brokers[1], site.make_topic()
         expected: list[bytes] = []
-        for turn, step in enumerate(STEPS):
-            if step.target == TO_GROUP:
-                continue
+        of_data = [step for step in steps if step.target != TO_GROUP]
+        for turn, step in enumerate(of_data):
             end_with_its_producer(site, broker, topic, turn, step, is_committed=is_committed)
             broker.rise()
             site.wait_nothing_open(topic)
@@ -207,7 +219,7 @@ def test_the_lone_broker_dies_and_the_producer_with_it(tmp_path: Path, is_commit
         broker.kill()
         broker.rise()
         assert committed(site.bootstrap, topic) == expected
-        assert len(uncommitted(site.bootstrap, topic)) == turn + 1 - 2
+        assert len(uncommitted(site.bootstrap, topic)) == len(of_data)
 
 
 def end_with_its_producer(
@@ -225,8 +237,20 @@ def end_with_its_producer(
         broker.wait_dead(step)
 
 
-@pytest.mark.parametrize("step", [UNDECIDED[0], at("before", TELL), at("after", TELL)], ids=str)
-@pytest.mark.parametrize("client", ["stays", "goes"])
+@pytest.mark.parametrize(
+    ("step", "client"),
+    [
+        pytest.param(step, client, id=f"{step}, the producer {client}", marks=marks)
+        for step, client, marks in (
+            (at("before", TELL), "stays", ()),
+            (at("after", TELL), "goes", ()),
+            (at("after", TELL), "stays", pytest.mark.chaos),
+            (at("before", TELL), "goes", pytest.mark.chaos),
+            (*UNDECIDED, "stays", pytest.mark.chaos),
+            (*UNDECIDED, "goes", pytest.mark.chaos),
+        )
+    ],
+)
 def test_another_broker_ends_what_a_dead_one_had_begun_to_end(
     tmp_path: Path, step: Step, client: str
 ) -> None:
