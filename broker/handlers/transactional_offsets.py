@@ -106,6 +106,7 @@ def _to_commit(
                     one.committed_offset,
                     one.committed_leader_epoch,
                     one.committed_metadata,
+                    topic.id,
                 )
             )
         topics.append({"name": asked.name, "partitions": answered})
