@@ -251,7 +251,7 @@ class Plan:
     copiers: int
     batch: int
     faults: tuple[str, ...]
-    """In turn, at moments drawn by the seed."""
+    """In turn, each at a moment drawn from its share of what is left."""
     protocol: str = "classic"
     config: Mapping[str, str] | None = None
     """Of the target."""
@@ -270,7 +270,6 @@ class Copying:
         site, plan, random = self.site, self.plan, self.random
         source, target, group = make_topic(site), make_topic(site, plan.config), self.group
         fill(site, source, self.expected)
-        goals = sorted(random.sample(range(plan.records * 9 // 10), len(plan.faults)))
         with ExitStack() as stack:
             reader = stack.enter_context(JudgingReader(site.bootstrap, target))
             for number in range(plan.copiers):
@@ -279,8 +278,9 @@ class Copying:
                 copier = CopierProcess(line, Random(random.randrange(1 << 30)))
                 stack.callback(copier.close)
                 self.copiers.append(copier)
-            for goal, fault in zip(goals, plan.faults, strict=True):
-                self._wait_for(reader, goal)
+            for number, fault in enumerate(plan.faults):
+                room = (plan.records - reader.total) // (len(plan.faults) - number)
+                self._wait_for(reader, reader.total + random.randrange(room + 1))
                 self._fault(fault, reader.total)
             self._wait_for(reader, plan.records)
             self._check_nothing_is_open(target)

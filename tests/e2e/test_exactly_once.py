@@ -22,8 +22,8 @@ from tests.e2e.tiered import FACTOR, QUICK, TIERED
 
 BROKERS = pytest.mark.parametrize("brokers", [1, 3], ids=["one", "three"])
 SHORT = Plan(records=3000, copiers=2, batch=50, faults=("broker", "copier", "broker"))
-RECORDS, KILLS, BATCH = 100_000, 40, 200
-KINDS = ("broker", "broker", "brokers", "copier", "copier", "zombie")
+RECORDS, KILLS, BATCH = 100_000, 40, 50
+KINDS = ("broker", "broker", "broker", "brokers", "brokers", "copier", "copier", "copier", "copier", "zombie")
 SHORT_SESSION = {"broker.session.timeout.ms": "3000"}
 TIERS: Mapping[str, Mapping[str, str]] = {
     "cold": {**TIERED, "internal.segment.bytes": "65536"},
