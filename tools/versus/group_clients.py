@@ -638,7 +638,8 @@ class Consumer:
         return self.knows and self.epoch == max(other.epoch for other in others)
 
     def must_act(self, others: list[Any]) -> bool:
-        return not self.is_settled(others) or self.share <= PARTITIONS // len(others)
+        """A heartbeat that would tell nothing new is not sent."""
+        return not self.is_settled(others) or self.share < PARTITIONS // len(others)
 
 
 Member = Classic | Consumer
@@ -657,9 +658,11 @@ def settle(lines: Lines, members: list[Any]) -> None:
             member.is_settled(members) for member in members
         )
         if not is_over:
-            for member in members:
-                if member.stage not in UNDER_WAY and member.must_act(members):
-                    member.act()
+            free = [member for member in members if member.stage not in UNDER_WAY]
+            acting = [member for member in free if member.must_act(members)]
+            # Where nobody has a reason to ask, all do so, as they would in the end.
+            for member in acting or (free if len(free) == len(members) else ()):
+                member.act()
         if any(member.stage in UNDER_WAY for member in members):
             for member, answer in lines.answers():
                 member.answered(answer)
