@@ -16,7 +16,7 @@ from protocol.apis import Api
 from protocol.records import build_batch
 from tests.compat.differential import Side, Twins, fetch_fields, list_offsets_fields
 from tests.compat.peers import unique, until
-from tests.compat.test_differential_transactions import PASSING, Producer
+from tests.compat.test_transaction_sequences import PASSING, Producer
 
 pytestmark = pytest.mark.kafka
 
