@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from broker.config.broker import BrokerConfig
@@ -278,7 +279,16 @@ def portions(keys: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def partition_of(key: str, count: int) -> int:
     """Return the partition by Java's hash of the id, which Kafka's tools rely on."""
+    return (_known_hash(key) if len(key) <= _REMEMBERED_LENGTH_MAX else _hash(key)) % count
+
+
+def _hash(key: str) -> int:
     value = java_hash(key)
     if value >= 0x80000000:
         value = 0x100000000 - value
-    return (0 if value == 0x80000000 else value) % count
+    return 0 if value == 0x80000000 else value
+
+
+_REMEMBERED_LENGTH_MAX: Final = 100
+_known_hash = lru_cache(maxsize=4096)(_hash)
+"""A client asks about the same few ids again and again, and a character costs 0.1 µs."""
