@@ -343,6 +343,16 @@ async def test_partitions_that_are_not_there(client: Client) -> None:
     assert await client.state() == "Empty"
 
 
+async def test_clients_do_not_name_internal_topics(client: Client) -> None:
+    producer = await client.begin()
+    internal = ("__transaction_state", 0)
+    assert await client.add(producer, T0, internal) == {
+        T0: ErrorCode.operation_not_attempted,
+        internal: ErrorCode.topic_authorization_failed,
+    }
+    assert await client.state() == "Empty"
+
+
 async def test_several_transactions_in_one_request(client: Client) -> None:
     await client.find()
     producers = {}
