@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
 from broker.coordinators.groups.modern.heartbeat import ResolveRegexes
-from broker.coordinators.groups.modern.regexes import matching
+from broker.coordinators.groups.modern.regexes import is_large, matched, matching
 from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
 from broker.coordinators.groups.shard import ConsumerSettings, GroupCommand, GroupConfig
 from broker.coordinators.groups.topics import Topics
@@ -188,7 +189,10 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         """Find the topics that a group is subscribed to by its regular expressions, and tell it."""
         version = self._topics.version
         try:
-            found = await self._turns.run(matching(regexes, self._topics.names()))
+            names = tuple(self._topics.names())
+            found = await self._turns.run(matching([each for each in regexes if not is_large(each)], names))
+            for each in filter(is_large, regexes):
+                found[each] = await self._world.offload(partial(matched, each, names))
             now_ms = self._world.now_ms()
             resolved = {
                 regex: ResolvedRegex(topics=topics, version=version, timestamp_ms=now_ms)

@@ -135,14 +135,15 @@ async def test_an_assignor_nobody_knows(client: Client) -> None:
     )
 
 
-async def test_a_regular_expression_is_looked_up_behind_the_heartbeat(client: Client) -> None:
+@pytest.mark.parametrize("regex", ["t.*", "t.*(?:x?){200}"], ids=["on the loop", "in a thread"])
+async def test_a_regular_expression_is_looked_up_behind_the_heartbeat(client: Client, regex: str) -> None:
     client.cluster.create("tea", UUID(int=8), partitions=1)
     client.cluster.create("coffee", UUID(int=9), partitions=1)
-    joined = await join(client, subscribed_topic_names=None, subscribed_topic_regex="t.*")
+    joined = await join(client, subscribed_topic_names=None, subscribed_topic_regex=regex)
     assert joined.error_code is ErrorCode.none
     await settle()
     group = client.groups.machine(GROUP).consumers[GROUP]
-    assert group.regexes["t.*"].topics == ("t", "tea")
+    assert group.regexes[regex].topics == ("t", "tea")
     refused = await join(client, member_id="n", subscribed_topic_regex="[")
     assert refused.error_code is ErrorCode.invalid_regular_expression
 

@@ -112,13 +112,19 @@ class FakeCluster:
             self.replicas.lead(index, 0)
 
 
+async def beside(call: Callable[[], Any]) -> Any:
+    """Do what a broker leaves to another thread."""
+    await asyncio.sleep(0)
+    return call()
+
+
 class Client:
     """Sends bytes through the handlers and reads the bytes that come back."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.replicas = FakePartitions()
         self.cluster = FakeCluster(self.replicas)
-        world: Any = SimpleNamespace(now_ms=lambda: 1_700_000_000_000, random=Random(1))
+        world: Any = SimpleNamespace(now_ms=lambda: 1_700_000_000_000, random=Random(1), offload=beside)
         self.groups = GroupCoordinator(
             config=config, world=world, cluster=self.cluster, replicas=self.replicas, turns=turns()
         )

@@ -19,8 +19,8 @@ from protocol.work import Work
 
 PROGRAM_BYTES_MAX: Final = 1 << 20
 _TOPICS_AT_ONCE: Final = 24
-_STEPS_AT_ONCE: Final = 1_500
-"""Of a program that no cache helps, for each character: what has more of them goes name by name."""
+_LARGE_PROGRAM: Final = 128
+"""So many steps each character of a name may take where RE2's cache runs full: no work for the loop."""
 _COMPILED_MAX: Final = 128
 _AS_KAFKA_SAYS: Final = {
     "missing ]": "missing closing ]",
@@ -52,20 +52,29 @@ def check_regex(regex: str) -> None:
         ) from None
 
 
+def is_large(regex: str) -> bool:
+    """Whether to match it in another thread, which RE2 lets run beside the loop."""
+    return bool(_compile(regex).programsize > _LARGE_PROGRAM)
+
+
+def matched(regex: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """Return the topics that the expression matches as a whole, in order, however long that takes."""
+    fullmatch = _compile(regex).fullmatch
+    return tuple(name for name in sorted(topics) if fullmatch(name) is not None)
+
+
 def matching(regexes: Iterable[str], topics: Iterable[str]) -> Work[dict[str, tuple[str, ...]]]:
-    """Return the topics that each expression matches as a whole, in order."""
+    """Return the topics that each expression matches as a whole, in order; none of them is large."""
     names = sorted(topics)
     found: dict[str, tuple[str, ...]] = {}
     for regex in regexes:
         yield
         matches = []
-        compiled = _compile(regex)
-        fullmatch = compiled.fullmatch
-        at_once = max(1, min(_TOPICS_AT_ONCE, _STEPS_AT_ONCE // max(1, compiled.programsize)))
+        fullmatch = _compile(regex).fullmatch
         for at, name in enumerate(names, 1):
             if fullmatch(name) is not None:
                 matches.append(name)
-            if at % at_once == 0:
+            if at % _TOPICS_AT_ONCE == 0:
                 yield
         found[regex] = tuple(matches)
     return found
