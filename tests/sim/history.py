@@ -699,6 +699,8 @@ class History:
     beats: list[Beat] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
     transactions_seen: list[TransactionSeen] = field(default_factory=list)
+    unstable: list[tuple[str, TopicPartition]] = field(default_factory=list)
+    """Groups and partitions of which an open transaction still held an offset in the end."""
     copies_of: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
     """By group of copiers: what they read."""
     commits: list[Commit] = field(default_factory=list)

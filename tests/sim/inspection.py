@@ -177,12 +177,13 @@ def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchH
         # there was a moment at which they had expired.
         if entry is None or entry.epoch != epoch or known[-len(owed) :] != owed:
             wrong.append(f"producer {producer_id}: the log says {epoch} {owed}, the table {entry} {known}")
-    return wrong + _check_opened(log, opened)
+    seen_from = log.log_start_offset if tiered else log.segments[0].base_offset
+    return wrong + _check_opened(log, opened, seen_from)
 
 
-def _check_opened(log: UnifiedLog, opened: Mapping[int, int]) -> list[str]:
+def _check_opened(log: UnifiedLog, opened: Mapping[int, int], seen_from: int) -> list[str]:
     """Return the producers of which the table says something else about an open transaction than the log,
-    where that can tell: what was deleted may have begun one."""
+    where that can tell: what is deleted, or in a tier that was not looked at, may have begun one."""
     known = {
         producer_id: entry.txn_first_offset
         for producer_id, entry in log.producer_table.entries.items()
@@ -193,7 +194,7 @@ def _check_opened(log: UnifiedLog, opened: Mapping[int, int]) -> list[str]:
         f" from {known.get(producer_id)} on"
         for producer_id in sorted(known.keys() | opened.keys())
         if opened.get(producer_id) != known.get(producer_id)
-        and not (producer_id in known and known[producer_id] < log.log_start_offset)
+        and not (producer_id in known and known[producer_id] < max(seen_from, log.log_start_offset))
     ]
 
 

@@ -40,6 +40,8 @@ from tests.sim.walker import Walker
 from tests.sim.workload import Consumer, Member, Producer, read_commit
 
 REWIND_CHANCE = 0.1
+UNSTABLE_S = 10.0
+"""How long what a group has committed may be held by a transaction, when all of them have had their time."""
 COPY, COPIERS = "o", "copiers"
 DELETED = ("d", 0)
 """The partition whose records are deleted now and then."""
@@ -403,12 +405,16 @@ class Simulation:
 
         async def read() -> None:
             for tp in self.partitions:
+                give_up = self.stage.loop.now + UNSTABLE_S
                 while True:
+                    is_late = self.stage.loop.now > give_up
                     try:
-                        if await read_commit(reader, group, tp) is not None:
+                        if await read_commit(reader, group, tp, is_stable=not is_late) is not None:
                             break
                     except Lost:
                         await reader.pause(RETRY_S)
+                if is_late:
+                    self.stage.history.unstable.append((group, tp))
 
         await self.stage.finish([reader.start(read())])
 

@@ -291,6 +291,10 @@ def never_complete_one(history: History) -> None:
     history.transactions_seen.append(TransactionSeen(transactional_id="b", state="PrepareAbort"))
 
 
+def hold_an_offset_for_ever(history: History) -> None:
+    history.unstable.append((GROUP, T))
+
+
 MUTATIONS: dict[Mutation, set[str]] = {
     expose_an_aborted_value: {"14 nothing open is read", "14 reads are exact"},
     keep_a_committed_value_back: {"14 reads are exact"},
@@ -311,6 +315,7 @@ MUTATIONS: dict[Mutation, set[str]] = {
     leave_one_open: {"15 nothing stays open"},
     stop_the_last_stable_offset: {"15 nothing stays open"},
     never_complete_one: {"15 nothing stays open"},
+    hold_an_offset_for_ever: {"15 nothing stays open"},
 }
 
 

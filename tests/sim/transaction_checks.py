@@ -284,6 +284,9 @@ def nothing_stays_open(case: Case) -> Iterator[str]:
         if not (opened or is_behind) or _was_forgotten_since(book, tp, opened):
             continue
         yield f"{tp} ends with LSO {log.last_stable_offset}, HW {log.high_watermark}, open {opened[:4]}"
+    for group, tp in book.history.unstable:
+        if not book.may_forget(OFFSETS_TOPIC, 0.0):
+            yield f"what {group} has committed of {tp} is held by a transaction in the end"
     for seen in book.history.transactions_seen:
         if seen.state in UNDER_WAY:
             yield f"{seen.transactional_id} is {seen.state} in the end"
