@@ -77,7 +77,7 @@ WAL_RESTS_SHARE = 0.1
 """Of those: minutes in which nothing happens but that."""
 WAL_KINDS = ("wal-down", "wal-hangs", "wal-slow", "wal-late", "wal-lossy")
 """What only a plan of topics that use the WAL tier asks for: it comes to the lane of one broker."""
-TRANSACTIONS_SHARE = SUBSCRIBERS_SHARE = 0.3
+TRANSACTIONS_SHARE = SUBSCRIBERS_SHARE = 0.25
 COPIERS_SHARE = TWIN_SHARE = 1 / 3
 COPY_TIMEOUT_MS = 4000
 """Of a copier's transaction."""
