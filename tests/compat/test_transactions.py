@@ -74,10 +74,10 @@ def closed(producer: Transactional) -> None:
         producer.close()
 
 
-def wait_for_ends(admin: AdminClient, topic: str, committed_end: int, end: int) -> None:
+def wait_for_ends(admin: AdminClient, topic: str, committed_end: int, end: int, partition: int = 0) -> None:
     """The answer to an EndTxn comes before its markers."""
     until(
-        lambda: ends(admin, topic) == (committed_end, end),
+        lambda: ends(admin, topic, partition) == (committed_end, end),
         f"readers of committed records to get to {committed_end} of {end}",
     )
 
@@ -152,11 +152,13 @@ def test_a_transaction_spans_topics_and_partitions(
         producer.commit()
     else:
         producer.abort()
-    for at, (topic, partition) in enumerate(places):
-        until(lambda: len(set(ends(admin, topic, partition))) == 1, "its marker")  # noqa: B023
-        expected = numbers(at, at + 5) if is_committed else []
-        assert committed(bootstrap, topic, partition) == expected
-        assert uncommitted(bootstrap, topic, partition) == numbers(at, at + 5)
+    for topic, partition in places:
+        wait_for_ends(admin, topic, 6, 6, partition)
+    for first, topic in zip((0, 3), topics, strict=True):
+        sent = {partition: numbers(first + partition, first + partition + 5) for partition in range(3)}
+        expected = sent if is_committed else {partition: [] for partition in sent}
+        assert read_to_end(bootstrap, topic, COMMITTED, *sent) == expected
+        assert read_to_end(bootstrap, topic, UNCOMMITTED, *sent) == sent
 
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "abort"])

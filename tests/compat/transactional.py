@@ -282,7 +282,7 @@ def read_to_end(bootstrap: str, topic: str, isolation: str, *partitions: int) ->
     ended: set[int] = set()
 
     def all_ended() -> bool:
-        for message in reader.consume(500, timeout=0.2):
+        while ended != set(found) and (message := reader.poll(0.2)) is not None:
             error = message.error()
             if error is None:
                 found[message.partition()].append(message.value())

@@ -9,6 +9,7 @@ import pytest
 
 from protocol.apis import Api
 from protocol.errors import ErrorCode
+from tests.broker.handlers.test_consumer_feature import Member, until
 from tests.broker.handlers.transactions import coordinated, txn_batch, write_markers
 from tests.broker.raw_client import RawClient, create_topic, with_replicas
 
@@ -131,6 +132,33 @@ async def test_what_the_coordinator_does_not_agree_to(
         assert await commit(client, 5, version) is expected
         coordinator.errors.clear()
         assert await commit(client, 5, version) is ErrorCode.none
+
+
+async def test_a_member_commits_with_an_earlier_epoch_what_it_has_had_since(broker: Broker) -> None:
+    await ready(broker)
+    await coordinated(broker)
+    async with await RawClient.open(broker) as one, await RawClient.open(broker) as other:
+        first, second = Member(one, "first"), Member(other, "second")
+        await first.join()
+        earlier = first.epoch
+        await second.join()
+
+        async def owned_by_second() -> list[int]:
+            for member in (first, second):
+                await member.beat()
+            return [index for held in second.owned.values() for index in held]
+
+        (lost, *_) = await until(owned_by_second, bool)
+        ((kept, *_),) = first.owned.values()
+        assert earlier < first.epoch
+        for index, epoch, code in (
+            (kept, earlier, ErrorCode.none),
+            (lost, earlier, ErrorCode.illegal_generation),
+            (kept, first.epoch, ErrorCode.none),
+            (kept, first.epoch + 1, ErrorCode.illegal_generation),
+        ):
+            found = await commit(one, 1, index=index, member_id="first", generation_id=epoch)
+            assert found is code, (index, epoch)
 
 
 async def test_bad_commits(broker: Broker) -> None:
