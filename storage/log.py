@@ -30,7 +30,16 @@ from protocol.records import (
 )
 from storage.epochs import EpochCache
 from storage.policy import LogConfig
-from storage.prepare import Buffer, Origin, Prepared, Preparing, bad_timestamp, check_size, prepare
+from storage.prepare import (
+    Buffer,
+    Origin,
+    Prepared,
+    Preparing,
+    bad_timestamp,
+    check_size,
+    prepare,
+    stores_as_built,
+)
 from storage.producers import ActiveProducer, CompletedTxn, ProducerTable, Verification, replay_marker
 from storage.times import Finding, Found, run_here
 
@@ -423,6 +432,19 @@ class AbstractLog(ABC):
                 return self.append_prepared(prepared, leader_epoch=leader_epoch, verified=verified)
             if task is not None:
                 task.run()
+
+    def append_own(self, batch: bytearray, *, leader_epoch: int, now_ms: int) -> Appended:
+        """`append_records` for one plain batch that this broker has just built, of which nothing needs to be
+        checked again; `batch` is the log's from now on."""
+        header = parse_header(batch)
+        if not stores_as_built(self.config, header):
+            return self.append_records(batch, leader_epoch=leader_epoch, now_ms=now_ms, origin="coordinator")
+        if self.offline is not None:
+            raise LogOffline(self.offline)
+        check_size(self.config, header)
+        appended = self._append_checked(batch, header, 0, leader_epoch, now_ms, NO_TIMESTAMP)
+        self.flush_staged()
+        return appended
 
     def prepare(
         self,

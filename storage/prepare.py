@@ -246,6 +246,13 @@ def _off_loop(size: int, work: Callable[[], T]) -> Generator[Task | None, None, 
     return result
 
 
+def stores_as_built(config: LogConfig, header: BatchHeader) -> bool:
+    """Whether a log of these settings keeps a batch without compressing or restamping it."""
+    return (
+        not config.is_log_append_time and _CODECS.get(config.compression_type, header.codec) == header.codec
+    )
+
+
 def check_size(config: LogConfig, header: BatchHeader) -> None:
     if header.size > config.max_message_bytes:
         raise KafkaError(

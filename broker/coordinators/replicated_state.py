@@ -25,7 +25,7 @@ from protocol import records as batches
 from protocol.compression import Codec
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.stored.schema import BadRecord
-from protocol.work import Work
+from protocol.work import Work, finish
 from storage.log import CoordinatorBatch, NewMarker
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,9 @@ RECORD_OVERHEAD_BYTES: Final = 32
 STEPS_AT_ONCE: Final = 4
 """Of a command, on its arrival; most need none."""
 RECORDS_PER_STEP: Final = 16
+RECORDS_AT_ONCE: Final = 8
+BYTES_AT_ONCE: Final = 4 << 10
+"""A round of no more is appended, applied and answered in one go where its log is alone."""
 PARTS_MAX: Final = 16
 """Of one round, each a batch of its own: they are appended in one go."""
 REPLIES_PER_STEP: Final = 8
@@ -98,6 +101,12 @@ class CoordinatorLog(Protocol):
         expected_leader_epoch: int,
     ) -> Appended:
         """Return once the batch is on every replica in sync; raise KafkaError otherwise."""
+
+    def is_alone(self, topic: str, index: int) -> bool:
+        """Whether an append there is as safe as it gets once it is written."""
+
+    def append_now(self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int) -> Appended:
+        """`append` where `is_alone`, which waits for nothing."""
 
     async def append_all(
         self,
@@ -414,9 +423,51 @@ class ReplicatedState(Generic[MachineT]):
 
     def _start_flush(self) -> None:
         self._is_flush_due = False
-        if self.status is Status.ACTIVE and not self._is_flushing:
+        if self.status is not Status.ACTIVE or self._is_flushing:
+            return
+        self._is_flushing = True
+        if self._is_small(self._round):
+            try:
+                self._flush_small()
+            finally:
+                self._is_flushing = False
+            if self.status is not Status.ACTIVE or not (self._begun or self._round.parts or self._queue):
+                return
             self._is_flushing = True
-            self._spawn(self._flush())
+        self._spawn(self._flush())
+
+    def _is_small(self, pending: _Round[Any]) -> bool:
+        """Whether the next round takes no turns and nothing to wait for, neither of which is worth a task."""
+        if self._begun is not None or len(pending.parts) != 1:
+            return False
+        part = pending.parts[0]
+        return (
+            part.is_plain
+            and len(part.records) <= RECORDS_AT_ONCE
+            and len(part.replies) <= REPLIES_PER_STEP
+            and pending.size <= min(BYTES_AT_ONCE, self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES)
+            and self._partitions.is_alone(self.topic, self.index)
+        )
+
+    def _flush_small(self) -> None:
+        """`_append` for the next round, which `_is_small`."""
+        pending, self._round = self._round, _Round()
+        (part,) = pending.parts
+        machine = self._machine
+        batch = finish(self._build(part.encoded))
+        try:
+            appended = self._partitions.append_now(
+                self.topic, self.index, batch, expected_leader_epoch=self.leader_epoch
+            )
+        except KafkaError as error:
+            self._append_failed(pending, error, is_partly_applied=False)
+            return
+        self._append_error = None
+        finish(self._apply_all(machine, part.records, appended.first_offset))
+        if not self._is_run_by(machine):
+            return
+        finish(self._answer(part.replies))
+        self._arm_timer()
 
     async def _flush(self) -> None:
         try:

@@ -71,6 +71,36 @@ def test_several_batches_reach_the_file_with_one_flush(tmp_path: Path) -> None:
     assert len(headers_of(log)) == 3
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        LogConfig(),
+        LogConfig(compression_type="gzip"),
+        LogConfig(message_timestamp_type="LogAppendTime"),
+        LogConfig(max_message_bytes=60),
+    ],
+)
+def test_an_own_batch_is_stored_as_one_that_is_checked(tmp_path: Path, config: LogConfig) -> None:
+    logs = [log_on(tmp_path / name, config=config) for name in ("own", "checked")]
+    outcomes: list[Any] = []
+    for log in logs:
+        for count in (1, 2):
+            try:
+                if log is logs[0]:
+                    outcomes.append(log.append_own(batch_of(count), leader_epoch=3, now_ms=NOW + 5))
+                else:
+                    outcomes.append(
+                        log.append_records(
+                            batch_of(count), leader_epoch=3, now_ms=NOW + 5, origin="coordinator"
+                        )
+                    )
+            except KafkaError as error:
+                outcomes.append(error.code)
+    assert outcomes[:2] == outcomes[2:]
+    read = [[] if log.log_end_offset == 0 else records_of(log) for log in logs]
+    assert read[0] == read[1]
+
+
 def test_size_limits(tmp_path: Path) -> None:
     log = log_on(tmp_path, config=LogConfig(max_message_bytes=500))
     assert refused(log, batch_of(1, value_bytes=600)) is ErrorCode.message_too_large

@@ -33,6 +33,8 @@ class FakeLog:
     """What the next batches of rounds with transactions are refused with."""
     rounds: list[int] = field(default_factory=list)
     """How many batches each round with transactions had."""
+    alone: bool = False
+    """Whether nothing has to be waited for, neither the gate nor other replicas."""
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -48,6 +50,17 @@ class FakeLog:
     ) -> AppendedAt:
         self.appending.set()
         await self.gate.wait()
+        return self._append(batch, expected_leader_epoch)
+
+    def is_alone(self, topic: str, index: int) -> bool:
+        return self.alone
+
+    def append_now(
+        self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
+    ) -> AppendedAt:
+        return self._append(batch, expected_leader_epoch)
+
+    def _append(self, batch: bytearray, expected_leader_epoch: int) -> AppendedAt:
         failure, is_kept = self.failures.pop(0) if self.failures else (None, True)
         first = self.end
         if is_kept:

@@ -158,6 +158,55 @@ async def test_commits_that_arrive_during_an_append_share_the_next(
     assert disk.counts() == [1, 8]
 
 
+async def test_a_small_round_of_a_log_that_is_alone_takes_one_pass_of_the_loop(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.alone = True
+    asked = [asyncio.ensure_future(state.ask(commit(n, partition=n))) for n in range(3)]
+    await asyncio.sleep(0)  # they ask
+    assert disk.counts() == []
+    await asyncio.sleep(0)
+    assert disk.counts() == [3]
+    assert [offset_of(state, n) for n in range(3)] == [0, 1, 2]
+    assert await asyncio.gather(*asked) == [(ErrorCode.none,)] * 3
+
+
+async def test_a_log_that_is_alone_gets_what_had_to_wait_in_order(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.alone = True
+    results = await asyncio.gather(
+        state.ask(commit(1)), state.ask(DeleteGroups(group_ids=("g",))), state.ask(commit(2))
+    )
+    assert results[1] == (ErrorCode.none,)
+    assert disk.counts() == [1, 2, 1]
+    assert offset_of(state) == 2
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_after_an_unknown_outcome_a_log_that_is_alone_is_read_again(
+    state: ReplicatedState[GroupMachine], disk: FakeLog, is_kept: bool
+) -> None:
+    disk.alone = True
+    disk.failures = [(ErrorCode.kafka_storage_error, is_kept)]
+    assert await code_of(state.ask(commit(1))) is ErrorCode.not_coordinator
+    await state.wait_settled()
+    assert offset_of(state) == (1 if is_kept else None)
+    assert await state.ask(commit(2)) == (ErrorCode.none,)
+    assert offset_of(state) == 2
+
+
+async def test_a_refusal_of_a_log_that_is_alone_changes_nothing(
+    state: ReplicatedState[GroupMachine], disk: FakeLog
+) -> None:
+    disk.alone = True
+    disk.failures = [(ErrorCode.message_too_large, False)]
+    assert await code_of(state.ask(commit(1))) is ErrorCode.unknown_server_error
+    assert state.status is Status.ACTIVE
+    assert offset_of(state) is None
+    assert await state.ask(commit(2)) == (ErrorCode.none,)
+
+
 async def test_nobody_is_answered_before_it_is_durable(
     state: ReplicatedState[GroupMachine], disk: FakeLog
 ) -> None:

@@ -48,6 +48,9 @@ class FakePartitions:
     async def append(self, topic: str, index: int, batch: bytearray, **options: Any) -> AppendedAt:
         return await self.logs.setdefault(index, FakeLog()).append(topic, index, batch, **options)
 
+    def is_alone(self, topic: str, index: int) -> bool:
+        return False
+
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         return self.logs.setdefault(index, FakeLog()).read_all(topic, index)
 
