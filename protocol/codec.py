@@ -73,6 +73,10 @@ class EntityCodec:
     def __repr__(self) -> str:
         return f"EntityCodec({self.schema.cls.__module__}.{self.schema.cls.__name__})"
 
+    @property
+    def is_short(self) -> bool:
+        return self._write_in_turns is None
+
     def decode(self, body: Buffer) -> Any:
         """Return the value that `body` starts with."""
         cursor = Cursor(memoryview(body), self._elements_max)

@@ -63,6 +63,11 @@ def encode_response(api_key: int, version: int, correlation_id: int, fields: Fie
     return bytes(out)
 
 
+def is_short_response(api_key: int, version: int) -> bool:
+    """Whether there is nothing in this response that could be long, as no array can."""
+    return codec(api_key, version, "response").is_short
+
+
 def decode_request_in_turns(
     api_key: int, version: int, body: memoryview, *, rows_max: int, kept: list[Any]
 ) -> Work[Any]:

@@ -76,6 +76,8 @@ RECORD_BYTES_MIN: Final = 7
 
 _CONTROL_KEY = Struct(">hh")
 _END_TXN_VALUE = Struct(">hi")
+_MARKER = Struct(">5B2hBhiB")
+"""The record of a marker: its length, three zeros, key and value with their lengths, no headers."""
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
@@ -667,7 +669,10 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def _write_varint(out: bytearray, value: int) -> None:
-    write_uvarint(out, (value << 1) ^ (value >> 63))
+    if 0 <= value < 64:
+        out.append(value << 1)
+    else:
+        write_uvarint(out, (value << 1) ^ (value >> 63))
 
 
 # --- control records ---
@@ -684,17 +689,29 @@ def end_txn_marker(
     leader_epoch: int = -1,
 ) -> bytearray:
     """The control batch that ends a transaction on one partition."""
-    key = _CONTROL_KEY.pack(0, ControlType.COMMIT if commit else ControlType.ABORT)
-    value = _END_TXN_VALUE.pack(0, coordinator_epoch)
-    return build_batch(
-        [Record(base_offset, timestamp, key, value)],
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        transactional=True,
-        control=True,
+    batch = bytearray(HEADER_SIZE + _MARKER.size)
+    HEADER.pack_into(
+        batch,
+        0,
+        base_offset,
+        len(batch) - OVERHEAD,
+        leader_epoch,
+        MAGIC,
+        0,
+        TRANSACTIONAL | CONTROL,
+        0,
+        timestamp,
+        timestamp,
+        producer_id,
+        producer_epoch,
+        NO_SEQUENCE,
+        1,
     )
+    kind = ControlType.COMMIT if commit else ControlType.ABORT
+    # lengths are zigzag: 16 bytes of which the key has four and the value six, versions are 0, no headers
+    _MARKER.pack_into(batch, HEADER_SIZE, 32, 0, 0, 0, 8, 0, kind, 12, 0, coordinator_epoch, 0)
+    CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
+    return batch
 
 
 def parse_control(record: Record) -> tuple[int, int, int]:

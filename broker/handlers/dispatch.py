@@ -48,6 +48,7 @@ from protocol.messages import (
     decode_request_in_turns,
     encode_response,
     encode_response_in_turns,
+    is_short_response,
 )
 from protocol.primitives import copied
 from protocol.wire import RequestHead, parse_head
@@ -439,6 +440,9 @@ class Dispatcher:
             answer = await result
             if not isinstance(answer, Mapping):
                 return answer
+            if is_short_response(context.api_key, context.api_version):
+                api_key, version = context.api_key, context.api_version
+                return [encode_response(api_key, version, context.correlation_id, answer)]
             return await self._turns.run(self._encoded(context, answer, kept))
         except Exception as error:
             return await self._turns.run(self._failed(context, request, error, kept))

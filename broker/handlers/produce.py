@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 ACKS: Final = (-1, 0, 1)
 Topics: TypeAlias = list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
 Answered: TypeAlias = list[tuple[TopicKey, list[ProduceResult]]]
+Ready: TypeAlias = "dict[tuple[TopicKey, int], Prepared | KafkaError | None]"
 Append: TypeAlias = tuple[Partition, int, ProduceResult, int]
 Command: TypeAlias = Callable[[], Coroutine[Any, Any, int]]
 BATCH_ENDED: Final = Task(lambda: None)
@@ -143,11 +144,21 @@ class Produce:
             fatal = finish(self._beginning(job, request, topics))
             assert job.transaction is not None
             if fatal is None and not self._transactions.settle_now(job.transaction):
-                return self._walk_later(connection, frame, version, correlation_id, body_at)
+                return self._walk_later(connection, frame, version, correlation_id, body_at, job.transaction)
         job.failed = job.failed or fatal is not None
         ready = self._ready(job, topics) if fatal is None else {}
         if ready is None:
             return self._walk_later(connection, frame, version, correlation_id, body_at)
+        self._append_ready(job, topics, ready, fatal)
+        is_alike = is_transactional or request.transactional_id is None
+        if request.single_at >= 0 and is_alike and not job.failed:
+            name = self._name(request.topics[0][0])
+            assert name is not None
+            self._repeat.learn(connection, frame, version, request, name, is_transactional)
+        return (self._finish, job)
+
+    def _append_ready(self, job: ProduceJob, topics: Topics, ready: Ready, fatal: ErrorCode | None) -> None:
+        """Append a short request, or answer all of it with what refuses it as a whole."""
         for topic, partitions in topics:
             name = self._name(topic)
             results: list[ProduceResult] = []
@@ -159,12 +170,6 @@ class Produce:
                     result = self._append(job, (topic, index), name, records, prepared)
                     results.append(job.refused.get((topic, index), result))
             job.topics.append((topic, results))
-        is_alike = is_transactional or request.transactional_id is None
-        if request.single_at >= 0 and is_alike and not job.failed:
-            name = self._name(request.topics[0][0])
-            assert name is not None
-            self._repeat.learn(connection, frame, version, request, name, is_transactional)
-        return (self._finish, job)
 
     def _beginning(self, job: ProduceJob, request: ProduceRequest, topics: Topics) -> Work[ErrorCode | None]:
         """Find out what the transaction coordinator is to be asked; an error refuses the whole request."""
@@ -242,11 +247,9 @@ class Produce:
             job.refused[topic, index] = _error_result(index, refused[-1])
         return sound[-1] if sound else given[-1]
 
-    def _ready(
-        self, job: ProduceJob, topics: Topics
-    ) -> dict[tuple[TopicKey, int], Prepared | KafkaError | None] | None:
+    def _ready(self, job: ProduceJob, topics: Topics) -> Ready | None:
         """Look at the records that the log must see; None if that takes more than a turn of the loop."""
-        ready: dict[tuple[TopicKey, int], Prepared | KafkaError | None] = {}
+        ready: Ready = {}
         records_left = WALK_RECORDS
         for topic, partitions in topics:
             for index, records in partitions:
@@ -272,11 +275,18 @@ class Produce:
     # --- the walked way ---
 
     def _walk_later(
-        self, connection: Connection, frame: Frame, version: int, correlation_id: int, body_at: int
+        self,
+        connection: Connection,
+        frame: Frame,
+        version: int,
+        correlation_id: int,
+        body_at: int,
+        transaction: TransactionalProduce | None = None,
     ) -> AnswerSlot:
+        """Go on in a task. `transaction` has what is to be asked about a short request that is sound."""
         slot = connection.slot()
         kept = memoryview(connection.keep(frame))
-        self._spawn(self._walk(connection, slot, kept, version, correlation_id, body_at))
+        self._spawn(self._walk(connection, slot, kept, version, correlation_id, body_at, transaction))
         return slot
 
     async def _walk(
@@ -287,23 +297,27 @@ class Produce:
         version: int,
         correlation_id: int,
         body_at: int,
+        transaction: TransactionalProduce | None,
     ) -> None:
         """Take the long way in turns of the loop: this connection waits, no other does."""
         try:
             request = parse_short_produce(frame, body_at, version, self._rows_max())
-            if request is not None:
+            if request is not None and transaction is not None:
+                job = _job(connection, version, correlation_id, request)
+                job.transaction = transaction
+                await self._settle_and_append(job, self._once_each(job, request), transaction)
+                answer = self._complete(connection, job, slot)
+            elif request is not None:
                 job = _job(connection, version, correlation_id, request)
                 topics = await self._turns.run(self._ordered(job, request))
                 if job.transaction is not None:
                     await self._transactions.settle(job.transaction)
                 async with self._long:
                     await self._append_all(job, topics)
+                answer = await self._complete_long(connection, job, slot)
             else:
                 job = await self._walk_long(connection, frame, version, correlation_id, body_at)
-            answer = await self._turns.run(self._completing(connection, job, slot))
-            if isinstance(answer, bytes):
-                for _topic, results in job.topics:
-                    await self._turns.run(let_go(results))
+                answer = await self._complete_long(connection, job, slot)
         except asyncio.CancelledError:
             connection.close()
             raise
@@ -320,6 +334,27 @@ class Produce:
             assert answer is None or isinstance(answer, bytes)
             connection.answer(slot, answer or b"")
         connection.resume()
+
+    async def _complete_long(self, connection: Connection, job: ProduceJob, slot: AnswerSlot) -> Answer:
+        answer = await self._turns.run(self._completing(connection, job, slot))
+        if isinstance(answer, bytes):
+            for _topic, results in job.topics:
+                await self._turns.run(let_go(results))
+        return answer
+
+    async def _settle_and_append(
+        self, job: ProduceJob, topics: Topics, transaction: TransactionalProduce
+    ) -> None:
+        """Ask the transaction coordinator about a short request; then append it, at once where it may."""
+        await self._transactions.settle(transaction)
+        ready = self._ready(job, topics)
+        if ready is None:
+            async with self._long:
+                await self._append_all(job, topics)
+            return
+        self._append_ready(job, topics, ready, None)
+        if self._replicas.touched:
+            self._replicas.wake(self._replicas.flush())
 
     async def _walk_long(
         self, connection: Connection, frame: memoryview, version: int, correlation_id: int, body_at: int

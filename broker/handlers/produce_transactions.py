@@ -226,7 +226,8 @@ class ProduceTransactions:
         pause_s = _FIRST_PAUSE_S
         while transaction.is_asked_for:
             errors = await transaction.ask(self._verifier, config.request_timeout_ms)
-            is_busy = await self._turns.run(transaction.take(errors))
+            work = transaction.take(errors)
+            is_busy = finish(work) if len(errors) < ROWS_A_STEP else await self._turns.run(work)
             if not (is_busy and transaction.adds) or loop.time() >= until:
                 return
             await asyncio.sleep(pause_s)

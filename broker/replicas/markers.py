@@ -17,7 +17,7 @@ from broker.replicas.purgatory import Waiter
 from broker.replicas.replica_manager import ReplicaManager
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, finish
 from storage.log import NewMarker
 
 WAITS_PER_STEP: Final = 16
@@ -71,14 +71,18 @@ class MarkerLogs:
     async def committed(self, staged: Sequence[StagedMarker], *, timeout_ms: int) -> list[ErrorCode]:
         """Wait until each is on all replicas in sync; return why not, in their order."""
         wait = _CommitOfMany(len(staged), asyncio.get_running_loop())
-        await self._turns.run(self._watching(staged, wait))
+        work = self._watching(staged, wait)
+        if len(staged) < WAITS_PER_STEP:
+            finish(work)
+        else:
+            await self._turns.run(work)
         if wait.is_open:
             self._replicas.purgatory.watch(wait, timeout_ms / 1000)
             try:
                 await wait.future
             finally:
                 wait.finish()
-        await self._turns.run(wait.giving_up())
+            await self._turns.run(wait.giving_up())
         return wait.errors
 
     def _watching(self, staged: Sequence[StagedMarker], wait: _CommitOfMany) -> Work[None]:

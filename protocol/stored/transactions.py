@@ -16,7 +16,7 @@ from typing import Final
 
 from protocol.primitives import Buffer, write_uvarint
 from protocol.stored.schema import BadRecord, Column, StoredSchema, decode_versioned, version_of
-from protocol.work import Work, finish
+from protocol.work import Work
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -86,16 +86,46 @@ class TransactionRecord:
 
 def encode_transaction_record(record: TransactionRecord) -> tuple[bytes, bytes | None]:
     """(key, value) as Kafka 4.3 writes them."""
-    return finish(encode_in_steps(record))
+    found = record.transaction
+    if found is None:
+        return _key(record), None
+    out = _head(found)
+    if found.state is not TransactionState.EMPTY:
+        for topic, indexes in found.partitions.items():
+            _write_topic(out, topic, indexes)
+    return _key(record), _whole(out, found)
 
 
 def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None]]:
     """`encode_transaction_record`, for the loop: a transaction may have thousands of partitions."""
-    name = record.transactional_id.encode()
-    key = _KEY_HEAD.pack(0, len(name)) + name
+    found = record.transaction
+    if found is None or len(found.partitions) < _TOPICS_PER_STEP:
+        return encode_transaction_record(record)
+    out = _head(found)
+    assert found.state is not TransactionState.EMPTY, "an id without a transaction has no partitions"
+    for at, (topic, indexes) in enumerate(found.partitions.items(), 1):
+        _write_topic(out, topic, indexes)
+        if at % _TOPICS_PER_STEP == 0:
+            yield
+    return _key(record), _whole(out, found)
+
+
+def is_short(record: TransactionRecord) -> bool:
+    """Whether it is encoded in one step."""
     found = record.transaction
     if found is None:
-        return key, None
+        return True
+    partitions = found.partitions
+    return len(partitions) < _TOPICS_PER_STEP and sum(map(len, partitions.values())) <= _NUMBERS_PER_STEP
+
+
+def _key(record: TransactionRecord) -> bytes:
+    name = record.transactional_id.encode()
+    return _KEY_HEAD.pack(0, len(name)) + name
+
+
+def _head(found: Transaction) -> bytearray:
+    """What comes before the topics, and how many they are."""
     out = bytearray(
         _HEAD.pack(_VERSION, found.producer_id, found.producer_epoch, found.timeout_ms, found.state)
     )
@@ -103,17 +133,21 @@ def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None
         out.append(0)  # null
     else:
         write_uvarint(out, len(found.partitions) + 1)
-        for at, (topic, indexes) in enumerate(found.partitions.items(), 1):
-            text = topic.encode()
-            write_uvarint(out, len(text) + 1)
-            out += text
-            write_uvarint(out, len(indexes) + 1)
-            out += pack(f">{len(indexes)}ix", *sorted(indexes))  # and no tags
-            if at % _TOPICS_PER_STEP == 0:
-                yield
+    return out
+
+
+def _write_topic(out: bytearray, topic: str, indexes: frozenset[int]) -> None:
+    text = topic.encode()
+    write_uvarint(out, len(text) + 1)
+    out += text
+    write_uvarint(out, len(indexes) + 1)
+    out += pack(f">{len(indexes)}ix", *sorted(indexes))  # and no tags
+
+
+def _whole(out: bytearray, found: Transaction) -> bytes:
     out += _TIMES.pack(found.updated_ms, found.started_ms)
     _write_tags(out, found)
-    return key, bytes(out)
+    return bytes(out)
 
 
 def _write_tags(out: bytearray, found: Transaction) -> None:
@@ -181,6 +215,7 @@ def _decode(value: Buffer) -> Transaction:
 _VERSION = 1
 """Of what is written: the one that transaction.version 2 asks for."""
 _TOPICS_PER_STEP = 16
+_NUMBERS_PER_STEP = 256
 # Every transaction writes three, so they are written by hand; the schemas below read them.
 _KEY_HEAD = Struct(">hh")
 _HEAD = Struct(">hqhib")

@@ -212,6 +212,31 @@ def test_end_transaction_markers() -> None:
         assert len(batch) == 78, "as long as Kafka's"
 
 
+@given(st.booleans(), st.integers(0, 1 << 60), st.integers(0, 32767), st.integers(0, (1 << 31) - 1))
+def test_markers_are_what_the_builder_makes(
+    commit: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> None:
+    key = (0).to_bytes(2, "big") + int(commit).to_bytes(2, "big")
+    value = (0).to_bytes(2, "big") + coordinator_epoch.to_bytes(4, "big")
+    assert end_txn_marker(
+        commit=commit,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        coordinator_epoch=coordinator_epoch,
+        timestamp=100,
+        base_offset=7,
+        leader_epoch=2,
+    ) == build_batch(
+        [Record(7, 100, key, value)],
+        base_offset=7,
+        leader_epoch=2,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+    )
+
+
 def test_control_records_of_other_types_and_broken_ones() -> None:
     assert parse_control(Record(0, 0, b"\0\0\0\2", b"leader change")) == (2, 0, -1)
     assert parse_control(Record(0, 0, b"\0\1\0\1later", b"\0\1\0\0\0\3later")) == (1, 1, 3)

@@ -34,6 +34,8 @@ from protocol.stored.transactions import (
     TransactionState,
     decode_transaction_record,
     encode_in_steps,
+    encode_transaction_record,
+    is_short,
 )
 from protocol.work import Work
 
@@ -201,8 +203,10 @@ class TransactionMachine:
     def apply_marker(self, *, producer_id: int, committed: bool) -> None:
         """Ignore it: nothing in this log belongs to a transaction."""
 
-    def encode(self, record: TransactionRecord) -> Work[tuple[bytes, bytes | None]]:
-        return encode_in_steps(record)
+    def encode(
+        self, record: TransactionRecord
+    ) -> tuple[bytes, bytes | None] | Work[tuple[bytes, bytes | None]]:
+        return encode_transaction_record(record) if is_short(record) else encode_in_steps(record)
 
     def decode(self, key: bytes, value: bytes | None) -> TransactionRecord | None:
         return decode_transaction_record(key, value)
@@ -218,6 +222,8 @@ class TransactionMachine:
             self.timers.set((transactional_id,), at_ms)
 
     def _count(self, transactional_id: str, before: Transaction | None, made: Transaction | None) -> None:
+        if before is not None and made is not None and before.partitions is made.partitions:
+            return
         host = self._hosts.get(transactional_id, _FROM_LOG)
         more = held_bytes(transactional_id, made) - held_bytes(transactional_id, before)
         if more:

@@ -22,7 +22,7 @@ from broker.net.channel import Channel, PeerLost
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, finish
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +119,15 @@ class MarkerSender:
 
     async def _attempt(self, marker: Marker, partitions: Sequence[tuple[str, int]]) -> Answers:
         """Return what is known of each partition after one attempt; nothing of one without a leader."""
-        by_leader, answers = await self._run(self._by_leader(partitions))
+        work = self._by_leader(partitions)
+        is_short = len(partitions) < _PARTITIONS_PER_STEP
+        by_leader, answers = finish(work) if is_short else await self._run(work)
         asked = [
-            self._ask(node_id, replace(marker, partitions=tuple(led))) for node_id, led in by_leader.items()
+            self._ask(
+                node_id,
+                marker if len(led) == len(marker.partitions) else replace(marker, partitions=tuple(led)),
+            )
+            for node_id, led in by_leader.items()
         ]
         if len(asked) == 1:
             answers.update(await asked[0])

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, finish
 from storage.log import NewMarker
 
 APPENDS_PER_STEP: Final = 4
@@ -94,7 +94,11 @@ class MarkerWriter:
         results: list[dict[tuple[str, int], ErrorCode]] = [{} for _ in markers]
         staged = _Staged()
         offsets: list[tuple[int, int]] = []
-        await self._turns.run(self._staging(markers, results, staged, offsets))
+        work = self._staging(markers, results, staged, offsets)
+        if len(markers) == 1 and len(markers[0].partitions) < APPENDS_PER_STEP:
+            finish(work)
+        else:
+            await self._turns.run(work)
         if offsets:
             await asyncio.gather(
                 self._wait(results, staged), self._write_to_groups(markers, results, offsets)
@@ -152,7 +156,11 @@ class MarkerWriter:
 
     async def _wait(self, results: list[dict[tuple[str, int], ErrorCode]], staged: _Staged) -> None:
         codes = await self._logs.committed(staged.stages, timeout_ms=self._timeout_ms())
-        await self._turns.run(_set(results, staged.places, codes))
+        work = _set(results, staged.places, codes)
+        if len(codes) < ROWS_PER_STEP:
+            finish(work)
+        else:
+            await self._turns.run(work)
 
     async def _write_to_group(
         self, marker: NewMarker, index: int, errors: dict[tuple[str, int], ErrorCode]

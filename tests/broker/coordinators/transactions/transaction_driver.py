@@ -85,7 +85,7 @@ class Driver:
             return
         for record in records:
             offset = len(self.log)
-            self.log.append(finish(self.machine.encode(record)))
+            self.log.append(finish(in_steps(self.machine.encode(record))))
             self.machine.apply(record, offset=offset, producer_id=-1)
 
     def tick(self) -> None:
