@@ -9,12 +9,12 @@ Invariant: what Kafka wrote is read whatever its version, and what is written is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from struct import Struct
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from protocol.primitives import Buffer
+from protocol.primitives import INT16, INT32, NO_TAGS, Buffer, pack_text
 from protocol.stored.consumer_groups import (
     KINDS,
     ConsumerGroupRecord,
@@ -32,24 +32,22 @@ from protocol.stored.schema import (
 from protocol.work import Work, finish
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedOffset:
+class CommittedOffset(NamedTuple):
     """`record_offset` is where the record lies in its partition; it is not part of it."""
 
     offset: int
+    commit_timestamp_ms: int
     leader_epoch: int = -1
     metadata: str = ""
-    commit_timestamp_ms: int
     expire_timestamp_ms: int = -1  # of commits that carried a retention time
     topic_id: UUID | None = None
     record_offset: int = -1
 
     def at(self, record_offset: int) -> CommittedOffset:
-        return replace(self, record_offset=record_offset)
+        return CommittedOffset(*self[:-1], record_offset)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetRecord:
+class OffsetRecord(NamedTuple):
     """`committed` None deletes the offset."""
 
     group_id: str
@@ -94,17 +92,22 @@ CoordinatorRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerGroupRecord
 def encode_coordinator_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
     """(key, value) as Kafka 4.3 writes them."""
     if isinstance(record, OffsetRecord):
-        key = encode_versioned(
-            _OFFSET_KEY, 1, {"group": record.group_id, "topic": record.topic, "partition": record.partition}
-        )
-        return key, None if record.committed is None else _encode_committed(record.committed)
+        return encode_offset_record(record)
     return finish(encode_in_steps(record))
 
 
-def encode_in_steps(record: CoordinatorRecord) -> Work[tuple[bytes, bytes | None]]:
+def encode_offset_record(record: OffsetRecord) -> tuple[bytes, bytes | None]:
+    """`encode_coordinator_record` by hand: a commit is little else than its record."""
+    group, topic = record.group_id.encode(), record.topic.encode()
+    sizes = _KEY_HEAD.pack(1, len(group)), INT16.pack(len(topic))
+    key = b"".join((sizes[0], group, sizes[1], topic, INT32.pack(record.partition)))
+    return key, None if record.committed is None else _encode_committed(record.committed)
+
+
+def encode_in_steps(
+    record: GroupRecord | ConsumerGroupRecord,
+) -> Work[tuple[bytes, bytes | None]]:
     """`encode_coordinator_record`, for the loop: a group may have thousands of members."""
-    if isinstance(record, OffsetRecord):
-        return encode_coordinator_record(record)
     if not isinstance(record, GroupRecord):
         return (yield from encoding_consumer_group(record))
     key = encode_versioned(_GROUP_KEY, 2, {"group": record.group_id})
@@ -127,20 +130,13 @@ def decode_coordinator_record(key: Buffer, value: Buffer | None) -> CoordinatorR
 
 
 def _encode_committed(committed: CommittedOffset) -> bytes:
+    offset, commit_ms, leader_epoch, metadata, expire_ms, topic_id, _ = committed
     # Version 1 is the only one with an expiry; 4 is flexible and carries the topic id (KAFKA-19141).
-    version = 4 if committed.expire_timestamp_ms < 0 else 1
-    return encode_versioned(
-        _OFFSET_VALUE,
-        version,
-        {
-            "offset": committed.offset,
-            "leader_epoch": committed.leader_epoch,
-            "metadata": committed.metadata,
-            "commit_timestamp": committed.commit_timestamp_ms,
-            "expire_timestamp": committed.expire_timestamp_ms,
-            "topic_id": committed.topic_id,
-        },
-    )
+    if expire_ms >= 0:
+        return _VALUE_1_HEAD.pack(1, offset) + pack_text(metadata, False) + _TIMES.pack(commit_ms, expire_ms)
+    tags = NO_TAGS if topic_id is None else _TOPIC_ID_TAG + topic_id.bytes
+    text = pack_text(metadata, True) if metadata else _NO_TEXT
+    return _VALUE_4_HEAD.pack(4, offset, leader_epoch) + text + _TIME.pack(commit_ms) + tags
 
 
 def _decode_committed(value: Buffer) -> CommittedOffset:
@@ -213,6 +209,14 @@ def _decode_group(value: Buffer) -> GroupMetadata:
 
 # --- schemas ---
 
+_KEY_HEAD: Final = Struct(">hh")
+_VALUE_1_HEAD: Final = Struct(">hq")
+_VALUE_4_HEAD: Final = Struct(">hqi")
+_TIME: Final = Struct(">q")
+_TIMES: Final = Struct(">qq")
+_NO_TEXT: Final = b"\x01"
+_TOPIC_ID_TAG: Final = b"\x01\x00\x10"
+"""One tagged field: the first, of 16 bytes."""
 _GROUP_VERSION = 3
 _COUNT = Struct(">i")
 _MEMBERS_PER_STEP = 16

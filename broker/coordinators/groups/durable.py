@@ -43,12 +43,14 @@ class Durable:
     # --- applying ---
 
     def apply(self, record: CoordinatorRecord, *, offset: int, producer_id: int) -> None:
-        if isinstance(record, GroupRecord):
+        if isinstance(record, OffsetRecord):
+            self.apply_offset(record, offset, producer_id)
+        elif isinstance(record, GroupRecord):
             if record.metadata is None:
                 self.groups.pop(record.group_id, None)
             else:
                 self.groups[record.group_id] = record.metadata
-        elif not isinstance(record, OffsetRecord):
+        else:
             group = self.consumers.get(record.group_id)
             if group is None:
                 if record.value is None:
@@ -57,15 +59,18 @@ class Durable:
             group.apply(record)
             if group.is_gone:
                 del self.consumers[record.group_id]
-        elif record.committed is None:
-            self._remove(record.group_id, record.topic, record.partition)
+
+    def apply_offset(self, record: OffsetRecord, offset: int, producer_id: int) -> None:
+        group_id, topic, partition, committed = record
+        if committed is None:
+            self._remove(group_id, topic, partition)
         elif producer_id < 0:
-            self._put(record.group_id, record.topic, record.partition, record.committed.at(offset))
+            self._put(group_id, topic, partition, committed.at(offset))
         else:
-            key = (record.group_id, record.topic, record.partition)
-            self.pending.setdefault(producer_id, {})[key] = record.committed.at(offset)
-            open_ones = self.open.setdefault(record.group_id, {})
-            open_ones.setdefault((record.topic, record.partition), set()).add(producer_id)
+            key = (group_id, topic, partition)
+            self.pending.setdefault(producer_id, {})[key] = committed.at(offset)
+            open_ones = self.open.setdefault(group_id, {})
+            open_ones.setdefault((topic, partition), set()).add(producer_id)
 
     def apply_marker(self, *, producer_id: int, committed: bool) -> Work[list[tuple[str, CommittedOffset]]]:
         """End a transaction. Returns the offsets that count from now on, each with its group."""

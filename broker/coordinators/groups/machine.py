@@ -32,7 +32,7 @@ from broker.coordinators.groups.shard import (
     consumer_key,
 )
 from broker.coordinators.groups.topics import Topics
-from broker.coordinators.machine import DecisionDraft, Instant
+from broker.coordinators.machine import DecisionDraft, Encoded, Instant
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import ConsumerGroupRecord, MemberMetadata, MemberState, RegexRecord
@@ -42,12 +42,14 @@ from protocol.stored.offsets import (
     OffsetRecord,
     decode_coordinator_record,
     encode_in_steps,
+    encode_offset_record,
 )
 from protocol.work import Work
 
 DEADLINES_PER_STEP: Final = 16
 GROUPS_PER_STEP: Final = 64
 _NO_TOKEN: Final = -1
+_COMMITS: Final = (Commit, TxnCommit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class GroupMachine(GroupShard):
 
     def is_stackable(self, command: GroupCommand[Any]) -> bool:
         # A commit is judged by the membership alone, which no commit changes.
-        return isinstance(command, Commit | TxnCommit)
+        return isinstance(command, _COMMITS)
 
     def tick(self, now: Instant) -> Work[GroupDecision[None]]:
         draft: DecisionDraft[CoordinatorRecord] = DecisionDraft(now, _NO_TOKEN)
@@ -173,15 +175,16 @@ class GroupMachine(GroupShard):
             self.timers.set(key, now.mono_ms + max(member.metadata.rebalance_timeout_ms, 0))
 
     def apply(self, record: CoordinatorRecord, *, offset: int, producer_id: int) -> None:
-        if not isinstance(record, OffsetRecord | GroupRecord):
-            self._apply_consumer(record, offset)
-            return
-        self.durable.apply(record, offset=offset, producer_id=producer_id)
-        if isinstance(record, GroupRecord):
+        if isinstance(record, OffsetRecord):
+            self.durable.apply_offset(record, offset, producer_id)
+            if record.committed is not None and self._is_live:
+                # A group that only stores offsets has no metadata record; it is here because its offsets are.
+                self.ensure_group(record.group_id, record.committed.commit_timestamp_ms)
+        elif isinstance(record, GroupRecord):
+            self.durable.apply(record, offset=offset, producer_id=producer_id)
             self._group_changed(record)
-        elif record.committed is not None and self._is_live:
-            # A group that only stores offsets has no metadata record; it is here because its offsets are.
-            self.ensure_group(record.group_id, record.committed.commit_timestamp_ms)
+        else:
+            self._apply_consumer(record, offset)
 
     def _group_changed(self, record: GroupRecord) -> None:
         if record.metadata is None:
@@ -231,8 +234,8 @@ class GroupMachine(GroupShard):
             if self._is_live:
                 self.ensure_group(group_id, offset.commit_timestamp_ms)
 
-    def encode(self, record: CoordinatorRecord) -> Work[tuple[bytes, bytes | None]]:
-        return encode_in_steps(record)
+    def encode(self, record: CoordinatorRecord) -> Encoded | Work[Encoded]:
+        return encode_offset_record(record) if isinstance(record, OffsetRecord) else encode_in_steps(record)
 
     def decode(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
         return decode_coordinator_record(key, value)

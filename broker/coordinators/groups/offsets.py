@@ -27,7 +27,7 @@ from broker.coordinators.groups.shard import (
 from broker.coordinators.machine import TransactionalProducer
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupRecord, OffsetRecord
-from protocol.work import Work
+from protocol.work import Work, finish
 
 INT64_MAX: Final = 2**63 - 1
 OFFSETS_PER_STEP: Final = 32
@@ -55,7 +55,7 @@ class Commit:
     the consumer protocol.
     """
 
-    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[tuple[ErrorCode, ...]]]:
+    def decide(self, shard: GroupShard, draft: GroupDraft, /) -> CommitDecision | Work[CommitDecision]:
         check_storable(self.group_id)
         check = check_committer(
             shard,
@@ -67,6 +67,13 @@ class Commit:
         )
         now = draft.now
         expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
+        work = self._recording(shard, draft, expire_ms, check)
+        return work if len(self.offsets) >= OFFSETS_PER_STEP else finish(work)
+
+    def _recording(
+        self, shard: GroupShard, draft: GroupDraft, expire_ms: int, check: Check | None
+    ) -> Work[CommitDecision]:
+        now = draft.now
         errors = yield from _record_offsets(
             shard, draft, self.group_id, self.offsets, expire_ms=expire_ms, check=check
         )
@@ -80,6 +87,7 @@ class Commit:
         return draft.decision(tuple(errors), soft=False)
 
 
+CommitDecision: TypeAlias = GroupDecision[tuple[ErrorCode, ...]]
 Check: TypeAlias = Callable[[UUID | None, int], None]
 """Raises KafkaError unless the committer may move the offset of this partition."""
 
@@ -342,20 +350,12 @@ def _expired(
 
 
 def _offset_record(group_id: str, offset: OffsetToCommit, wall_ms: int, expire_ms: int) -> OffsetRecord:
-    return OffsetRecord(
-        group_id=group_id,
-        topic=offset.topic,
-        partition=offset.partition,
-        committed=CommittedOffset(
-            offset=offset.offset,
-            # The format that has an expiry has neither an epoch nor an id.
-            leader_epoch=offset.leader_epoch if expire_ms < 0 else -1,
-            metadata=offset.metadata or "",
-            commit_timestamp_ms=wall_ms,
-            expire_timestamp_ms=expire_ms,
-            topic_id=offset.topic_id if expire_ms < 0 else None,
-        ),
-    )
+    topic, partition, moved_to, leader_epoch, metadata, topic_id = offset
+    if expire_ms >= 0:
+        # The format that has an expiry has neither an epoch nor an id.
+        leader_epoch, topic_id = -1, None
+    committed = CommittedOffset(moved_to, wall_ms, leader_epoch, metadata or "", expire_ms, topic_id)
+    return OffsetRecord(group_id, topic, partition, committed)
 
 
 def _java_length(text: str) -> int:

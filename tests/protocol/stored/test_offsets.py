@@ -37,7 +37,19 @@ OFFSETS = st.builds(
         leader_epoch=INT32,
         metadata=TEXT,
         commit_timestamp_ms=INT64,
+        expire_timestamp_ms=st.just(-1),
         topic_id=st.none() | st.uuids(),
+        record_offset=st.just(-1),
+    )
+    | st.builds(
+        CommittedOffset,
+        offset=INT64,
+        leader_epoch=st.just(-1),
+        metadata=TEXT,
+        commit_timestamp_ms=INT64,
+        expire_timestamp_ms=st.integers(0, (1 << 63) - 1),
+        topic_id=st.none(),
+        record_offset=st.just(-1),
     ),
 )
 GROUPS = st.builds(
@@ -88,15 +100,14 @@ def test_an_offset_is_written_as_kafka_4_does() -> None:
     assert key == OFFSET_KEY
     assert value == b"\0\4" + bytes(7) + b"\5\0\0\0\2\2m" + bytes(7) + b"\t\0"
     assert OFFSET.committed is not None
-    with_id = replace(OFFSET, committed=replace(OFFSET.committed, topic_id=UUID(int=7)))
+    with_id = OFFSET._replace(committed=OFFSET.committed._replace(topic_id=UUID(int=7)))
     assert encode_coordinator_record(with_id)[1] == value[:-1] + b"\1\0\x10" + UUID(int=7).bytes
 
 
 def test_an_offset_with_an_expiry_is_version_1() -> None:
     assert OFFSET.committed is not None
-    record = replace(
-        OFFSET, committed=replace(OFFSET.committed, expire_timestamp_ms=11, leader_epoch=-1, topic_id=None)
-    )
+    committed = OFFSET.committed._replace(expire_timestamp_ms=11, leader_epoch=-1, topic_id=None)
+    record = OFFSET._replace(committed=committed)
     key, value = encode_coordinator_record(record)
     assert value == b"\0\1" + bytes(7) + b"\5\0\1m" + bytes(7) + b"\t" + bytes(7) + b"\x0b"
     assert decode_coordinator_record(key, value) == record
@@ -181,7 +192,7 @@ def test_groups_are_written_as_version_3() -> None:
 
 
 def test_tombstones() -> None:
-    assert encode_coordinator_record(replace(OFFSET, committed=None)) == (OFFSET_KEY, None)
+    assert encode_coordinator_record(OFFSET._replace(committed=None)) == (OFFSET_KEY, None)
     assert decode_coordinator_record(GROUP_KEY, None) == GroupRecord(group_id="g", metadata=None)
 
 

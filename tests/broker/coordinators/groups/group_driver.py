@@ -128,7 +128,7 @@ class Driver:
             assert self.members() == before, "it reckons with records that may be lost, and does not say so"
         for record in decision.records:
             offset = len(self.log)
-            self.log.append(finish(self.machine.encode(record)))
+            self.log.append(finish(in_steps(self.machine.encode(record))))
             self.machine.apply(record, offset=offset, producer_id=-1)
         for token, reply in decision.replies:
             self._answer(token, reply)
