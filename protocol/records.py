@@ -611,18 +611,11 @@ def build_in_steps(
         _write_record(section, row, base_offset, base_timestamp)
         if index % _RECORDS_PER_STEP == 0:
             yield
-    data = compress(codec, section, level) if codec else section
-    batch = bytearray(HEADER_SIZE)
-    batch += data
     last = rows[-1].offset if last_offset is None else last_offset
-    HEADER.pack_into(
-        batch,
-        0,
+    return _whole(
+        compress(codec, section, level) if codec else section,
         base_offset,
-        len(batch) - OVERHEAD,
         leader_epoch,
-        MAGIC,
-        0,
         attributes,
         last - base_offset,
         base_timestamp,
@@ -632,11 +625,64 @@ def build_in_steps(
         base_sequence,
         len(rows),
     )
-    CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
-    return batch
 
 
 build_batch = at_once(build_in_steps)
+
+
+def build_pairs_in_steps(
+    pairs: Sequence[tuple[bytes, bytes | None]],
+    timestamp: int,
+    *,
+    codec: int = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    transactional: bool = False,
+) -> Work[bytearray]:
+    """What `build_in_steps` makes of keys and values of one time, in a third of its time."""
+    section = bytearray()
+    for index, (key, value) in enumerate(pairs):
+        # attributes and the time after the first record's are zero
+        value_part = b"\x01" if value is None else _signed(len(value)) + value
+        body = b"".join((b"\0\0", _signed(index), _signed(len(key)), key, value_part, b"\0"))
+        section += _signed(len(body))
+        section += body
+        if index % _RECORDS_PER_STEP == _RECORDS_PER_STEP - 1:
+            yield
+    return _whole(
+        compress(codec, section, None) if codec else section,
+        0,
+        -1,
+        codec | (TRANSACTIONAL if transactional else 0),
+        len(pairs) - 1,
+        timestamp,
+        timestamp,
+        producer_id,
+        producer_epoch,
+        NO_SEQUENCE,
+        len(pairs),
+    )
+
+
+_SIGNED_BYTES: Final = tuple(bytes((value << 1,)) for value in range(64))
+
+
+def _signed(value: int) -> bytes:
+    """Return the signed varint of what is not negative."""
+    return _SIGNED_BYTES[value] if value < 64 else pack_uvarint(value << 1)
+
+
+def _whole(
+    data: Buffer, base_offset: int, leader_epoch: int, attributes: int, last_delta: int, *others: int
+) -> bytearray:
+    """Return the batch of a section of records; `others` are the fields of its header from the base timestamp
+    on."""
+    batch = bytearray(HEADER_SIZE)
+    batch += data
+    size = len(batch) - OVERHEAD
+    HEADER.pack_into(batch, 0, base_offset, size, leader_epoch, MAGIC, 0, attributes, last_delta, *others)
+    CRC.pack_into(batch, CRC_AT, crc_of(batch, 0, len(batch)))
+    return batch
 
 
 def _numbered(record: NewRecord, offset: int) -> Record:

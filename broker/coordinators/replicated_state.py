@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
+from types import GeneratorType
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, overload
 
-from broker.coordinators.machine import Instant, Machine, TransactionalProducer, in_steps
+from broker.coordinators.machine import Encoded, Instant, Machine, TransactionalProducer, in_steps
 from broker.decisions import Decision
 from broker.turns import Turns
 from protocol import records as batches
@@ -342,7 +343,9 @@ class ReplicatedState(Generic[MachineT]):
 
     def _decide(self, command: _Entry, token: int) -> None:
         """Decide it at once; where that takes longer, the flush goes on with it."""
-        work = self._deciding(command, token)
+        work = self._begin(command, token)
+        if work is None:
+            return
         try:
             for _ in range(STEPS_AT_ONCE):
                 next(work)
@@ -351,67 +354,117 @@ class ReplicatedState(Generic[MachineT]):
         self._begun = work
         self._flush_soon()
 
-    def _deciding(self, command: _Entry, token: int) -> Work[None]:
+    def _begin(self, command: _Entry, token: int) -> Work[None] | None:
+        """Decide it as far as that needs no steps; return what is left."""
         machine = self._machine
-        scope: Hashable | None = None
-        stackable = False
-        producer: TransactionalProducer | None = None
         if isinstance(command, NewMarker):
             self._round.parts.append(_Part(marker=command, replies=[(token, None)]))
             self._round.scopes.setdefault(_MARKERS, True)
             self._flush_soon()
-            return
+            return None
+        if isinstance(command, _Tick):
+            return self._deciding(machine, command, token, self._ticking(machine))
         try:
-            if isinstance(command, _Tick):
-                now = self._now()
-                if self._was_paused:
-                    self._was_paused = False
-                    yield from in_steps(machine.resume(now))
-                decision: Decision[Any, Any] = yield from in_steps(machine.tick(now))
-            else:
-                decision = yield from in_steps(machine.decide(command, token, self._now()))
-                scope, stackable = machine.scope(command), machine.is_stackable(command)
-                producer = getattr(command, "producer", None)
+            made = machine.decide(command, token, self._now())
+        except KafkaError as error:
+            self._fail(token, error)
+            return None
+        if isinstance(made, GeneratorType):
+            return self._deciding(machine, command, token, made)
+        return self._decided(machine, command, token, cast("Decision[Any, Any]", made))
+
+    def _ticking(self, machine: MachineT) -> Work[Decision[Any, Any]]:
+        now = self._now()
+        if self._was_paused:
+            self._was_paused = False
+            yield from in_steps(machine.resume(now))
+        decision: Decision[Any, Any] = yield from in_steps(machine.tick(now))
+        return decision
+
+    def _deciding(
+        self, machine: MachineT, command: _Entry, token: int, work: Work[Decision[Any, Any]]
+    ) -> Work[None]:
+        try:
+            decision = yield from work
         except KafkaError as error:
             self._fail(token, error)
             return
         if not self._is_run_by(machine):
             return
+        rest = self._decided(machine, command, token, decision)
+        if rest is not None:
+            yield from rest
+
+    def _decided(
+        self, machine: MachineT, command: _Entry, token: int, decision: Decision[Any, Any]
+    ) -> Work[None] | None:
+        """Take what was decided into the round; return what is left of that."""
         replies = decision.replies
         if decision.response is not None:
             replies += ((token, decision.response),)
-        if decision.records:
-            yield from self._take(machine, decision, replies, scope, stackable, producer)
-        else:
-            yield from self._answer(replies)
+        if not decision.records:
+            return self._answering(replies)
+        encoded: list[Encoded] = []
+        if len(decision.records) <= RECORDS_PER_STEP:
+            for record in decision.records:
+                made = machine.encode(record)
+                if isinstance(made, GeneratorType):
+                    break
+                encoded.append(cast(Encoded, made))
+            else:
+                self._take(machine, command, decision, encoded, replies)
+                return None
+        return self._taking(machine, command, decision, encoded, replies)
+
+    def _answering(self, replies: tuple[tuple[int, Any], ...]) -> Work[None]:
+        yield from self._answer(replies)
         self._arm_timer()
 
     def _is_run_by(self, machine: MachineT) -> bool:
         """Whether what was decided, or read, with this machine counts still."""
         return self.status is Status.ACTIVE and self._machine is machine
 
+    def _taking(
+        self,
+        machine: MachineT,
+        command: _Entry,
+        decision: Decision[Any, Any],
+        encoded: list[Encoded],
+        replies: tuple[tuple[int, Any], ...],
+    ) -> Work[None]:
+        """`_take` once the other records are encoded too."""
+        for at, record in enumerate(decision.records[len(encoded) :], 1):
+            encoded.append((yield from in_steps(machine.encode(record))))
+            if at % RECORDS_PER_STEP == 0:
+                yield
+        if self._is_run_by(machine):
+            self._take(machine, command, decision, encoded, replies)
+
     def _take(
         self,
         machine: MachineT,
+        command: _Entry,
         decision: Decision[Any, Any],
+        encoded: list[Encoded],
         replies: tuple[tuple[int, Any], ...],
-        scope: Hashable | None,
-        stackable: bool,
-        producer: TransactionalProducer | None,
-    ) -> Work[None]:
+    ) -> None:
         pending = self._round
+        scope: Hashable | None = None
+        is_stackable = False
+        producer: TransactionalProducer | None = None
+        if not isinstance(command, _Tick):
+            scope, is_stackable = machine.scope(command), machine.is_stackable(command)
+            producer = getattr(command, "producer", None)
         part = pending.part(producer)
-        for at, record in enumerate(decision.records, 1):
-            key, value = yield from in_steps(machine.encode(record))
-            part.records.append(record)
-            part.encoded.append((key, value))
+        part.records += decision.records
+        part.encoded += encoded
+        part.replies += replies
+        for key, value in encoded:
             pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
-            if at % RECORDS_PER_STEP == 0:
-                yield
-        part.replies.extend(replies)
-        pending.scopes[scope] = stackable and pending.scopes.get(scope, True)
+        pending.scopes[scope] = is_stackable and pending.scopes.get(scope, True)
         pending.soft = pending.soft or decision.soft
         self._flush_soon()
+        self._arm_timer()
 
     # --- appending ---
 
@@ -489,8 +542,9 @@ class ReplicatedState(Generic[MachineT]):
 
     def _drain(self) -> Work[None]:
         while self.status is Status.ACTIVE and self._queue and self._may_decide(self._queue[0][0]):
-            command, token = self._queue.popleft()
-            yield from self._deciding(command, token)
+            work = self._begin(*self._queue.popleft())
+            if work is not None:
+                yield from work
             yield
 
     async def _append(self, pending: _Round[Any], part: _Part[Any]) -> bool:
@@ -624,11 +678,11 @@ class ReplicatedState(Generic[MachineT]):
         self, encoded: list[tuple[bytes, bytes | None]], producer: TransactionalProducer | None = None
     ) -> Work[bytearray]:
         now_ms = self._now_ms()
-        rows = [(key, value, (), now_ms) for key, value in encoded]
         if producer is None:
-            return batches.build_in_steps(rows, codec=self.config.codec)
-        return batches.build_in_steps(
-            rows,
+            return batches.build_pairs_in_steps(encoded, now_ms, codec=self.config.codec)
+        return batches.build_pairs_in_steps(
+            encoded,
+            now_ms,
             codec=self.config.codec,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,

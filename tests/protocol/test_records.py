@@ -44,6 +44,7 @@ from protocol.records import (
     ControlType,
     Record,
     build_batch,
+    build_pairs_in_steps,
     check_produced,
     check_records,
     crc_of,
@@ -58,6 +59,7 @@ from protocol.records import (
     restamp_append_time,
     stamp,
 )
+from protocol.work import finish
 
 with warnings.catch_warnings():  # kafka-python reads its schemas by a deprecated function
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -253,6 +255,23 @@ def test_control_records_of_other_types_and_broken_ones() -> None:
 
 
 # --- what producers send ---
+
+
+@given(
+    pairs=st.lists(
+        st.tuples(st.binary(max_size=99), st.none() | st.binary(max_size=99)), min_size=1, max_size=99
+    ),
+    timestamp=st.integers(0, 1 << 50),
+    codec=st.sampled_from((Codec.NONE, Codec.LZ4)),
+    producer=st.sampled_from(({}, {"producer_id": 7, "producer_epoch": 2, "transactional": True})),
+)
+def test_pairs_of_one_time_make_the_batch_that_records_make(
+    pairs: list[tuple[bytes, bytes | None]], timestamp: int, codec: Codec, producer: dict[str, Any]
+) -> None:
+    rows = [(key, value, (), timestamp) for key, value in pairs]
+    made = finish(build_pairs_in_steps(pairs, timestamp, codec=codec, **producer))
+    assert made == build_batch(rows, codec=codec, **producer)
+
 
 GOOD = build_batch(RECORDS)
 IDEMPOTENT = build_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=0)
