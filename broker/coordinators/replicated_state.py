@@ -47,6 +47,8 @@ RECORDS_PER_STEP: Final = 16
 RECORDS_AT_ONCE: Final = 8
 BYTES_AT_ONCE: Final = 4 << 10
 """A round of no more is appended, applied and answered in one go where its log is alone."""
+ROUNDS_AT_ONCE: Final = 4
+"""Of these, in one pass of the loop."""
 PARTS_MAX: Final = 16
 """Of one round, each a batch of its own: they are appended in one go."""
 REPLIES_PER_STEP: Final = 8
@@ -523,11 +525,19 @@ class ReplicatedState(Generic[MachineT]):
         self._arm_timer()
 
     async def _flush(self) -> None:
+        small = 0
         try:
             while self.status is Status.ACTIVE and (self._begun or self._round.parts or self._queue):
                 if self._begun is not None:
                     work, self._begun = self._begun, None
                     await self._turns.run(work)
+                if self._is_small(self._round):
+                    self._flush_small()
+                    small += 1
+                    if small % ROUNDS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    await self._turns.run(self._drain())
+                    continue
                 pending, self._round = self._round, _Round()
                 if not pending.parts:
                     pass
