@@ -19,7 +19,7 @@ from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, finish
 
 if TYPE_CHECKING:
     from broker.coordinators.groups.coordinator import GroupCoordinator
@@ -35,6 +35,7 @@ _OWN_MEMBER_ID_FROM: Final = 1
 """Version from which a member chooses its id."""
 _LONG_ID: Final = 1_000
 _NUMBERS_AT_ONCE: Final = 1_024
+_SHORT_TOPICS: Final = 4
 TOPICS_MAX: Final = 20_000
 """That one member may name; whoever wants more has an expression for them."""
 _GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
@@ -61,12 +62,15 @@ class ConsumerGroupHandlers:
         self._check_on()
         try:
             _check(ctx, request, self._groups.consumer_assignors)
-            command = await self._turns.run(self._command(ctx, request))
+            work = self._command(ctx, request)
+            command = finish(work) if _is_short(request) else await self._turns.run(work)
             reply: HeartbeatReply = await self._groups.ask(request.group_id, command)
             assignment = reply["assignment"]
             rows = None
             if assignment is not None:
-                rows = {"topic_partitions": await self._turns.run(_partitions(assignment))}
+                making = _partitions(assignment)
+                is_short = len(assignment) < _SHORT_TOPICS
+                rows = {"topic_partitions": finish(making) if is_short else await self._turns.run(making)}
         except KafkaError as error:
             return {
                 "throttle_time": 0,
@@ -188,6 +192,14 @@ def _check_text(text: str | None, otherwise: str) -> None:
 
 def _invalid(message: str) -> KafkaError:
     return KafkaError(ErrorCode.invalid_request, message)
+
+
+def _is_short(request: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether it names so few topics that it is read in one step."""
+    return (
+        len(request.topic_partitions or ()) < _SHORT_TOPICS
+        and len(request.subscribed_topic_names or ()) < _SHORT_TOPICS
+    )
 
 
 def _claims(request: ConsumerGroupHeartbeatRequest) -> Work[tuple[Claim, ...]]:

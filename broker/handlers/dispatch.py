@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FLAT: Final = (int, str)
 _HEAD: Final = Struct(">Ii").unpack_from
 _SIZE: Final = Struct(">i")
 FOR_THE_CONTROLLER: Final = frozenset(
@@ -440,7 +441,7 @@ class Dispatcher:
             answer = await result
             if not isinstance(answer, Mapping):
                 return answer
-            if is_short_response(context.api_key, context.api_version):
+            if is_short_response(context.api_key, context.api_version) or _is_flat(answer):
                 api_key, version = context.api_key, context.api_version
                 return [encode_response(api_key, version, context.correlation_id, answer)]
             return await self._turns.run(self._encoded(context, answer, kept))
@@ -514,6 +515,11 @@ def _sized(answer: memoryview) -> Work[Pieces]:
         yield
         pieces.append(bytes(answer[at : at + PIECE_BYTES]))
     return pieces
+
+
+def _is_flat(fields: Fields) -> bool:
+    """Whether an answer has no row and nothing else that may be long."""
+    return all(value is None or isinstance(value, _FLAT) for value in fields.values())
 
 
 def _joined(pieces: Pieces) -> bytes | Bulk:

@@ -9,16 +9,18 @@ group (kind 4) is what brokers before 4.1 kept: only whether there is one is rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from struct import Struct, pack
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
 from protocol.codec import Fields
-from protocol.primitives import Buffer
+from protocol.primitives import Buffer, pack_text, write_uvarint
 from protocol.stored.schema import (
+    VERSION,
     BadRecord,
     Column,
     StoredSchema,
@@ -36,6 +38,10 @@ Owned: TypeAlias = Mapping[UUID, Mapping[int, int]]
 
 NOTHING: Final[Mapping[UUID, Any]] = MappingProxyType({})
 _PARTITIONS_PER_STEP: Final = 512
+_SHORT_TOPICS: Final = 8
+_SHORT_PARTITIONS: Final = 64
+_CURRENT: Final = Struct(">hiib")
+_TARGET: Final = Struct(">hB")
 _VERSION: Final = 0
 
 
@@ -190,6 +196,46 @@ def encoding_consumer_group(record: ConsumerGroupRecord) -> Work[tuple[bytes, by
     assert not isinstance(record, TopicsRecord), "a list of topics is only deleted"
     fields = yield from _fields(record)
     return encoded, (yield from encoding_versioned(_VALUES[record.KIND], _VERSION, fields))
+
+
+def packed_consumer_group(record: ConsumerGroupRecord) -> tuple[bytes, bytes | None] | None:
+    """Return what `encoding_consumer_group` makes of what each member gets in a rebalance, where that is
+    short, by hand; None for all else."""
+    if isinstance(record, CurrentRecord):
+        current = record.value
+        if current is None or not (_is_short(current.assigned) and _is_short(current.revoking)):
+            return None
+        out = bytearray(_CURRENT.pack(_VERSION, current.epoch, current.previous_epoch, current.state))
+        for owned in (current.assigned, current.revoking):
+            out.append(len(owned) + 1)
+            for topic_id, epochs in owned.items():
+                partitions = sorted(epochs)
+                numbers = Struct(f">B{len(partitions)}i")
+                out += topic_id.bytes
+                out += numbers.pack(len(partitions) + 1, *partitions)
+                out += b"\x01\x00"  # one tag: the epochs
+                write_uvarint(out, numbers.size)
+                out += numbers.pack(len(partitions) + 1, *(epochs[partition] for partition in partitions))
+    elif isinstance(record, TargetRecord):
+        target = record.value
+        if target is None or not _is_short(target):
+            return None
+        out = bytearray(_TARGET.pack(_VERSION, len(target) + 1))
+        for topic_id, some in target.items():
+            out += topic_id.bytes
+            out += pack(f">B{len(some)}ix", len(some) + 1, *some)  # and no tags
+    else:
+        return None
+    out.append(0)  # tags
+    key = VERSION.pack(record.KIND) + pack_text(record.group_id, False) + pack_text(record.member_id, False)
+    return key, bytes(out)
+
+
+def _is_short(partitions: Mapping[UUID, Collection[int]]) -> bool:
+    """Whether each count of it takes a byte, and all of it about as long as a step may."""
+    return len(partitions) <= _SHORT_TOPICS and all(
+        len(some) <= _SHORT_PARTITIONS for some in partitions.values()
+    )
 
 
 def _fields(

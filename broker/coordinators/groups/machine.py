@@ -35,7 +35,13 @@ from broker.coordinators.groups.topics import Topics
 from broker.coordinators.machine import DecisionDraft, Encoded, Instant
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.stored.consumer_groups import ConsumerGroupRecord, MemberMetadata, MemberState, RegexRecord
+from protocol.stored.consumer_groups import (
+    ConsumerGroupRecord,
+    MemberMetadata,
+    MemberState,
+    RegexRecord,
+    packed_consumer_group,
+)
 from protocol.stored.offsets import (
     CoordinatorRecord,
     GroupRecord,
@@ -235,7 +241,10 @@ class GroupMachine(GroupShard):
                 self.ensure_group(group_id, offset.commit_timestamp_ms)
 
     def encode(self, record: CoordinatorRecord) -> Encoded | Work[Encoded]:
-        return encode_offset_record(record) if isinstance(record, OffsetRecord) else encode_in_steps(record)
+        if isinstance(record, OffsetRecord):
+            return encode_offset_record(record)
+        packed = None if isinstance(record, GroupRecord) else packed_consumer_group(record)
+        return encode_in_steps(record) if packed is None else packed
 
     def decode(self, key: bytes, value: bytes | None) -> CoordinatorRecord | None:
         return decode_coordinator_record(key, value)

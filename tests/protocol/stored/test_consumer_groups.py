@@ -24,9 +24,12 @@ from protocol.stored.consumer_groups import (
     TargetEpochRecord,
     TargetRecord,
     TopicsRecord,
+    encoding_consumer_group,
+    packed_consumer_group,
 )
 from protocol.stored.offsets import decode_coordinator_record, encode_coordinator_record
 from protocol.stored.schema import BadRecord
+from protocol.work import finish
 
 TOPIC = UUID(int=5)
 
@@ -105,6 +108,27 @@ RECORDS = st.one_of(
 @given(RECORDS)
 def test_there_and_back(record: ConsumerGroupRecord) -> None:
     assert decode_coordinator_record(*encode_coordinator_record(record)) == record
+
+
+LARGE = st.dictionaries(
+    st.uuids(), st.dictionaries(PARTITIONS, INT32, min_size=60, max_size=70), min_size=1, max_size=9
+)
+
+
+@given(
+    RECORDS
+    | st.builds(
+        CurrentRecord,
+        **NAMED,
+        value=st.builds(CurrentAssignment, epoch=INT32, assigned=LARGE, revoking=OWNED),
+    )
+)
+def test_what_is_packed_by_hand_is_what_its_schema_makes(record: ConsumerGroupRecord) -> None:
+    packed = packed_consumer_group(record)
+    if packed is not None:
+        assert packed == finish(encoding_consumer_group(record))
+    is_of_a_member = isinstance(record, CurrentRecord | TargetRecord) and record.value is not None
+    assert is_of_a_member or packed is None
 
 
 @pytest.mark.parametrize(

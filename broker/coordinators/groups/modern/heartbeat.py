@@ -167,8 +167,8 @@ def _heartbeat(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft)
         # A static member is back: it goes on from where its instance was.
         member, replaced = migration.replace_static(group, known, command.member_id, draft), known
     metadata = _updated(member.metadata, command)
-    updated = replace(member, metadata=metadata)
-    if is_new or metadata != member.metadata:
+    updated = member if metadata is member.metadata else replace(member, metadata=metadata)
+    if is_new or (metadata is not member.metadata and metadata != member.metadata):
         draft.records.append(
             MemberRecord(group_id=group.group_id, member_id=updated.member_id, value=metadata)
         )
@@ -329,7 +329,20 @@ def _check_epoch(member: Member, command: ConsumerHeartbeat) -> None:
 
 
 def _updated(metadata: MemberMetadata, command: ConsumerHeartbeat) -> MemberMetadata:
+    """Return the metadata with what is new; itself where nothing is."""
     timeout_ms = command.rebalance_timeout_ms
+    if (
+        command.topics is None
+        and command.regex is None
+        and command.rack_id is None
+        and command.assignor is None
+        and timeout_ms == -1
+        and command.instance_id in (None, metadata.instance_id)
+        and command.client_id == metadata.client_id
+        and command.client_host == metadata.client_host
+        and metadata.classic is None
+    ):
+        return metadata
     return replace(
         metadata,
         instance_id=metadata.instance_id if command.instance_id is None else command.instance_id,
@@ -354,7 +367,9 @@ def _check_room(shard: GroupShard, member: Member, command: ConsumerHeartbeat, i
 def check_memory(
     shard: GroupShard, member: Member, metadata: MemberMetadata, is_new_group: bool = False
 ) -> None:
-    held, holds = held_bytes(member.member_id, member.metadata), held_bytes(member.member_id, metadata)
+    held = holds = held_bytes(member.member_id, metadata)
+    if metadata is not member.metadata:
+        held = held_bytes(member.member_id, member.metadata)
     more = holds if member.metadata == MemberMetadata() else holds - held
     more += CONSUMER_GROUP_BYTES if is_new_group else 0
     if holds > shard.config.record_max_bytes:
