@@ -48,6 +48,7 @@ from broker.handlers.peers import PeerHandlers
 from broker.handlers.produce import Commands, Produce
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
+from broker.handlers.short_commits import ShortCommits
 from broker.handlers.topics import TopicHandlers
 from broker.handlers.transactional_offsets import TransactionalOffsetHandlers
 from broker.handlers.transactions import TransactionHandlers
@@ -361,6 +362,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         },
         produce=produce,
         fetch=fetch,
+        short={Api.OFFSET_COMMIT: ShortCommits(groups=groups, cluster=cluster)},
         spawn=spawn,
         turns=turns,
         large_bytes=world.large_request_bytes,

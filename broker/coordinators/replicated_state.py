@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+R_contra = TypeVar("R_contra", contravariant=True)
 RecordT = TypeVar("RecordT")
 MachineT = TypeVar("MachineT", bound="Machine[Any, Any]")
 
@@ -157,6 +158,16 @@ class Asked(Protocol[R_co]):
     def decide(self, state: Any, means: Any, /) -> Decision[Any, R_co] | Work[Decision[Any, R_co]]: ...
 
 
+class Reply(Protocol[R_contra]):
+    """Where the outcome of a command is put: a future, or what does without one. It must not raise."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: R_contra, /) -> None: ...
+
+    def set_exception(self, exception: KafkaError, /) -> None: ...
+
+
 _Entry: TypeAlias = Asked[Any] | NewMarker | _Tick
 
 
@@ -234,7 +245,7 @@ class ReplicatedState(Generic[MachineT]):
         self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._active = asyncio.Event()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, Reply[Any]] = {}
         self._next_token = 0
         self._queue: deque[tuple[_Entry, int]] = deque()
         self._round: _Round[Any] = _Round()
@@ -286,19 +297,38 @@ class ReplicatedState(Generic[MachineT]):
     async def ask(self, command: Asked[R] | NewMarker) -> R | None:
         """Return the response, once it is durable. Cancelling drops the response; the command stands."""
         self._check_active()
-        token = self._next_token
-        self._next_token += 1
-        future = self._waiting[token] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        token = self._expect(future)
         try:
-            if self._is_busy or not self._may_decide(command):
-                self._enqueue(command, token)
-            else:
-                self._decide(command, token)
+            self._give(command, token)
             response: R | None = await future
             return response
         finally:
             self._waiting.pop(token, None)
             del future  # which an error, by its traceback, would keep alive together with itself
+
+    def tell(self, command: Asked[R], reply: Reply[R]) -> None:
+        """`ask` for one that is no task: the reply is given the response, or the error, at once or once it is
+        durable. Raise KafkaError where it is not asked at all."""
+        self._check_active()
+        token = self._expect(reply)
+        try:
+            self._give(command, token)
+        except BaseException:
+            self._waiting.pop(token, None)
+            raise
+
+    def _expect(self, reply: Reply[Any]) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._waiting[token] = reply
+        return token
+
+    def _give(self, command: _Entry, token: int) -> None:
+        if self._is_busy or not self._may_decide(command):
+            self._enqueue(command, token)
+        else:
+            self._decide(command, token)
 
     async def write_marker(self, marker: NewMarker) -> None:
         """End a transaction: return once its marker is durable and applied."""

@@ -126,6 +126,11 @@ class FetchFrames(FrameHandler, Protocol):
         takes."""
 
 
+class ShortFrames(FrameHandler, Protocol):
+    """Handles short requests of one API as frames. Its `handle` returns None for one that is to be decoded
+    and given to the API's `Handler`, having done nothing."""
+
+
 class Memo(ProduceMemo):
     """What is remembered of a connection's requests."""
 
@@ -153,6 +158,7 @@ class Dispatcher:
         handlers: Mapping[int, Handler],
         produce: ProduceFrames,
         fetch: FetchFrames,
+        short: Mapping[int, ShortFrames],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         turns: Turns,
         large_bytes: int,
@@ -171,6 +177,7 @@ class Dispatcher:
         self._produce = produce
         self._repeat = produce.repeat
         self._fetch = fetch
+        self._short = {int(api): handler for api, handler in short.items()}
         self._spawn = spawn
         self._turns = turns
         self._large_bytes = large_bytes
@@ -252,12 +259,31 @@ class Dispatcher:
             slot = connection.slot()
             self._spawn(self._answer_large(context, connection.keep(frame), head.body_at, slot))
             return slot
+        short = self._short.get(api_key)
+        if short is not None:
+            answer = self._ask_short(short, context, frame, head.body_at)
+            if answer is not None:
+                return answer
         request = decode_request(api_key, version, memoryview(frame)[head.body_at :])
         if api_key in FOR_THE_CONTROLLER and not self._cluster.is_controller:
             slot = connection.slot()
             self._spawn(self._finish(context, request, self._forward(bytes(frame)), slot))
             return slot
         return self._call(context, request)
+
+    def _ask_short(self, short: ShortFrames, context: Context, frame: Frame, body_at: int) -> Answer:
+        api_key, version = context.api_key, context.api_version
+        try:
+            return short.handle(
+                context.connection,
+                frame,
+                version=version,
+                correlation_id=context.correlation_id,
+                body_at=body_at,
+            )
+        except Exception as error:
+            request = decode_request(api_key, version, memoryview(frame)[body_at:])
+            return _answer_of(context.connection, finish(self._failed(context, request, error, [])))
 
     def _context(self, connection: Connection, head: RequestHead, *, is_passed_on: bool = False) -> Context:
         return Context(

@@ -32,6 +32,7 @@ from broker.coordinators.groups.topics import Topics
 from broker.coordinators.replicated_state import (
     BATCH_OVERHEAD_BYTES,
     ReplicatedState,
+    Reply,
     StateConfig,
     Status,
 )
@@ -140,6 +141,10 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         if state.status is Status.ACTIVE and state.machine.to_resolve:
             self._look_up_regexes(state)
         return response
+
+    def tell(self, group_id: str, command: GroupCommand[R], reply: Reply[R]) -> None:
+        """`ask` for one that is no task: the reply is given what comes of it."""
+        self._state(group_id).tell(command, reply)
 
     async def write_marker(self, index: int, marker: NewMarker) -> None:
         """End a transaction on one partition of the offsets topic: return once the marker is committed and

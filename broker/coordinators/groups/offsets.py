@@ -42,14 +42,13 @@ class OffsetToCommit(NamedTuple):
     topic_id: UUID | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(NamedTuple):
     group_id: str
+    offsets: tuple[OffsetToCommit, ...]
     member_id: str = ""
     generation: int = -1
     instance_id: str | None = None
     retention_ms: int = -1
-    offsets: tuple[OffsetToCommit, ...]
     knows_epochs: bool = True
     """Older clients get ILLEGAL_GENERATION for a group that does not exist, and cannot be members that speak
     the consumer protocol.
