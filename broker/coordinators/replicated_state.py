@@ -45,9 +45,8 @@ RECORD_OVERHEAD_BYTES: Final = 32
 STEPS_AT_ONCE: Final = 4
 """Of a command, on its arrival; most need none."""
 RECORDS_PER_STEP: Final = 16
-RECORDS_AT_ONCE: Final = 8
-BYTES_AT_ONCE: Final = 4 << 10
-"""A round of no more is appended, applied and answered in one go where its log is alone."""
+ALONE_BYTES_MAX: Final = 16 << 10
+"""Of a round that is flushed without a task."""
 ROUNDS_AT_ONCE: Final = 4
 """Of these, in one pass of the loop."""
 PARTS_MAX: Final = 16
@@ -106,12 +105,6 @@ class CoordinatorLog(Protocol):
     ) -> Appended:
         """Return once the batch is on every replica in sync; raise KafkaError otherwise."""
 
-    def is_alone(self, topic: str, index: int) -> bool:
-        """Whether an append there is as safe as it gets once it is written."""
-
-    def append_now(self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int) -> Appended:
-        """`append` where `is_alone`, which waits for nothing."""
-
     async def append_all(
         self,
         topic: str,
@@ -124,6 +117,14 @@ class CoordinatorLog(Protocol):
         """Append in order; return once what was appended is on every replica in sync. A marker or a batch of
         a transaction that is refused stops no other; after a plain batch that is refused nothing is appended.
         Raise KafkaError where nothing was appended, or what was may be lost."""
+
+    def stands_alone(self, topic: str, index: int) -> bool:
+        """Whether there is no other replica; raise KafkaError where there is none here either."""
+
+    def append_alone(
+        self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
+    ) -> Appended:
+        """`append` to a log that stands alone, at once."""
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]: ...
 
@@ -511,60 +512,72 @@ class ReplicatedState(Generic[MachineT]):
         if self.status is not Status.ACTIVE or self._is_flushing:
             return
         self._is_flushing = True
-        if self._is_small(self._round):
-            try:
-                self._flush_small()
-            finally:
-                self._is_flushing = False
-            if self.status is not Status.ACTIVE or not (self._begun or self._round.parts or self._queue):
-                return
-            self._is_flushing = True
-        self._spawn(self._flush())
+        try:
+            is_short = self._is_short()
+            if is_short:
+                self._flush_short(goes_on=False)
+        except Exception as error:
+            self._spawn(_fail_with(error))
+            return
+        if not is_short:
+            self._spawn(self._flush())
+        elif self.status is Status.ACTIVE and (self._begun or self._round.parts or self._queue):
+            self._flush_soon()
 
-    def _is_small(self, pending: _Round[Any]) -> bool:
-        """Whether the next round takes no turns and nothing to wait for, neither of which is worth a task."""
+    def _is_short(self) -> bool:
+        """Whether the next round takes no turns and has nobody to wait for."""
+        pending = self._round
         if self._begun is not None or len(pending.parts) != 1:
             return False
         part = pending.parts[0]
-        return (
-            part.is_plain
-            and len(part.records) <= RECORDS_AT_ONCE
-            and len(part.replies) <= REPLIES_PER_STEP
-            and pending.size <= min(BYTES_AT_ONCE, self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES)
-            and self._partitions.is_alone(self.topic, self.index)
-        )
+        if (
+            not part.is_plain
+            or len(part.records) > RECORDS_PER_STEP
+            or len(part.replies) > REPLIES_PER_STEP
+            or pending.size > min(ALONE_BYTES_MAX, self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES)
+        ):
+            return False
+        try:
+            return self._partitions.stands_alone(self.topic, self.index)
+        except KafkaError:
+            return False
 
-    def _flush_small(self) -> None:
-        """`_append` for the next round, which `_is_small`."""
+    def _flush_short(self, *, goes_on: bool) -> None:
+        """Append, apply and answer the next round, which `_is_short`; `goes_on` is whether a flush does."""
         pending, self._round = self._round, _Round()
         (part,) = pending.parts
         machine = self._machine
-        batch = finish(self._build(part.encoded))
         try:
-            appended = self._partitions.append_now(
-                self.topic, self.index, batch, expected_leader_epoch=self.leader_epoch
+            appended = self._partitions.append_alone(
+                self.topic,
+                self.index,
+                finish(self._build(part.encoded)),
+                expected_leader_epoch=self.leader_epoch,
             )
         except KafkaError as error:
+            self._is_flushing = goes_on
             self._append_failed(pending, error, is_partly_applied=False)
-            return
-        self._append_error = None
-        finish(self._apply_all(machine, part.records, appended.first_offset))
-        if not self._is_run_by(machine):
-            return
-        finish(self._answer(part.replies))
-        self._arm_timer()
+        else:
+            self._append_error = None
+            finish(self._apply_all(machine, part.records, appended.first_offset))
+            # who is answered may ask again at once
+            self._is_flushing = goes_on
+            if self._is_run_by(machine):
+                finish(self._answer(part.replies))
+        if self.status is Status.ACTIVE:
+            self._arm_timer()
 
     async def _flush(self) -> None:
-        small = 0
+        short = 0
         try:
             while self.status is Status.ACTIVE and (self._begun or self._round.parts or self._queue):
                 if self._begun is not None:
                     work, self._begun = self._begun, None
                     await self._turns.run(work)
-                if self._is_small(self._round):
-                    self._flush_small()
-                    small += 1
-                    if small % ROUNDS_AT_ONCE == 0:
+                if self._is_short():
+                    self._flush_short(goes_on=True)
+                    short += 1
+                    if short % ROUNDS_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     await self._turns.run(self._drain())
                     continue
@@ -923,6 +936,11 @@ class ReplicatedState(Generic[MachineT]):
                 "%s-%d: ignored the record at offset %d: %s", self.topic, self.index, row.offset, error
             )
             return None
+
+
+async def _fail_with(error: Exception) -> None:
+    """Raise a bug where it ends the broker, as one in a flush does."""
+    raise error
 
 
 def coordinator_error(code: ErrorCode) -> ErrorCode:

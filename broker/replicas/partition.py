@@ -452,10 +452,9 @@ class Partition:
     # --- checks ---
 
     @property
-    def is_alone(self) -> bool:
-        """Whether what is written here is committed at once: there is no other replica and no sync to wait
-        for."""
-        return self._stands_alone
+    def stands_alone(self) -> bool:
+        """Whether what its leader here has written is committed."""
+        return self.is_leader and self._stands_alone
 
     def check_acks_all(self) -> None:
         if not self.acks_all_ok:

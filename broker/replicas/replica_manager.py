@@ -271,35 +271,36 @@ class ReplicaManager:
             now_ms=self._world.now_ms(),
             origin=origin,
         )
-        self.touch(partition)
-        self.wake(self.flush())
-        if partition.offline:
-            raise KafkaError(ErrorCode.kafka_storage_error)
+        self._write_appended(partition)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
             await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
 
-    def is_alone(self, topic: str, index: int) -> bool:
-        """Whether no other replica and no sync has to follow a write there before it is committed."""
-        partition = self.replica(topic, index)
-        return isinstance(partition, Partition) and partition.is_alone
+    def stands_alone(self, topic: str, index: int) -> bool:
+        """Whether a partition has no replica besides this one, so that `append_alone` may be asked."""
+        return self.partition(topic, index).stands_alone
 
-    def append_now(self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int) -> Appended:
-        """`append` where `is_alone`: nothing is waited for."""
+    def append_alone(
+        self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
+    ) -> Appended:
+        """`append` on a partition that stands alone, which waits for nobody."""
         partition = self.partition(topic, index)
         if partition.leader_epoch != expected_leader_epoch:
             raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
         partition.check_acks_all()
-        now_ms = self._world.now_ms()
-        appended = partition.log.append_own(batch, leader_epoch=partition.leader_epoch, now_ms=now_ms)
+        appended = partition.log.append_own(
+            batch, leader_epoch=partition.leader_epoch, now_ms=self._world.now_ms()
+        )
+        self._write_appended(partition)
+        if partition.log.high_watermark <= appended.last_offset:
+            raise KafkaError(ErrorCode.not_enough_replicas_after_append)
+        return appended
+
+    def _write_appended(self, partition: Partition) -> None:
         self.touch(partition)
         self.wake(self.flush())
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
-        if partition.log.high_watermark <= appended.last_offset:
-            # no longer alone; what was appended may be lost
-            raise KafkaError(ErrorCode.not_enough_replicas_after_append)
-        return appended
 
     async def append_all(
         self,

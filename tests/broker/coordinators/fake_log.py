@@ -29,12 +29,12 @@ class FakeLog:
     appending: asyncio.Event = field(default_factory=asyncio.Event)
     read_error: Exception | None = None
     is_on_all: bool = True
+    is_alone: bool = False
+    """Whether it has no other replica; appends do not wait at an open gate then."""
     refused: list[ErrorCode | None] = field(default_factory=list)
     """What the next batches of rounds with transactions are refused with."""
     rounds: list[int] = field(default_factory=list)
     """How many batches each round with transactions had."""
-    alone: bool = False
-    """Whether nothing has to be waited for, neither the gate nor other replicas."""
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -52,12 +52,13 @@ class FakeLog:
         await self.gate.wait()
         return self._append(batch, expected_leader_epoch)
 
-    def is_alone(self, topic: str, index: int) -> bool:
-        return self.alone
+    def stands_alone(self, topic: str, index: int) -> bool:
+        return self.is_alone and self.gate.is_set()
 
-    def append_now(
+    def append_alone(
         self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
     ) -> AppendedAt:
+        self.appending.set()
         return self._append(batch, expected_leader_epoch)
 
     def _append(self, batch: bytearray, expected_leader_epoch: int) -> AppendedAt:

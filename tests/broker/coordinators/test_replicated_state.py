@@ -41,9 +41,9 @@ TOPIC = "__consumer_offsets"
 MakeState = Callable[..., ReplicatedState[GroupMachine]]
 
 
-@pytest.fixture
-def disk() -> FakeLog:
-    return FakeLog()
+@pytest.fixture(params=[False, True], ids=["replicated", "alone"])
+def disk(request: pytest.FixtureRequest) -> FakeLog:
+    return FakeLog(is_alone=request.param)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ async def test_commits_that_arrive_during_an_append_share_the_next(
 async def test_a_small_round_of_a_log_that_is_alone_takes_one_pass_of_the_loop(
     state: ReplicatedState[GroupMachine], disk: FakeLog
 ) -> None:
-    disk.alone = True
+    disk.is_alone = True
     asked = [asyncio.ensure_future(state.ask(commit(n, partition=n))) for n in range(3)]
     await asyncio.sleep(0)  # they ask
     assert disk.counts() == []
@@ -174,7 +174,7 @@ async def test_a_small_round_of_a_log_that_is_alone_takes_one_pass_of_the_loop(
 async def test_a_log_that_is_alone_gets_what_had_to_wait_in_order(
     state: ReplicatedState[GroupMachine], disk: FakeLog
 ) -> None:
-    disk.alone = True
+    disk.is_alone = True
     results = await asyncio.gather(
         state.ask(commit(1)), state.ask(DeleteGroups(group_ids=("g",))), state.ask(commit(2))
     )
@@ -187,7 +187,7 @@ async def test_a_log_that_is_alone_gets_what_had_to_wait_in_order(
 async def test_after_an_unknown_outcome_a_log_that_is_alone_is_read_again(
     state: ReplicatedState[GroupMachine], disk: FakeLog, is_kept: bool
 ) -> None:
-    disk.alone = True
+    disk.is_alone = True
     disk.failures = [(ErrorCode.kafka_storage_error, is_kept)]
     assert await code_of(state.ask(commit(1))) is ErrorCode.not_coordinator
     await state.wait_settled()
@@ -199,7 +199,7 @@ async def test_after_an_unknown_outcome_a_log_that_is_alone_is_read_again(
 async def test_a_refusal_of_a_log_that_is_alone_changes_nothing(
     state: ReplicatedState[GroupMachine], disk: FakeLog
 ) -> None:
-    disk.alone = True
+    disk.is_alone = True
     disk.failures = [(ErrorCode.message_too_large, False)]
     assert await code_of(state.ask(commit(1))) is ErrorCode.unknown_server_error
     assert state.status is Status.ACTIVE

@@ -48,7 +48,7 @@ class FakePartitions:
     async def append(self, topic: str, index: int, batch: bytearray, **options: Any) -> AppendedAt:
         return await self.logs.setdefault(index, FakeLog()).append(topic, index, batch, **options)
 
-    def is_alone(self, topic: str, index: int) -> bool:
+    def stands_alone(self, topic: str, index: int) -> bool:
         return False
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
