@@ -279,7 +279,7 @@ async def test_offsets_are_not_deleted_before_an_earlier_commit_is_applied(
     await state.ask(commit(1))
     delete = DeleteOffsets(group_id="g", partitions=(("t", 1),))
     answers = await asyncio.gather(state.ask(commit(5, partition=1)), state.ask(delete))
-    assert answers == [(ErrorCode.none,), (ErrorCode.none,)]
+    assert list(answers) == [(ErrorCode.none,), (ErrorCode.none,)]
     assert offset_of(state, 1) is None, "the delete saw the commit that was asked for before it"
 
 

@@ -49,7 +49,10 @@ class FakePartitions:
         return await self.logs.setdefault(index, FakeLog()).append(topic, index, batch, **options)
 
     def stands_alone(self, topic: str, index: int) -> bool:
-        return False
+        return self.logs.setdefault(index, FakeLog()).stands_alone(topic, index)
+
+    def append_alone(self, topic: str, index: int, batch: bytearray, **options: Any) -> AppendedAt:
+        return self.logs[index].append_alone(topic, index, batch, **options)
 
     def read_all(self, topic: str, index: int) -> Iterator[bytes]:
         return self.logs.setdefault(index, FakeLog()).read_all(topic, index)
