@@ -29,6 +29,7 @@ SHORT_ROWS_MAX: Final = 16
 """Topics, and partitions of each, of a request that is read here."""
 _BYTES_MAX: Final = 16 << 10
 """No text in it is longer than texts may be."""
+_SHORT_TEXT: Final = 0x7F
 _FLEXIBLE: Final = 8
 _TOPIC_IDS: Final = 10
 _INSTANCE_ID: Final = 7
@@ -73,12 +74,12 @@ def parse_short_commit(frame: memoryview, at: int, version: int) -> ShortCommit 
 
 
 def _parsed(frame: memoryview, at: int, version: int, flexible: bool) -> ShortCommit | None:
-    group_id, at = read_text(frame, at, flexible)
+    group_id, at = _text(frame, at, flexible)
     (generation,) = INT32.unpack_from(frame, at)
-    member_id, at = read_text(frame, at + 4, flexible)
+    member_id, at = _text(frame, at + 4, flexible)
     instance_id, retention_ms = None, -1
     if version >= _INSTANCE_ID:
-        instance_id, at = read_text(frame, at, flexible)
+        instance_id, at = _text(frame, at, flexible)
     elif version in _RETENTION:
         (retention_ms,) = _INT64.unpack_from(frame, at)
         at += 8
@@ -94,7 +95,7 @@ def _parsed(frame: memoryview, at: int, version: int, flexible: bool) -> ShortCo
             if not topic.int:
                 return None
         else:
-            topic, at = read_text(frame, at, flexible)
+            topic, at = _text(frame, at, flexible)
             if topic is None:
                 return None
         rows, at = _count(frame, at, flexible)
@@ -107,7 +108,7 @@ def _parsed(frame: memoryview, at: int, version: int, flexible: bool) -> ShortCo
                 index, offset = _PARTITION_V5.unpack_from(frame, at)
                 leader_epoch = -1
                 at += 12
-            metadata, at = read_text(frame, at, flexible)
+            metadata, at = _text(frame, at, flexible)
             if flexible:
                 at = _no_tags(frame, at)
             partitions.append((index, offset, leader_epoch, metadata))
@@ -117,6 +118,20 @@ def _parsed(frame: memoryview, at: int, version: int, flexible: bool) -> ShortCo
     if flexible:
         _no_tags(frame, at)
     return ShortCommit(group_id, generation, member_id, instance_id, retention_ms, topics)
+
+
+def _text(frame: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
+    """`read_text`, without a call for a length of one byte."""
+    if not flexible or frame[at] > _SHORT_TEXT:
+        return read_text(frame, at, flexible)
+    size = frame[at]
+    at += 1
+    if size < 2:
+        return ("" if size else None), at
+    end = at + size - 1
+    if end > len(frame):
+        raise MalformedRequest("a text is cut off")
+    return str(frame[at:end], "utf-8", "replace"), end
 
 
 def _count(frame: memoryview, at: int, flexible: bool) -> tuple[int, int]:
