@@ -294,19 +294,23 @@ class Complete:
     """Note that every partition has the marker; False where that is no longer the question."""
 
     transactional_id: str
-    producer_id: int
-    producer_epoch: int
+    prepared: Transaction
+    """The one whose markers were written. Before transaction version 2, the next one has its epoch too."""
 
     def decide(self, state: Transactions, draft: TransactionDraft) -> TransactionDecision[bool]:
         found = state.transactions.get(self.transactional_id)
-        if (
-            found is None
-            or found.state not in PREPARED
-            or (found.producer_id, found.producer_epoch) != (self.producer_id, self.producer_epoch)
-        ):
+        if found is None or found.state not in PREPARED or not self._is_the_same(found):
             return draft.decision(False, soft=False)
         _write(draft, self.transactional_id, completed(found, now_ms=draft.now.wall_ms))
         return draft.decision(True, soft=False)
+
+    def _is_the_same(self, found: Transaction) -> bool:
+        told = self.prepared
+        return (
+            (found.producer_id, found.producer_epoch) == (told.producer_id, told.producer_epoch)
+            and (found.started_ms, found.updated_ms) == (told.started_ms, told.updated_ms)
+            and found.commits is told.commits
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

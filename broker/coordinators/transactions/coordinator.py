@@ -360,11 +360,7 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         )
         if marker.partitions and not await self._markers.tell(marker, lambda: self._may_go_on(state)):
             return False
-        complete = Complete(
-            transactional_id=transactional_id,
-            producer_id=found.producer_id,
-            producer_epoch=found.producer_epoch,
-        )
+        complete = Complete(transactional_id=transactional_id, prepared=found)
         # Every marker is there: nobody is told again, however long the log takes no record.
         pause_s = PAUSE_S
         while self._states.get(state.index) is state:

@@ -343,10 +343,28 @@ def test_only_the_transaction_that_was_told_is_over(driver: Driver) -> None:
     driver.end(me._replace(producer_epoch=1))
     late = driver.machine.transactions
     assert driver.transaction().producer_epoch == 2
-    command = Complete(transactional_id=ID, producer_id=old.producer_id, producer_epoch=old.producer_epoch)
-    assert driver.ask(command) is False
+    assert driver.ask(Complete(transactional_id=ID, prepared=old)) is False
     assert driver.state() is State.PREPARE_COMMIT
     assert late[ID].state is State.PREPARE_COMMIT
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True])
+def test_the_next_transaction_is_not_over_with_the_one_before(driver: Driver, is_reloaded: bool) -> None:
+    """Before version 2 both have one epoch. Whoever does not know that the first is noted says it again."""
+    me = driver.begin()
+    driver.add(me, version=1)
+    driver.end(me, version=0)
+    first = driver.transaction()
+    if is_reloaded:
+        driver.crash()
+    assert driver.ask(Complete(transactional_id=ID, prepared=first)) is True
+    driver.advance(1)
+    driver.add(me, version=1)
+    driver.end(me, version=0)
+    assert driver.transaction().producer_epoch == first.producer_epoch
+    assert driver.ask(Complete(transactional_id=ID, prepared=first)) is False
+    assert driver.state() is State.PREPARE_COMMIT
+    assert driver.complete() is True
 
 
 # --- time ---

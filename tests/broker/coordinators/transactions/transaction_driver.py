@@ -153,13 +153,8 @@ class Driver:
         return self.ask(EndTransaction(**(values | changes)))  # type: ignore[arg-type]
 
     def complete(self, transactional_id: str = ID) -> Any:
-        found = self.transaction(transactional_id)
-        command = Complete(
-            transactional_id=transactional_id,
-            producer_id=found.producer_id,
-            producer_epoch=found.producer_epoch,
-        )
-        return self.ask(command)
+        prepared = self.transaction(transactional_id)
+        return self.ask(Complete(transactional_id=transactional_id, prepared=prepared))
 
     def expire(self) -> Any:
         return self.ask(ExpireIds(transactional_ids=tuple(self.machine.transactions)))
