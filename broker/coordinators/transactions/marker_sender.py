@@ -32,8 +32,8 @@ PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 MARKERS_AT_ONCE: Final = 256
 """In one request."""
-ROWS_AT_ONCE: Final = 10_000
-"""Partitions in one request, unless one transaction has more."""
+ROWS_AT_ONCE: Final = 4_000
+"""In one request, of markers, topics and partitions: less than any broker refuses (request.rows.max)."""
 _PARTITIONS_PER_STEP: Final = 64
 
 _TOLD: Final = frozenset(
@@ -58,7 +58,30 @@ class Peers(Protocol):
 
 class _Asked(NamedTuple):
     marker: Marker
+    rows: int
+    """Of the request, at most."""
     answer: asyncio.Future[Answers]
+
+
+class _Led:
+    """Partitions of one marker that one broker leads, in pieces that fit in a request each."""
+
+    __slots__ = ("_rows", "_topic", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[list[tuple[str, int]]] = []
+        self._rows = ROWS_AT_ONCE
+        self._topic = ""
+
+    def add(self, topic: str, index: int) -> None:
+        more = 1 if topic == self._topic else 2
+        if self._rows + more > ROWS_AT_ONCE:
+            self.pieces.append([])
+            self._rows = 1
+            more = 2
+        self.pieces[-1].append((topic, index))
+        self._rows += more
+        self._topic = topic
 
 
 class MarkerSender:
@@ -125,9 +148,10 @@ class MarkerSender:
         asked = [
             self._ask(
                 node_id,
-                marker if len(led) == len(marker.partitions) else replace(marker, partitions=tuple(led)),
+                marker if len(some) == len(marker.partitions) else replace(marker, partitions=tuple(some)),
             )
             for node_id, led in by_leader.items()
+            for some in led.pieces
         ]
         if len(asked) == 1:
             answers.update(await asked[0])
@@ -139,16 +163,19 @@ class MarkerSender:
 
     def _by_leader(
         self, partitions: Sequence[tuple[str, int]]
-    ) -> Work[tuple[dict[int, list[tuple[str, int]]], dict[tuple[str, int], ErrorCode]]]:
+    ) -> Work[tuple[dict[int, _Led], dict[tuple[str, int], ErrorCode]]]:
         image = self._image()
-        by_leader: dict[int, list[tuple[str, int]]] = {}
+        by_leader: dict[int, _Led] = {}
         answers: dict[tuple[str, int], ErrorCode] = {}
         for at, (topic, index) in enumerate(partitions, 1):
             found = image.partition(topic, index)
             if found is None:
                 answers[topic, index] = ErrorCode.none  # deleted, and its transactions with it
             elif found.leader >= 0:
-                by_leader.setdefault(found.leader, []).append((topic, index))
+                led = by_leader.get(found.leader)
+                if led is None:
+                    led = by_leader[found.leader] = _Led()
+                led.add(topic, index)
             if at % _PARTITIONS_PER_STEP == 0:
                 yield
         return by_leader, answers
@@ -163,7 +190,8 @@ class MarkerSender:
         if queue is None:
             queue = self._queues[node_id] = deque()
             self._spawn(self._empty(node_id, queue))
-        asked = _Asked(marker, asyncio.get_running_loop().create_future())
+        rows = 1 + 2 * len(marker.partitions)
+        asked = _Asked(marker, rows, asyncio.get_running_loop().create_future())
         queue.append(asked)
         return await asked.answer
 
@@ -200,14 +228,14 @@ class MarkerSender:
 def _taken(queue: deque[_Asked]) -> list[_Asked]:
     """Take what fits in one request, with one marker of a producer, by whose id the answer names it."""
     taken = [queue.popleft()]
-    rows = len(taken[0].marker.partitions)
+    rows = taken[0].rows
     producers = {taken[0].marker.producer_id}
     while queue and len(taken) < MARKERS_AT_ONCE:
-        marker = queue[0].marker
-        rows += len(marker.partitions)
-        if marker.producer_id in producers or rows > ROWS_AT_ONCE:
+        producer_id = queue[0].marker.producer_id
+        rows += queue[0].rows
+        if producer_id in producers or rows > ROWS_AT_ONCE:
             break
-        producers.add(marker.producer_id)
+        producers.add(producer_id)
         taken.append(queue.popleft())
     return taken
 

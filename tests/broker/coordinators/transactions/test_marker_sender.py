@@ -19,12 +19,20 @@ from broker.coordinators.transactions.marker_writer import Marker
 from broker.net.channel import PeerLost
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages import decode_request, decode_response, encode_request, encode_response
+from protocol.messages import (
+    decode_request_in_turns,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from protocol.wire import parse_head
+from protocol.work import finish
 from tests.broker.coordinators.fake_log import settle, turns
 
 NONE = ErrorCode.none
 TOPIC_ID = UUID(int=7)
+ROWS_MAX = 4096
+"""The least that request.rows.max may be: a broker closes the connection on a request of more."""
 MARKER = Marker(
     producer_id=5,
     producer_epoch=1,
@@ -49,7 +57,8 @@ class Peer:
     async def ask(self, api: Api, version: int, fields: Any, *, timeout_s: float) -> Any:
         assert (api, version) == (Api.WRITE_TXN_MARKERS, 2)
         frame = memoryview(encode_request(api, version, 1, "c", fields))[4:]
-        request = decode_request(api, version, frame[parse_head(frame).body_at :])
+        body = frame[parse_head(frame).body_at :]
+        request = finish(decode_request_in_turns(api, version, body, rows_max=ROWS_MAX, kept=[]))
         self.requests.append(
             [
                 Marker(
@@ -139,7 +148,7 @@ class World:
         self.apply(PartitionChanged(topic_id=TOPIC_ID, partition=index, leader=leader))
 
     async def tell(self, marker: Marker = MARKER) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await self.sender.tell(marker, lambda: True)
 
 
@@ -256,3 +265,29 @@ async def test_a_request_has_one_marker_of_a_producer(world: World) -> None:
         [1],
         [2],
     ]
+
+
+@pytest.mark.parametrize("topics", [1, 1_000, 9_000])
+async def test_a_transaction_of_many_partitions(world: World, topics: int) -> None:
+    """It is told in as many requests as the other broker takes, and so are those behind it."""
+    each = 9_000 // topics
+    for number in range(topics):
+        rows = tuple(
+            PartitionImage(index=index, leader=2, leader_epoch=0, partition_epoch=0, replicas=(2,), isr=(2,))
+            for index in range(each)
+        )
+        world.apply(TopicCreated(name=f"many{number}", topic_id=UUID(int=100 + number), partitions=rows))
+    partitions = tuple((f"many{number}", index) for number in range(topics) for index in range(each))
+    assert await asyncio.gather(
+        world.tell(replace(MARKER, partitions=partitions)),
+        world.tell(replace(MARKER, producer_id=6, partitions=partitions[:1_500])),
+        world.tell(replace(MARKER, producer_id=7, partitions=partitions[-1_500:])),
+    ) == [True, True, True]
+    told = [
+        (marker.producer_id, *name)
+        for request in world.peers[2].requests
+        for marker in request
+        for name in marker.partitions
+    ]
+    assert len(told) == len(set(told)) == 12_000
+    assert world.sender.retried == 0
