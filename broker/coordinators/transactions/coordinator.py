@@ -323,8 +323,10 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
 
     def _may_go_on(self, state: ReplicatedState[TransactionMachine]) -> bool:
         """Whether the task that asks may go on telling partitions of a transaction."""
-        if self._loaded(state.index) is not state:
-            return False
+        return self._loaded(state.index) is state and self._has_place()
+
+    def _has_place(self) -> bool:
+        """Whether the task that asks is not one of those that make room for others now."""
         return len(self._slow) < SLOW_MAX or asyncio.current_task() not in self._slow
 
     async def _end(self, key: tuple[int, str]) -> None:
@@ -361,7 +363,8 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
         if marker.partitions and not await self._markers.tell(marker, lambda: self._may_go_on(state)):
             return False
         complete = Complete(transactional_id=transactional_id, prepared=found)
-        # Every marker is there: nobody is told again, however long the log takes no record.
+        # Every marker is there: nobody is told again, however long the log takes no record, unless too many
+        # wait like this, who would hold up the transactions of other logs.
         pause_s = PAUSE_S
         while self._states.get(state.index) is state:
             try:
@@ -369,6 +372,8 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             except KafkaError as error:
                 logger.info("a transaction of %.100s is not noted as over yet: %s", transactional_id, error)
                 await asyncio.sleep(pause_s)
+                if not self._has_place():
+                    return False
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
             else:
                 return True

@@ -264,6 +264,36 @@ async def test_a_partition_without_a_leader_holds_up_no_other_transaction(
     assert sum(machine.committed for machine in statistics.machines) == 1
 
 
+async def test_a_log_that_takes_no_record_holds_up_no_transaction_of_another(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ENDINGS_AT_ONCE", "SLOW_MAX"):
+        monkeypatch.setattr(coordinator, name, 2)
+    monkeypatch.setattr(coordinator, "SLOW_S", 0.02)
+    monkeypatch.setattr(coordinator, "PAUSE_S", 0.01)
+    await client.find()
+    here = partition_of(ID, 50)
+    named: dict[int, list[str]] = {}
+    for number in range(1_000):
+        named.setdefault(partition_of(f"id {number}", 50), []).append(f"id {number}")
+    index, names = next(each for each in named.items() if each[0] != here and len(each[1]) >= 7)
+    client.markers.gate.clear()
+
+    async def end(name: str) -> None:
+        reply = await client.init(transactional_id=name)
+        producer = (reply.producer_id, reply.producer_epoch)
+        await client.add(producer, T0, transactional_id=name, version=5)
+        assert (await client.end(producer, transactional_id=name)).error_code is NONE
+
+    for name in names[:7]:
+        await end(name)
+    client.replicas.logs[index].failures = [(ErrorCode.not_enough_replicas, False)] * 10_000
+    client.markers.gate.set()
+    await end(ID)
+    await client.wait_state("CompleteCommit")
+    assert client.replicas.logs[index].failures
+
+
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, ErrorCode.request_timed_out])
 async def test_markers_are_written_again_until_they_are_there(client: Client, code: ErrorCode) -> None:
     producer = await client.begin()
