@@ -204,6 +204,11 @@ class MarkerSender:
             while queue:
                 taken = _taken(queue)
                 answers = await self._exchange(node_id, [asked.marker for asked in taken])
+                if answers is None:
+                    # Others may lead their partitions by now, and each attempt may take as long as this one.
+                    taken += queue
+                    queue.clear()
+                    answers = {}
                 for asked in taken:
                     if not asked.answer.done():
                         asked.answer.set_result(answers.get(asked.marker.producer_id, {}))
@@ -212,15 +217,15 @@ class MarkerSender:
             for asked in (*taken, *queue):
                 asked.answer.cancel()
 
-    async def _exchange(self, node_id: int, markers: list[Marker]) -> dict[int, Answers]:
-        """Return the answers by producer id; none when the broker cannot be asked."""
+    async def _exchange(self, node_id: int, markers: list[Marker]) -> dict[int, Answers] | None:
+        """Return the answers by producer id; None when the broker cannot be asked."""
         fields = await self._run(_request(markers))
         try:
             channel = self._peers.to(node_id, PURPOSE)
             response = await channel.ask(Api.WRITE_TXN_MARKERS, _VERSION, fields, timeout_s=self._timeout_s)
         except PeerLost as error:
             logger.info("broker %d does not take transaction markers now: %s", node_id, error)
-            return {}
+            return None
         found: dict[int, Answers] = await self._run(_answers(response))
         return found
 

@@ -291,3 +291,19 @@ async def test_a_transaction_of_many_partitions(world: World, topics: int) -> No
     ]
     assert len(told) == len(set(told)) == 12_000
     assert world.sender.retried == 0
+
+
+async def test_behind_a_broker_that_is_lost_nobody_waits_for_another_attempt(world: World) -> None:
+    """Each may take as long as an answer may; the partitions have another leader by then."""
+    lost = world.peers[2]
+    lost.gate.clear()
+    lost.plans = [PeerLost("no answer")]
+    markers = [replace(MARKER, producer_epoch=epoch, partitions=(("t", 1),)) for epoch in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        telling = [tasks.create_task(world.tell(marker)) for marker in markers]
+        await settle()
+        world.lead(1, 3)
+        lost.gate.set()
+    assert all(task.result() for task in telling)
+    assert len(lost.requests) == 1
+    assert len(world.peers[3].requests) == 3
