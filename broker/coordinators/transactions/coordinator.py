@@ -337,8 +337,9 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
                 found = state.machine.transactions.get(transactional_id)
                 if found is None or found.state not in PREPARED:
                     return
-                if not await self._end_one(state, transactional_id, found):
-                    return
+                goes_on = await self._end_one(state, transactional_id, found)
+                if not goes_on and self._states.get(index) is state:
+                    return  # and otherwise what leads here now was told that it is being ended
         finally:
             self._ending.discard(key)
 

@@ -316,7 +316,8 @@ async def test_partitions_that_are_gone_hold_up_nothing(client: Client) -> None:
     assert [marker.partitions for marker in client.markers.written] == [(T0,)]
 
 
-async def test_a_new_leader_goes_on_with_what_is_decided(client: Client) -> None:
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_new_leader_goes_on_with_what_is_decided(client: Client, is_loaded: bool) -> None:
     producer = await client.begin()
     await client.add(producer)
     client.markers.gate.clear()
@@ -324,6 +325,9 @@ async def test_a_new_leader_goes_on_with_what_is_decided(client: Client) -> None
     index = partition_of(ID, 50)
     client.replicas.lead(index, None)
     client.replicas.lead(index, 7)
+    if is_loaded:
+        await settle()
+        assert await client.state() == "PrepareCommit"
     client.markers.gate.set()
     await client.wait_state("CompleteCommit")
     assert client.markers.written[-1].coordinator_epoch == 7
