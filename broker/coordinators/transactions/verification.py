@@ -27,7 +27,8 @@ TRANSACTIONS_TOPIC: Final = "__transaction_state"
 QUESTIONS_MAX: Final = 10_000
 """To one broker, that wait for a request to be answered."""
 PARTITIONS_MAX: Final = 1_000
-"""In one request to another broker, unless one question has more."""
+"""In one request to another broker, which with as many topics and transactions takes them all
+(request.rows.max)."""
 _ROWS_PER_STEP: Final = 16
 _ADDS_FROM: Final = 5
 """The version of AddPartitionsToTxn that can add partitions as transaction version 2 does."""
@@ -102,14 +103,13 @@ class _Question:
         producer_epoch: int,
         partitions: Sequence[Name],
         adds: bool,
-        answer: asyncio.Future[Mapping[Name, ErrorCode]],
     ) -> None:
         self.transactional_id = transactional_id
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
         self.partitions = partitions
         self.adds = adds
-        self.answer = answer
+        self.answer: asyncio.Future[Mapping[Name, ErrorCode]] = asyncio.get_running_loop().create_future()
 
     def ended(self, errors: Mapping[Name, ErrorCode]) -> None:
         if not self.answer.done():
@@ -215,17 +215,26 @@ class TransactionVerifier:
             )
         if node_id is None or node_id == self._node_id:
             raise KafkaError(ErrorCode.coordinator_not_available)
-        answer: asyncio.Future[Mapping[Name, ErrorCode]] = asyncio.get_running_loop().create_future()
-        question = _Question(transactional_id, producer_id, producer_epoch, partitions, adds, answer)
+        questions = [
+            _Question(transactional_id, producer_id, producer_epoch, some, adds)
+            for some in (
+                partitions[at : at + PARTITIONS_MAX] for at in range(0, len(partitions), PARTITIONS_MAX)
+            )
+        ]
         waiting = self._waiting.get(node_id)
         if waiting is None:
-            self._waiting[node_id] = deque([question])
+            self._waiting[node_id] = deque(questions)
             self._spawn(self._ask_all(node_id))
-        elif len(waiting) >= QUESTIONS_MAX:
+        elif len(waiting) + len(questions) > QUESTIONS_MAX:
             raise KafkaError(ErrorCode.coordinator_not_available, "too many questions wait for that broker")
         else:
-            waiting.append(question)
-        return await answer
+            waiting.extend(questions)
+        if len(questions) == 1:
+            return await questions[0].answer
+        errors: dict[Name, ErrorCode] = {}
+        for some_errors in await asyncio.gather(*(question.answer for question in questions)):
+            errors.update(some_errors)
+        return errors
 
     def _coordinator_of(self, transactional_id: str) -> int | None:
         image = self._image()

@@ -152,6 +152,21 @@ async def test_a_transaction_stands_once_in_a_request_and_a_request_is_bounded(
     assert named == [["first"], ["a", "b"], ["a"], ["large"]]
 
 
+async def test_no_request_has_more_partitions_than_a_broker_takes(site: Callable[..., Site]) -> None:
+    here = site()
+    here.peer.gate.set()
+    count = 2 * PARTITIONS_MAX + 7
+    assert await here.ask("large", count) == {}
+    sizes = [
+        sum(len(topic["partitions"]) for topic in request[0]["topics"]) for request in here.peer.requests
+    ]
+    assert sizes == [PARTITIONS_MAX, PARTITIONS_MAX, 7]
+    here.peer.errors["large"] = ErrorCode.transaction_abortable
+    errors = await here.ask("large", count)
+    assert errors == {("t", index): ErrorCode.transaction_abortable for index in range(count)}
+    assert not here.tasks
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
