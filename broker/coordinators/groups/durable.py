@@ -120,6 +120,14 @@ class Durable:
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         return self.offsets.get(group_id, {}).get(topic, {}).get(partition)
 
+    def known(self, group_id: str, topic: str, partition: int) -> Iterator[CommittedOffset]:
+        """Yield the offset that counts and those of open transactions."""
+        committed = self.get(group_id, topic, partition)
+        if committed is not None:
+            yield committed
+        for producer_id in self.open.get(group_id, {}).get((topic, partition), ()):
+            yield self.pending[producer_id][group_id, topic, partition]
+
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         return (topic, partition) in self.open.get(group_id, ())
 

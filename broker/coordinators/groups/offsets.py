@@ -285,9 +285,9 @@ class ForgetTopics:
                     yield
                 if topic not in self.topics:
                     continue
-                committed = durable.get(group_id, topic, partition)
                 ours = (None, self.topics[topic])
-                if committed is None or committed.topic_id in ours:
+                # A tombstone takes those of open transactions too.
+                if all(each.topic_id in ours for each in durable.known(group_id, topic, partition)):
                     draft.records.append(offset_tombstone(group_id, topic, partition))
         return draft.decision(len(draft.records), soft=False)
 

@@ -267,8 +267,10 @@ def test_subscriptions_are_read_from_what_the_members_sent(d: Driver) -> None:
 # Transactions, as a log that has them is read
 
 
-def apply_pending(d: Driver, offset: int, *, at: int, producer_id: int = 9) -> None:
-    committed = CommittedOffset(offset=offset, commit_timestamp_ms=d.now.wall_ms)
+def apply_pending(
+    d: Driver, offset: int, *, at: int, producer_id: int = 9, topic_id: UUID | None = None
+) -> None:
+    committed = CommittedOffset(offset=offset, commit_timestamp_ms=d.now.wall_ms, topic_id=topic_id)
     record = OffsetRecord(group_id=GROUP, topic="t", partition=0, committed=committed)
     d.machine.apply(record, offset=at, producer_id=producer_id)
 
@@ -300,6 +302,19 @@ def test_pending_offsets_keep_their_group_and_go_with_it(d: Driver) -> None:
     d.delete_groups(GROUP)
     finish(d.machine.apply_marker(producer_id=9, committed=True))
     assert d.committed() is None
+
+
+@pytest.mark.parametrize("had_offset", [False, True])
+@pytest.mark.parametrize(("topic_id", "expected"), [(UUID(int=8), 8), (TOPIC_ID, None)])
+def test_a_topic_deleted_late_leaves_what_a_transaction_commits_for_its_successor(
+    d: Driver, had_offset: bool, topic_id: UUID, expected: int | None
+) -> None:
+    if had_offset:
+        d.commit(0, offsets=(OffsetToCommit("t", 0, 3, topic_id=TOPIC_ID),))
+    apply_pending(d, 8, at=10, topic_id=topic_id)
+    d.forget_topics("t")
+    finish(d.machine.apply_marker(producer_id=9, committed=True))
+    assert d.committed() == expected
 
 
 def test_what_does_not_fit_a_record_is_refused_or_bounded(d: Driver) -> None:
