@@ -272,6 +272,8 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             async with asyncio.timeout(HOLD_S):
                 await ended
         except TimeoutError:
+            return
+        finally:
             waiting = self._held.get(transactional_id, [])
             if ended in waiting:
                 waiting.remove(ended)

@@ -200,6 +200,22 @@ async def test_but_not_for_ever(client: Client) -> None:
     client.markers.gate.set()
 
 
+async def test_who_no_longer_waits_for_the_end_leaves_nothing_behind(client: Client) -> None:
+    producer = await client.begin()
+    await client.add(producer)
+    client.markers.gate.clear()
+    reply = await client.end(producer)
+    next_one = (reply.producer_id, reply.producer_epoch)
+    asked = asyncio.ensure_future(client.add(next_one, version=5))
+    await settle()
+    assert client.transactions._held
+    asked.cancel()
+    await asyncio.wait((asked,))
+    assert not client.transactions._held
+    client.markers.gate.set()
+    await client.wait_state("CompleteCommit")
+
+
 async def test_an_open_transaction_is_aborted_for_the_next_producer(client: Client) -> None:
     producer = await client.begin()
     await client.add(producer)
