@@ -159,6 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._stalled = 0
         self._paused = False
+        self._is_asked = False
+        """Whether the loop asks for a buffer: it must go on reading until it has one."""
         self._held: deque[Frame] = deque()
         self._kept_bytes = 0
         """Of the frame whose request is in work."""
@@ -186,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         if refusal is not None:
             logger.info("refused a connection from %s: %s", self.peer_host, refusal)
             self._stalled |= CLOSED
-            self._transport.abort()
+            self._stop(self._transport.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stalled |= CLOSED
@@ -209,7 +211,11 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.has_deferred_round:
             # what was appended still lies in the buffer
-            self._host.finish_deferred()
+            self._is_asked = True
+            try:
+                self._host.finish_deferred()
+            finally:
+                self._is_asked = False
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -344,7 +350,20 @@ class Connection(asyncio.BufferedProtocol):
         """Stop reading, even if that was said before: uvloop reads on after a pause in `connection_made`."""
         if self._transport is not None:
             self._paused = True
+            self._stop(self._pause_transport)
+
+    def _pause_transport(self) -> None:
+        if self._paused and self._transport is not None:
             self._transport.pause_reading()
+
+    def _stop(self, stop: Callable[[], object]) -> None:
+        """End reading, for now or for good: at once, unless the loop asks for a buffer. uvloop does not
+        survive it then, because libuv goes on with a reader that is gone.
+        """
+        if self._is_asked:
+            self._host.loop.call_soon(stop)
+        else:
+            stop()
 
     def _continue(self) -> None:
         """Handle what was held, and read on when nothing is.
@@ -455,17 +474,14 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
         if self._transport is not None:
             self._stalled |= CLOSED
-            if self._bulk is None:
-                self._transport.close()
-            else:
-                self._transport.abort()
+            self._stop(self._transport.close if self._bulk is None else self._transport.abort)
 
     def abort(self, reason: str) -> None:
         """Close at once, for a peer that does not take what is queued for it either."""
         logger.info("closed the connection of %s:%d: %s", self.peer_host, self.peer_port, reason)
         if self._transport is not None:
             self._stalled |= CLOSED
-            self._transport.abort()
+            self._stop(self._transport.abort)
 
     # --- big answers ---
 
@@ -502,7 +518,7 @@ class Connection(asyncio.BufferedProtocol):
         self._drop_sender()
         if self._transport is not None:
             self._stalled |= CLOSED
-            self._transport.abort()
+            self._stop(self._transport.abort)
 
     def _drop_sender(self) -> None:
         sender, self._sender = self._sender, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -248,6 +248,54 @@ async def test_a_request_that_comes_before_the_broker_serves_waits_until_then(br
     network.open()
     await until(lambda: transport.written)
     early.connection_lost(None)
+
+
+class Fragile(Deaf):
+    """Does not survive the end of reading while it asks for a buffer, as uvloop's transports do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asking = False
+        self.ends: list[str] = []
+
+    def _end(self, how: str) -> None:
+        assert not self.is_asking
+        self.ends.append(how)
+
+    def pause_reading(self) -> None:
+        self._end("pause")
+
+    def close(self) -> None:
+        self._end("close")
+
+    def abort(self) -> None:
+        self._end("abort")
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "pause"])
+async def test_reading_does_not_end_while_the_loop_asks_for_a_buffer(broker: Broker, end: str) -> None:
+    """The rounds that are finished then may fail, which costs the connection that is asked."""
+    network = broker.components.network
+    connection, transport = Connection(network, "PLAINTEXT"), Fragile()
+    connection.connection_made(transport)
+
+    def ends(*_: object) -> None:
+        if end == "close":
+            connection.close("its acks=0 failed")
+        elif end == "abort":
+            connection.abort("its requests could not be written")
+        else:
+            connection.await_room()
+
+    answer: Any = (ends,)
+    network._deferred.append((connection, [answer]))
+    connection.has_deferred_round = True
+    transport.is_asking = True
+    connection.get_buffer(-1)
+    transport.is_asking = False
+    await until(lambda: transport.ends)
+    assert transport.ends == [end]
+    connection.connection_lost(None)
 
 
 async def test_only_so_many_wait_for_their_turn(make_broker: MakeBroker) -> None:
