@@ -85,14 +85,27 @@ class Member:
 
 def held_bytes(member_id: str, metadata: MemberMetadata) -> int:
     """About what is kept of a member in memory, besides its partitions."""
-    texts = (member_id, metadata.client_id, metadata.client_host, *metadata.topics, metadata.regex or "")
+    texts = (
+        member_id,
+        metadata.instance_id or "",
+        metadata.rack_id or "",
+        metadata.client_id,
+        metadata.client_host,
+        metadata.regex or "",
+        *metadata.topics,
+    )
     classic = metadata.classic
     return (
         MEMBER_BYTES
-        + sum(map(len, texts))
+        + sum(map(_bytes_of, texts))
         + _TEXT_BYTES * len(metadata.topics)
-        + (sum(len(name) + len(data) for name, data in classic.protocols) if classic is not None else 0)
+        + (sum(_bytes_of(name) + len(data) for name, data in classic.protocols) if classic is not None else 0)
     )
+
+
+def _bytes_of(text: str) -> int:
+    """About what it takes in memory and in a record, whichever of them is more."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 class ConsumerGroup:
@@ -275,7 +288,7 @@ class ConsumerGroup:
             _count(self._assignors, metadata.assignor, change)
         if metadata.classic is not None:
             self._classic_count += change
-            for name, _ in metadata.classic.protocols:
+            for name in {name for name, _ in metadata.classic.protocols}:
                 _count(self._classic_protocols, name, change)
 
     def tombstones(self) -> list[ConsumerGroupRecord]:

@@ -125,15 +125,17 @@ class _Holdings:
         self.sizes[member_id] -= 1
         self.taken[topic_id].discard(partition)
 
-    def keep(self, subscriber: Subscriber, partitions: Mapping[UUID, int]) -> None:
-        """Leave a member what it had, as far as it still may have it."""
+    def keep(self, subscriber: Subscriber, partitions: Mapping[UUID, int]) -> Work[None]:
+        """Leave a member what it had, as far as it still may have it and there is such a partition."""
         for topic_id, had in subscriber.target.items():
             if topic_id not in subscriber.topics:
                 continue
             taken, end = self.taken.get(topic_id, ()), partitions[topic_id]
             for partition in had:
-                if partition < end and partition not in taken:
+                if 0 <= partition < end and partition not in taken:
                     self.give(subscriber.member_id, topic_id, partition)
+                    if self.sizes[subscriber.member_id] % _AT_ONCE == 0:
+                        yield
 
     def targets(self) -> Work[Targets]:
         targets: Targets = {}
@@ -155,8 +157,8 @@ def assign_uniform(subscribers: Collection[Subscriber], partitions: Mapping[UUID
     holdings = _Holdings(subscribers)
     count = 0
     for subscriber in subscribers:
-        holdings.keep(subscriber, partitions)
-        count += holdings.sizes[subscriber.member_id] + 1
+        yield from holdings.keep(subscriber, partitions)
+        count += holdings.sizes[subscriber.member_id] % _AT_ONCE + 1
         if count >= _AT_ONCE:
             count = 0
             yield

@@ -303,11 +303,17 @@ def _as_classic(shard: GroupShard, member: Member, protocol: str, target: Target
 
 
 def encoded_assignment(shard: GroupShard, partitions: Mapping[UUID, Collection[int]], like: bytes) -> bytes:
-    """Return partitions as the classic protocol has them, in the version of a member's subscription."""
+    """Return partitions as the classic protocol has them, in the version of a member's subscription; in the
+    first one, if that is none: nobody looks at subscriptions for protocols which are not chosen.
+    """
+    try:
+        version = min(max(version_of(like), 0), 3)
+    except BadRecord:
+        version = 0
     named = ((shard.topics.name_of(topic_id), some) for topic_id, some in partitions.items())
     return encode_assignment(
         Assignment(partitions=tuple((name, tuple(sorted(some))) for name, some in named if name is not None)),
-        min(max(version_of(like), 0), 3),
+        version,
     )
 
 

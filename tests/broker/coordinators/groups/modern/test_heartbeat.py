@@ -550,3 +550,20 @@ def test_a_subscription_there_is_no_room_for_is_refused() -> None:
     assert d.join("m2", topics=tuple(f"{n:0>1000}" for n in range(30))) is ErrorCode.coordinator_not_available
     assert "m2" not in d.consumers.members
     assert d.join("m3", client_host="/10.0.0.9")["member_epoch"] >= 1
+
+
+def test_a_subscription_that_no_record_holds_is_refused_alone() -> None:
+    """What is decided with it would be refused together with it, in other groups too."""
+    d = ConsumerDriver(config=GroupConfig(record_max_bytes=900_000))
+    names = tuple("\U0001f600" * 7_000 + str(at) for at in range(50))
+    assert d.join(topics=names) is ErrorCode.invalid_request
+
+
+def test_all_that_a_member_says_of_itself_is_counted() -> None:
+    d = ConsumerDriver()
+    d.join("a")
+    before = d.memory.held_bytes
+    d.join("b", instance_id="i" * 30_000, rack_id="r" * 30_000)
+    assert d.memory.held_bytes - before > 60_000
+    d.beat("b", -1, instance_id="i" * 30_000)
+    assert d.memory.held_bytes == before

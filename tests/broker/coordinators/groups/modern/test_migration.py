@@ -398,3 +398,43 @@ def test_without_migration_no_classic_member_joins(d: ConsumerDriver) -> None:
     settled(d, Consumer(d, "m1"))
     refused = Classic(d, "c1").join()
     assert refused["error_code"] is ErrorCode.inconsistent_group_protocol
+
+
+SUBSCRIPTION = encode_subscription(Subscription(topics=("t",)))
+
+
+def test_a_protocol_that_is_listed_twice_counts_once(d: ConsumerDriver) -> None:
+    """Else it would pass for one that all members know, and none would be left for the classic group."""
+    d.join("m")
+    first, second, third = (Classic(d, name) for name in "abc")
+    doubled = tuple((name, SUBSCRIPTION) for name in ("r", "r", "x"))
+    assert first.join(protocols=doubled)["error_code"] is ErrorCode.none
+    assert second.join(protocols=(("x", SUBSCRIPTION),))["error_code"] is ErrorCode.none
+    refused = third.join(protocols=(("r", SUBSCRIPTION),))
+    assert refused["error_code"] is ErrorCode.inconsistent_group_protocol
+    d.beat("m", -1)
+    assert d.machine.groups[GROUP].members.keys() == {"a", "b"}
+
+
+def test_a_group_becomes_a_classic_one_whatever_its_members_say_of_protocols(d: ConsumerDriver) -> None:
+    """Only that for the first one is looked at when they join."""
+    d.join("m")
+    first, second = Classic(d, "a"), Classic(d, "b")
+    assert first.join(protocols=(("good", SUBSCRIPTION), ("bad", b"")))["error_code"] is ErrorCode.none
+    assert second.join(protocols=(("bad", SUBSCRIPTION),))["error_code"] is ErrorCode.none
+    d.beat("m", -1)
+    assert d.machine.groups[GROUP].members.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("assigned", [(-1,), (-5, 0, 1), (7,), (2**31 - 1,)])
+def test_partitions_that_are_not_there_are_no_reason_not_to_assign(
+    d: ConsumerDriver, assigned: tuple[int, ...]
+) -> None:
+    """A leader of the classic protocol assigns what it likes."""
+    leader = Classic(d, "a")
+    leader.join()
+    leader.sync(a=assigned)
+    d.join("m")
+    (topic_id,) = (topic.id for topic in d.image.topics.values())
+    targets = [target.get(topic_id, ()) for target in d.consumers.targets.values()]
+    assert sorted(partition for target in targets for partition in target) == [0, 1, 2, 3]
