@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
 from broker.coordinators.groups.modern.heartbeat import ResolveRegexes
-from broker.coordinators.groups.modern.regexes import is_large, matched, matching
+from broker.coordinators.groups.modern.regexes import by_size, matched, matching
 from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
 from broker.coordinators.groups.shard import ConsumerSettings, GroupCommand, GroupConfig
 from broker.coordinators.groups.topics import Topics
@@ -53,6 +53,7 @@ from storage.log import NewMarker
 logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
+_NAMES_IN_THREAD: Final = 64
 
 R = TypeVar("R")
 
@@ -82,6 +83,8 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         self._topics = Topics(lambda: cluster.image)
         self._usual_settings = consumer_settings(config, {})
         self._expiry: asyncio.Task[None] | None = None
+        self._thread = asyncio.Lock()
+        """Held by the expression that is matched in a thread."""
         super().__init__(
             topic=OFFSETS_TOPIC,
             partitions_at_first=config.offsets_topic_num_partitions,
@@ -194,10 +197,11 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         """Find the topics that a group is subscribed to by its regular expressions, and tell it."""
         version = self._topics.version
         try:
-            names = tuple(self._topics.names())
-            found = await self._turns.run(matching([each for each in regexes if not is_large(each)], names))
-            for each in filter(is_large, regexes):
-                found[each] = await self._world.offload(partial(matched, each, names))
+            names = sorted(self._topics.names())
+            small, large = await self._turns.run(by_size(regexes))
+            found = await self._turns.run(matching(small, names))
+            for each in large:
+                found[each] = await self._match_in_thread(each, names)
             now_ms = self._world.now_ms()
             resolved = {
                 regex: ResolvedRegex(topics=topics, version=version, timestamp_ms=now_ms)
@@ -209,6 +213,16 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
             logger.warning("group %r: its regular expressions are not looked up: %s", group_id, error)
         finally:
             machine.resolving.discard(group_id)
+
+    async def _match_in_thread(self, regex: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the names that it matches; some of them at a time, and in one thread of all, for others
+        need these too and none of them can be stopped."""
+        found: list[str] = []
+        for at in range(0, len(names), _NAMES_IN_THREAD):
+            some = names[at : at + _NAMES_IN_THREAD]
+            async with self._thread:
+                found += await self._world.offload(partial(matched, regex, some))
+        return tuple(found)
 
     # --- following ---
 

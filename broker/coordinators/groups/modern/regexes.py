@@ -8,6 +8,7 @@ program is too large is refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
@@ -16,6 +17,8 @@ import re2
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.work import Work
+
+logger = logging.getLogger(__name__)
 
 PROGRAM_BYTES_MAX: Final = 1 << 20
 _TOPICS_AT_ONCE: Final = 24
@@ -57,6 +60,21 @@ def is_large(regex: str) -> bool:
     return bool(_compile(regex).programsize > _LARGE_PROGRAM)
 
 
+def by_size(regexes: Iterable[str]) -> Work[tuple[list[str], list[str]]]:
+    """Return those that are work for the loop, and the large ones."""
+    small: list[str] = []
+    large: list[str] = []
+    for regex in regexes:
+        # Compiling one may take as long as a turn.
+        yield
+        try:
+            (large if is_large(regex) else small).append(regex)
+        except re2.error as error:
+            logger.error("the expression %r of a group matches nothing here: %s", regex, error)
+            small.append(regex)
+    return small, large
+
+
 def matched(regex: str, topics: Iterable[str]) -> tuple[str, ...]:
     """Return the topics that the expression matches as a whole, in order, however long that takes."""
     fullmatch = _compile(regex).fullmatch
@@ -64,13 +82,19 @@ def matched(regex: str, topics: Iterable[str]) -> tuple[str, ...]:
 
 
 def matching(regexes: Iterable[str], topics: Iterable[str]) -> Work[dict[str, tuple[str, ...]]]:
-    """Return the topics that each expression matches as a whole, in order; none of them is large."""
+    """Return the topics that each expression matches as a whole, in order; none of them is large. What is no
+    expression here, though the broker that stored it took it for one, matches nothing.
+    """
     names = sorted(topics)
     found: dict[str, tuple[str, ...]] = {}
     for regex in regexes:
         yield
         matches = []
-        fullmatch = _compile(regex).fullmatch
+        found[regex] = ()
+        try:
+            fullmatch = _compile(regex).fullmatch
+        except re2.error:
+            continue
         for at, name in enumerate(names, 1):
             if fullmatch(name) is not None:
                 matches.append(name)
