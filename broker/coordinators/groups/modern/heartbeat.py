@@ -568,7 +568,8 @@ def advance_target(
     """
     interval_ms = shard.settings_of(group.group_id).assignment_interval_ms
     made_at_ms, now_ms = group.assigned_at_ms, draft.now.wall_ms
-    may_assign = not made_at_ms or not interval_ms or now_ms >= made_at_ms + interval_ms
+    # A clock that was put back, or another broker's, is no reason to wait longer.
+    may_assign = not made_at_ms or not 0 <= now_ms - made_at_ms < interval_ms
     if group.target_epoch >= epoch or not may_assign:
         target = group.targets.get(replaced.member_id, NOTHING) if replaced else group.target_of(after)
         return group.target_epoch, target
@@ -743,5 +744,7 @@ def _named(members: Mapping[str, Member]) -> str:
 
 
 def is_overdue(member: Member, kind: str) -> bool:
-    """Whether what its deadline was for is still to be done."""
-    return kind != CONSUMER_REBALANCE or member.current.state is MemberState.UNREVOKED_PARTITIONS
+    """Whether what its deadline was for is still to be done. One that is away has given up everything."""
+    if kind != CONSUMER_REBALANCE:
+        return True
+    return member.current.state is MemberState.UNREVOKED_PARTITIONS and not member.is_away

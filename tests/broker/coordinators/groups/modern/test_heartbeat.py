@@ -15,6 +15,7 @@ from broker.coordinators.machine import in_steps
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import MemberState, TopicsRecord
 from protocol.work import finish
+from tests.broker.coordinators.groups import group_driver
 from tests.broker.coordinators.groups.consumer_driver import (
     INTERVAL_MS,
     REBALANCE_MS,
@@ -389,6 +390,16 @@ def test_a_pause_of_the_broker_fences_nobody(d: ConsumerDriver) -> None:
     assert "m" in d.consumers.members
 
 
+def test_a_clock_that_is_put_back_delays_no_assignment(
+    d: ConsumerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d.join("m1")
+    monkeypatch.setattr(group_driver, "EPOCH_MS", group_driver.EPOCH_MS - 3_600_000)
+    d.advance(INTERVAL_MS)
+    d.join("m2")
+    assert d.consumers.target_epoch == d.consumers.epoch
+
+
 # --- static members ---
 
 
@@ -413,6 +424,24 @@ def test_a_static_member_that_stays_away_is_fenced(d: ConsumerDriver) -> None:
     d.advance(SESSION_MS)
     assert not d.consumers.members
     assert not d.consumers.static_members
+
+
+def test_a_static_member_that_is_away_has_nothing_to_give_up(d: ConsumerDriver) -> None:
+    """It has the time of its session, whatever time it had for that."""
+    said = {"instance_id": "i1", "rebalance_timeout_ms": SESSION_MS // 3}
+    epoch = d.join("m1", **said)["member_epoch"]
+    d.advance(INTERVAL_MS)
+    d.join("m2")
+    d.beat("m1", epoch, instance_id="i1")
+    assert d.consumers.members["m1"].current.state is MemberState.UNREVOKED_PARTITIONS
+    d.beat("m1", -2, instance_id="i1")
+    d.advance(SESSION_MS // 2)
+    assert "m1" in d.consumers.members
+    d.crash()
+    d.advance(SESSION_MS // 2)
+    assert "m1" in d.consumers.members
+    d.advance(SESSION_MS)
+    assert "m1" not in d.consumers.members
 
 
 def test_an_instance_that_is_in_use(d: ConsumerDriver) -> None:
