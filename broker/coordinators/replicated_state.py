@@ -482,6 +482,18 @@ class ReplicatedState(Generic[MachineT]):
         replies: tuple[tuple[int, Any], ...],
     ) -> None:
         pending = self._round
+        size = largest = 0
+        for key, value in encoded:
+            record_size = len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+            size += record_size
+            if record_size > largest:
+                largest = record_size
+        if self._is_surely_refused(largest) and not decision.soft:
+            # Alone: in a batch it would fail what was decided together with it.
+            logger.info("%s-%d: a record of %d bytes is refused", self.topic, self.index, largest)
+            for refused, _ in replies:
+                self._fail(refused, KafkaError(coordinator_error(ErrorCode.message_too_large)))
+            return
         scope: Hashable | None = None
         is_stackable = False
         producer: TransactionalProducer | None = None
@@ -492,12 +504,17 @@ class ReplicatedState(Generic[MachineT]):
         part.records += decision.records
         part.encoded += encoded
         part.replies += replies
-        for key, value in encoded:
-            pending.size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+        pending.size += size
         pending.scopes[scope] = is_stackable and pending.scopes.get(scope, True)
         pending.soft = pending.soft or decision.soft
         self._flush_soon()
         self._arm_timer()
+
+    def _is_surely_refused(self, record_size: int) -> bool:
+        """Whether no batch may hold the record, which the log would find."""
+        config = self.config
+        is_plain = config.codec == Codec.NONE
+        return is_plain and record_size + batches.HEADER_SIZE > config.batch_bytes_max
 
     # --- appending ---
 

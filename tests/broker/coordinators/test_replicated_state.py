@@ -417,6 +417,19 @@ async def test_a_commit_that_surely_was_not_appended_costs_nobody_else(
     assert await state.ask(commit(2, group_id="h")) == (ErrorCode.none,)
 
 
+async def test_a_record_that_no_batch_holds_costs_nobody_else(disk: FakeLog, make: MakeState) -> None:
+    state = make(batch_bytes_max=4_000)
+    await state.wait_settled()
+    metadata = "x" * 4_000
+    large = Commit(group_id="h", offsets=(OffsetToCommit("t", 0, 1, metadata=metadata),))
+    asked = [asyncio.ensure_future(state.ask(each)) for each in (commit(1), large, commit(2, group_id="i"))]
+    assert await asked[0] == (ErrorCode.none,)
+    assert await code_of(asked[1]) is ErrorCode.unknown_server_error
+    assert await asked[2] == (ErrorCode.none,)
+    assert len(disk.batches) == 1
+    assert offset_of(state, group_id="h") is None
+
+
 async def test_appends_that_fail_for_one_reason_cost_one_line(
     state: ReplicatedState[GroupMachine], disk: FakeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
