@@ -199,7 +199,8 @@ def _may_replace_last(shard: GroupShard, group: ConsumerGroup, replaced: Member)
     if replaced.is_classic or not group.all_speak_classic_without({replaced.member_id: replaced}):
         return False
     allows = shard.config.migration_policy in (migration.DOWNGRADE, migration.BIDIRECTIONAL)
-    return allows and len(group.members) <= shard.config.members_max
+    fits = len(group.members) <= shard.config.members_max
+    return allows and fits and migration.fits_a_record(shard, group, {replaced.member_id: replaced})
 
 
 def _updated(metadata: MemberMetadata, command: Join, subscription: Subscription) -> MemberMetadata:

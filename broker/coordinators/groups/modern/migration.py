@@ -57,6 +57,8 @@ UPGRADE = "upgrade"
 DOWNGRADE = "downgrade"
 BIDIRECTIONAL = "bidirectional"
 _MEMBERS_PER_STEP = 16
+_MEMBER_RECORD_BYTES = 64
+"""Of a member in the record of its group, besides its id, its subscription and its assignment."""
 
 
 # --- classic to consumer ---
@@ -211,7 +213,26 @@ def may_become_classic(shard: GroupShard, group: ConsumerGroup, leaving: Mapping
     left = len(group.members) - len(leaving)
     if left <= 0 or not group.all_speak_classic_without(leaving):
         return False
-    return shard.config.migration_policy in (DOWNGRADE, BIDIRECTIONAL) and left <= shard.config.members_max
+    if shard.config.migration_policy not in (DOWNGRADE, BIDIRECTIONAL) or left > shard.config.members_max:
+        return False
+    return fits_a_record(shard, group, leaving)
+
+
+def fits_a_record(shard: GroupShard, group: ConsumerGroup, leaving: Mapping[str, Member]) -> bool:
+    """Whether the one record that a classic group has could hold those that stay. Where it could not, the
+    group goes on as it is, with members of the classic protocol.
+    """
+    room = shard.config.record_max_bytes
+    for member in group.members.values():
+        if member.member_id in leaving or member.metadata.classic is None:
+            continue
+        target = group.targets.get(member.member_id, NOTHING)
+        room -= _MEMBER_RECORD_BYTES + len(member.member_id) + 4 * sum(map(len, target.values()))
+        room -= sum(len(shard.topics.name_of(topic_id) or "") + 6 for topic_id in target)
+        room -= max(len(data) for _, data in member.metadata.classic.protocols)
+        if room < 0:
+            return False
+    return True
 
 
 def to_classic(

@@ -438,3 +438,21 @@ def test_partitions_that_are_not_there_are_no_reason_not_to_assign(
     (topic_id,) = (topic.id for topic in d.image.topics.values())
     targets = [target.get(topic_id, ()) for target in d.consumers.targets.values()]
     assert sorted(partition for target in targets for partition in target) == [0, 1, 2, 3]
+
+
+def test_a_group_too_large_for_one_record_stays_a_consumer_group() -> None:
+    """The record would be refused, and the partition loaded anew, each time that the last consumer's time is
+    over."""
+    d = ConsumerDriver(config=GroupConfig(initial_rebalance_delay_ms=0, record_max_bytes=10_000))
+    d.create("t", 4)
+    d.join("m")
+    large = encode_subscription(Subscription(topics=("t",), user_data=b"x" * 4_000))
+    members = [Classic(d, name) for name in "abc"]
+    for member in members:
+        assert member.join(protocols=(("range", large),))["error_code"] is ErrorCode.none
+    d.beat("m", -1)
+    assert d.consumers.members.keys() == {"a", "b", "c"}
+    assert members[0].beat() is REBALANCE
+    assert members[0].join(protocols=(("range", large),))["error_code"] is ErrorCode.none
+    d.ask(Leave(group_id=GROUP, leavers=(Leaver("c"),)))
+    assert d.machine.groups[GROUP].members.keys() == {"a", "b"}, "what is left has room"
