@@ -16,6 +16,7 @@ from sys import intern
 from typing import Final, TypeVar
 from uuid import UUID
 
+from broker.coordinators.groups.membership import bytes_of, text_bytes
 from protocol.stored.consumer_groups import (
     NOTHING,
     ConsumerGroupRecord,
@@ -97,15 +98,10 @@ def held_bytes(member_id: str, metadata: MemberMetadata) -> int:
     classic = metadata.classic
     return (
         MEMBER_BYTES
-        + sum(map(_bytes_of, texts))
+        + sum(map(text_bytes, texts))
         + _TEXT_BYTES * len(metadata.topics)
-        + (sum(_bytes_of(name) + len(data) for name, data in classic.protocols) if classic is not None else 0)
+        + (bytes_of(classic.protocols) if classic is not None else 0)
     )
-
-
-def _bytes_of(text: str) -> int:
-    """About what it takes in memory and in a record, whichever of them is more."""
-    return len(text) if text.isascii() else 4 * len(text)
 
 
 class ConsumerGroup:

@@ -93,7 +93,8 @@ class Member:
     @property
     def held_bytes(self) -> int:
         """About what is kept of it in memory."""
-        return MEMBER_BYTES + bytes_of(self.protocols) + len(self.assignment)
+        texts = (self.member_id, self.instance_id or "", self.client_id)
+        return MEMBER_BYTES + sum(map(text_bytes, texts)) + bytes_of(self.protocols) + len(self.assignment)
 
     @property
     def is_waiting(self) -> bool:
@@ -420,4 +421,9 @@ def _rebalance_timeout_ms(member: GroupMember) -> int:
 
 
 def bytes_of(protocols: Protocols) -> int:
-    return sum(len(name) + len(metadata) for name, metadata in protocols)
+    return sum(text_bytes(name) + len(metadata) for name, metadata in protocols)
+
+
+def text_bytes(text: str) -> int:
+    """About what it takes in memory and in a record, whichever of them is more."""
+    return len(text) if text.isascii() else 4 * len(text)

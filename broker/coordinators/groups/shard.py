@@ -25,6 +25,7 @@ from broker.coordinators.groups.membership import (
     Protocols,
     State,
     bytes_of,
+    text_bytes,
 )
 from broker.coordinators.groups.topics import Topics
 from broker.coordinators.machine import DecisionDraft, Instant, Timers
@@ -42,7 +43,7 @@ CONSUMER_GROUP_BYTES: Final = 3 << 10
 NOBODY: Final = ""
 """The host to which is counted what belongs to no one client."""
 EXPECTED_BYTES: Final = 512
-"""About what a member takes that was given its id only."""
+"""About what a member takes that was given its id only, besides that."""
 _RESOLVED_BYTES: Final = 512
 _MEMBER_RECORD_BYTES: Final = 64
 """No member takes less of the record of its group."""
@@ -184,12 +185,12 @@ class GroupShard:
     def expect(self, group: Group, member_id: str, host: str) -> None:
         """Remember a member id that was given to a client, until it joins with it."""
         group.pending_join[member_id] = host
-        self.memory.take(host, EXPECTED_BYTES)
+        self.memory.take(host, EXPECTED_BYTES + text_bytes(member_id))
 
     def expect_no_more(self, group: Group, member_id: str) -> None:
         host = group.pending_join.pop(member_id, None)
         if host is not None:
-            self.memory.take(host, -EXPECTED_BYTES)
+            self.memory.take(host, -EXPECTED_BYTES - text_bytes(member_id))
 
     # --- consumers ---
 

@@ -222,7 +222,7 @@ class Lives(RuleBasedStateMachine):
         held = 0
         for group in self.d.machine.groups.values():
             held += GROUP_BYTES if group.begun_by is not None else 0
-            held += EXPECTED_BYTES * len(group.pending_join)
+            held += sum(EXPECTED_BYTES + len(member_id) for member_id in group.pending_join)
             held += sum(member.held_bytes for member in group.members.values())
         assert self.d.memory.held_bytes == held
 
@@ -309,3 +309,13 @@ def test_the_same_commands_give_the_same_answers() -> None:
         return d.answers, d.log
 
     assert life() == life()
+
+
+def test_the_names_of_a_member_are_counted() -> None:
+    """Each may be of 32 KB, which is more than all else that a member takes."""
+    d = Driver()
+    before = d.memory.held_bytes
+    d.join(new_member_id="m" * 30_000, client_id="c" * 30_000)
+    assert d.memory.held_bytes - before > 30_000, "while it is expected"
+    d.join(new_member_id="n" * 30_000, instance_id="i" * 30_000, client_id="c" * 30_000)
+    assert d.memory.held_bytes - before > 120_000
