@@ -37,7 +37,7 @@ def test_a_part_is_not_begun_begun_or_done(covered: int, state: str) -> None:
 def test_what_is_served_comes_first(tmp_path: Path) -> None:
     page = conformance.render(demands(tmp_path), {})
     assert page.index("| served: ") < page.index("| not begun ") < page.index("## APIs served")
-    assert "| Transactions | not begun |" in page
+    assert "| Security | not begun |" in page
 
 
 def test_marks_without_a_demand_are_found(tmp_path: Path) -> None:
