@@ -6,6 +6,7 @@ Apache Kafka from its jars. That is how these tests are checked: what passes the
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import warnings
@@ -26,6 +27,15 @@ with warnings.catch_warnings():
     import kafka  # noqa: F401
 
 MakeTopic = Callable[..., str]
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """kafka-python leaves sockets to the collector, which would tell of them in the test of somebody else."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,11 @@ from tests.compat.transactional import (
     uncommitted,
 )
 
+pytestmark = [
+    pytest.mark.usefixtures("collected"),
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
 SETTINGS = {
     "transaction.state.log.num.partitions": "6",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",

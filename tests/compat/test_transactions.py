@@ -35,6 +35,11 @@ from tests.compat.transactional import (
     uncommitted,
 )
 
+pytestmark = [
+    pytest.mark.usefixtures("collected"),
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
 with warnings.catch_warnings():
     # kafka-python reads its schemas through an importlib function that newer Pythons deprecate.
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -214,7 +214,11 @@ class KafkaPython:
             linger_ms=5,
             max_request_size=10_000_000,
         )
-        self._producer.init_transactions()
+        try:
+            self._producer.init_transactions()
+        except BaseException:
+            self._producer.close(timeout=0)
+            raise
 
     def begin(self) -> None:
         self._producer.begin_transaction()
