@@ -327,7 +327,7 @@ def _sound(known: Known) -> dict[str, Any]:
         "principal": "User:somebody",
         **dict.fromkeys(("resource_name_filter", "principal_filter", "host_filter"), None),
         **dict.fromkeys(("subscribed_topic_names", "markers.topics.name"), known.topic),
-        **dict.fromkeys(("subscribed_topic_regex", "rack_id", "instance_id", "server_assignor"), None),
+        **dict.fromkeys(("subscribed_topic_regex", "instance_id", "server_assignor"), None),
         "state_filters": "Ongoing",
         "transactional_id_pattern": None,
         "transaction_result": True,
