@@ -8,7 +8,7 @@ import pytest
 
 from protocol.records import BatchHeader
 from storage.flush import SegmentFlush
-from storage.producers import ProducerTable, SentBatch
+from storage.producers import ProducerTable, SentBatch, Verification
 from storage.segmented_log import SegmentedLog
 from storage.unified_log import UnifiedLog
 from tests.sim.scenario import simulate
@@ -26,7 +26,9 @@ def test_a_broker_that_does_not_sync_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_broker_that_forgets_its_producers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: ProducerTable, header: BatchHeader) -> SentBatch | None:
+    def check(
+        self: ProducerTable, header: BatchHeader, verified: Verification | None = None
+    ) -> SentBatch | None:
         return None
 
     monkeypatch.setattr(ProducerTable, "check", check)

@@ -83,6 +83,7 @@ def test_the_parts_of_a_key_are_what_they_name() -> None:
     assert told == {
         "slot-birth": MetaSlot(1),
         "slot": MetaSlot(2),
+        "slot-features": MetaSlot(3),
         "snapshot": MetaSnapshot(2),
         "boundary": MetaBoundary(2),
         "segment-data": TierData(*segment),
