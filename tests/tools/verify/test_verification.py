@@ -168,10 +168,10 @@ def test_an_object_of_the_wal_tier_goes_with_its_boundary_or_is_lost(
 
         class Collected(FileSource):
             def read(self, name: str, start: int, size: int) -> bytes:
-                if name == key:  # noqa: B023
+                if name == key:
                     if has_boundary:  # noqa: B023
-                        (root / "store" / key).parent.joinpath("boundary").mkdir(exist_ok=True)  # noqa: B023
-                        (root / "store" / key).parent.joinpath("boundary", key[-20:]).touch()  # noqa: B023
+                        (root / "store" / key).parent.joinpath("boundary").mkdir(exist_ok=True)
+                        (root / "store" / key).parent.joinpath("boundary", key[-20:]).touch()
                     raise Gone(name)
                 return super().read(name, start, size)
 
