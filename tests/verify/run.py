@@ -41,7 +41,6 @@ class Checked(NamedTuple):
 def options(world: World, root: Path, *, has_data: bool = True) -> Options:
     data = tuple(f"{root}/d{number}" for number in range(len(world.directories)))
     return Options(
-        now_ms=world.now_ms,
         store=f"file://{root}/store",
         data=data if has_data else (),
         manifests=(f"{root}/manifest",) if world.has_manifest else (),

@@ -22,7 +22,7 @@ from tests.verify.world import World
 
 GROUPS, COLD_TOLD, WAL_TOLD = "__consumer_offsets", "__remote_log_metadata", "__remote_wal_log_metadata"
 NOW_MS = 1_795_000_000_000
-"""When every store is verified: ages count from it."""
+"""When the newest object of every store was put: ages count from it."""
 KINDS = ("plain", "plain", "compact", "tiered", "tiered", "wal", "both", "both")
 CONFIGS = {
     "plain": {},

@@ -334,9 +334,11 @@ class World:
             )
 
     def write_to(self, root: Path) -> None:
+        """Write the files below `root`, as brokers leave them of which one has just put a metadata record."""
         if root.exists():
             shutil.rmtree(root)
         made = set()
+        newest = max((path for path in self.files if path.startswith("store/meta/")), default="")
         for path, data in self.files.items():
             target = f"{root}/{path}"
             folder = os.path.dirname(target)
@@ -345,7 +347,8 @@ class World:
                 made.add(folder)
             with open(target, "wb") as file:
                 file.write(data)
-            then = self.now_ms / 1000 - self.ages.get(path, OLD_S)
+            age_s = 0 if path == newest else self.ages.get(path, OLD_S)
+            then = self.now_ms / 1000 - age_s
             os.utime(target, (then, then))
 
     @property

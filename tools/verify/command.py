@@ -179,8 +179,7 @@ def _options(**given: object) -> Options:
     from tools.verify.core.outcome import Options
     from tools.verify.core.stores import BadSourceUrl, open_source
 
-    now_ms = time.time_ns() // 1_000_000  # noqa: TID251 (where a command's clock comes from)
-    options = Options(now_ms=now_ms, **given)  # type: ignore[arg-type]
+    options = Options(**given)  # type: ignore[arg-type]
     if options.store:
         if "://" not in options.store:
             raise Failure(

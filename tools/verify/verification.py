@@ -322,7 +322,7 @@ class Verification:
             told = snapshot.told
             copies = judge_copies(
                 listing, told.copies_before, told.copies_after, snapshot.dead_topics(),
-                options.now_ms, options.grace_ms,
+                options.grace_ms,
             )  # fmt: skip
             copies.findings.extend(Finding(UNKNOWN_KEY, place=each.key) for each in listing.unknown)
             objects, indexes = wal_units(listing, told.slices)
@@ -388,11 +388,11 @@ class Verification:
             stream.objects.pop(key.seq, None)
             now = boundaries.get(stream_prefix(key.stream), -1)
             if now >= 0:
-                stream.boundaries.setdefault(now, Listed("", 0, self._options.now_ms))
+                stream.boundaries.setdefault(now, Listed("", 0, listing.newest_ms))
         told = snapshot.told
         return judge_streams(
             listing.streams, scans.streams, told.counting, snapshot.last_slot,
-            self._options.now_ms, self._options.grace_ms,
+            listing.newest_ms, self._options.grace_ms,
         )  # fmt: skip
 
 

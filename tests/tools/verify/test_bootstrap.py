@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from broker.process import wall_clock_ms
 from tests.compat.peers import until
 from tests.e2e.mortal import STEP_FILE
 from tests.e2e.tiered import ALONE, MORTAL, QUICK, TIERED, TieredTopic
@@ -141,7 +140,7 @@ def test_out_of_the_data_directory_the_same_is_read(left: Left) -> None:
 
 
 def test_what_a_broker_left_in_its_store_is_as_it_should_be(left: Left) -> None:
-    outcome = verify(Options(now_ms=wall_clock_ms(), store=left.url, workers=1))
+    outcome = verify(Options(store=left.url, workers=1))
     assert (outcome.findings, outcome.unread) == ((), ())
     assert outcome.figures.batches > 10
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def options(world: World, root: Path, **more: object) -> Options:
     data = tuple(f"{root}/made/d{number}" for number in range(len(world.directories)))
-    given = {"now_ms": NOW_MS, "store": f"file://{root}/made/store", "data": data, "workers": 1}
+    given = {"store": f"file://{root}/made/store", "data": data, "workers": 1}
     return Options(**{**given, **more})  # type: ignore[arg-type]
 
 
@@ -83,11 +83,11 @@ KILLED = """
 import os, signal, sys
 from tools.verify.core.outcome import Options
 from tools.verify.verification import verify
-root, data, after, now_ms = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), int(sys.argv[4])
+root, data, after = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
 def listener(progress):
     if progress.phase == "scanning" and progress.done_tasks > after:
         os.kill(os.getpid(), signal.SIGKILL)
-verify(Options(now_ms=now_ms, store=f"file://{root}/made/store", data=tuple(data), workers=1, task_bytes=1,
+verify(Options(store=f"file://{root}/made/store", data=tuple(data), workers=1, task_bytes=1,
                ledger=f"{root}/ledger"), listener)
 """
 
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     proved = 0
     for after in (2, 5, 9):
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path), ",".join(data), str(after), str(NOW_MS)],
+            [sys.executable, "-c", KILLED, str(tmp_path), ",".join(data), str(after)],
             cwd=ROOT, check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == -signal.SIGKILL, done.stderr

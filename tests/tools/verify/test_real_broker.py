@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.process import wall_clock_ms
 from tests.tools.verify.left_behind import LeftBehind, leave
 from tools.verify.core.outcome import Exit, Options, Outcome
 from tools.verify.verification import verify
@@ -12,7 +11,6 @@ from tools.verify.verification import verify
 
 def verified(left: LeftBehind, **more: object) -> Outcome:
     given: dict[str, object] = {
-        "now_ms": wall_clock_ms(),
         "store": left.url,
         "data": (str(left.data),),
         "workers": 1,

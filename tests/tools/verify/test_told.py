@@ -36,7 +36,7 @@ FAULTS = [
 def verified(world: World, root: Path) -> Outcome:
     world.write_to(root)
     data = tuple(f"{root}/d{number}" for number in range(len(world.directories)))
-    given = Options(now_ms=NOW_MS, store=f"file://{root}/store", data=data, workers=1)
+    given = Options(store=f"file://{root}/store", data=data, workers=1)
     return verify(given)
 
 
@@ -73,7 +73,7 @@ def test_a_commit_beyond_the_end_of_a_log_is_told(tmp_path: Path, monkeypatch: p
     world = build(4, NOW_MS)
     world.write_to(tmp_path / "made")
     data = tuple(f"{tmp_path}/made/d{number}" for number in range(len(world.directories)))
-    given = Options(now_ms=NOW_MS, store=f"file://{tmp_path}/made/store", data=data, workers=1)
+    given = Options(store=f"file://{tmp_path}/made/store", data=data, workers=1)
     (found,) = verify(given).findings
     assert found[:5] == ("group-offset-outside-log", *history.id, history.end, history.end + 5)
     assert verify(given).exit_code() == 0
@@ -134,7 +134,7 @@ if __name__ == "__main__":
         for path in [*huge, *sorted(root.glob("store/wal/*/*/0*"))[:2]]:
             os.truncate(path, 3 << 30)
         data = tuple(str(path) for path in sorted(root.glob("d*")))
-        options = Options(now_ms=NOW_MS, store=f"file://{root}/store", data=data, workers=1)
+        options = Options(store=f"file://{root}/store", data=data, workers=1)
         assert verify(options).findings
 """
 

@@ -47,7 +47,7 @@ STORE_FAULTS = [
 
 
 def options(root: Path, **more: object) -> Options:
-    given: dict[str, object] = {"now_ms": NOW_MS, "store": f"file://{root}/store", "workers": 1}
+    given: dict[str, object] = {"store": f"file://{root}/store", "workers": 1}
     return Options(**{**given, **more})  # type: ignore[arg-type]
 
 
@@ -73,6 +73,17 @@ def planted(name: str) -> list[Plan]:
     found = list(islice((each for each in plans if each.planted), 2))
     assert found, name
     return found
+
+
+def test_what_was_to_be_deleted_when_brokers_stopped_is_no_finding_however_long_ago(tmp_path: Path) -> None:
+    for number, damaged in enumerate(planted("wal_orphan")):
+        root = tmp_path / str(number)
+        assert {each.code for each in of_store(damaged.world, root).findings} == {"wal-orphan"}
+        for path in root.rglob("*"):  # nothing was put after it
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+        outcome = verify(options(root))
+        assert outcome.findings == ()
+        assert "young-orphan" in {each.what for each in outcome.counted}
 
 
 @pytest.mark.parametrize("name", STORE_FAULTS)

@@ -2,7 +2,8 @@
 
 Owns missing, left-over, short and long copies of the cold tier, and which objects of a stream of the WAL tier
 count. Does not own the bytes (scan) or offsets (judge). Invariant: what metadata read before and after the
-listing does not agree on is never a finding, nor is anything younger than the grace.
+listing does not agree on is never a finding, nor is anything that was younger than the grace when the newest
+object was put: whoever had to delete it may not have run since.
 """
 
 from __future__ import annotations
@@ -118,16 +119,19 @@ class Listing(NamedTuple):
     size: int
     meta_objects: int
     meta_size: int
+    newest_ms: int
+    """When the newest object was put: until then brokers were there to delete what does not count."""
 
 
 def sort_out(listed: Iterable[Listed]) -> Listing:
     copies: dict[Copy, tuple[int, Listed | None, Listed | None]] = {}
     streams: dict[StreamKey, StreamListing] = defaultdict(lambda: StreamListing({}, {}, {}))
     unknown = []
-    objects = size = meta_objects = meta_size = 0
+    objects = size = meta_objects = meta_size = newest_ms = 0
     for each in listed:
         objects += 1
         size += each.size
+        newest_ms = max(newest_ms, each.modified_ms)
         match parse_key(each.key):
             case TierData(topic_id, partition, base, segment_id):
                 copy = topic_id, partition, segment_id
@@ -146,7 +150,7 @@ def sort_out(listed: Iterable[Listed]) -> Listing:
                 meta_size += each.size
             case None:
                 unknown.append(each)
-    return Listing(copies, dict(streams), tuple(unknown), objects, size, meta_objects, meta_size)
+    return Listing(copies, dict(streams), tuple(unknown), objects, size, meta_objects, meta_size, newest_ms)
 
 
 class Copies(NamedTuple):
@@ -165,7 +169,6 @@ def judge_copies(
     before: Mapping[Copy, ToldCopy] | None,
     after: Mapping[Copy, ToldCopy] | None,
     dead_topics: frozenset[str] | None,
-    now_ms: int,
     grace_ms: int,
 ) -> Copies:
     """Hold the copies that are listed against what metadata says of them, None: it could not be read.
@@ -176,11 +179,11 @@ def judge_copies(
     for copy in sorted({*listing.copies, *(before or ()), *(after or ())}):
         base, data, index = listing.copies.get(copy, (-1, None, None))
         if before is None or after is None or _is_half_told(before.get(copy), after.get(copy)):
-            _judge_untold(found, copy, base, data, index, now_ms, grace_ms)
+            _judge_untold(found, copy, base, data, index, listing.newest_ms, grace_ms)
         else:
             told = _Told(before.get(copy), after.get(copy))
             is_dead = dead_topics is not None and copy[0] in dead_topics
-            _judge_told(found, copy, base, data, index, told, is_dead, now_ms, grace_ms)
+            _judge_told(found, copy, base, data, index, told, is_dead, listing.newest_ms, grace_ms)
     return found
 
 
@@ -200,7 +203,7 @@ def _judge_untold(
     base: int,
     data: Listed | None,
     index: Listed | None,
-    now_ms: int,
+    newest_ms: int,
     grace_ms: int,
 ) -> None:
     """Judge without metadata: the index object is put first and deleted last, so data never stands alone."""
@@ -208,7 +211,7 @@ def _judge_untold(
     newest = max((each.modified_ms for each in (data, index) if each is not None), default=-1)
     if newest < 0:
         return
-    is_young = now_ms - newest <= grace_ms
+    is_young = newest_ms - newest <= grace_ms
     if data is not None and index is not None:
         found.units.append(ColdUnit(topic_id, partition, base, segment_id, data, index, None, is_young))
     elif is_young:
@@ -229,7 +232,7 @@ def _judge_told(
     index: Listed | None,
     told: _Told,
     is_dead: bool,
-    now_ms: int,
+    newest_ms: int,
     grace_ms: int,
 ) -> None:
     topic_id, partition, segment_id = copy
@@ -254,7 +257,7 @@ def _judge_told(
     for each, end in ((index, "idx"), (data, "log")):
         if each is None:
             continue
-        is_old = now_ms - max(each.modified_ms, newest) > grace_ms
+        is_old = newest_ms - max(each.modified_ms, newest) > grace_ms
         if is_old and (told.after is not None or told.before is None):
             place = tier_key(topic_id, partition, base, segment_id, end)
             says = "nothing told" if told.after is None else "told to be deleted"
@@ -314,13 +317,14 @@ def judge_streams(
     seen: Sequence[StreamObject],
     told: Mapping[StreamKey, frozenset[int]],
     last_slot: int,
-    now_ms: int,
+    newest_ms: int,
     grace_ms: int,
 ) -> Streams:
     """Say which objects of each stream count.
 
     `seen`: seals, and objects that cannot be read. `told`: objects that the topic about the tier said count,
-    both before and after the listing. `last_slot`: of the metadata log, -1 unknown.
+    both before and after the listing. `last_slot`: of the metadata log, -1 unknown. `newest_ms`: when the
+    newest object of the store was put.
     """
     found = Streams({}, [], [])
     seals: dict[StreamKey, list[StreamObject]] = defaultdict(list)
@@ -335,7 +339,7 @@ def judge_streams(
         listing = streams.get(stream, StreamListing({}, {}, {}))
         _judge_stream(
             found, stream, listing, seals[stream], bad[stream], told.get(stream, frozenset()),
-            last_slot, now_ms, grace_ms,
+            last_slot, newest_ms, grace_ms,
         )  # fmt: skip
     return found
 
@@ -348,7 +352,7 @@ def _judge_stream(
     bad: set[int],
     told: frozenset[int],
     last_slot: int,
-    now_ms: int,
+    newest_ms: int,
     grace_ms: int,
 ) -> None:
     low = max(listing.boundaries, default=-1) + 1
@@ -363,7 +367,7 @@ def _judge_stream(
     there = sorted(seq for seq in listing.objects if seq >= low)
     wanted = sorted(seq for seq in told if seq >= low and (sealed_at is None or seq < sealed_at))
     end, lost = _end_of(there, wanted, low, sealed_at)
-    if sealed_at is not None and now_ms - listing.objects[sealed_at].modified_ms <= grace_ms:
+    if sealed_at is not None and newest_ms - listing.objects[sealed_at].modified_ms <= grace_ms:
         if lost:
             found.counted.append(Counted("between-listings", amount=len(lost)))
     else:
@@ -375,7 +379,7 @@ def _judge_stream(
                 )
             )  # fmt: skip
     found.extents[stream] = Extent(low, end, tuple(sorted({*lost, *(bad & set(range(low, end)))})))
-    _find_left_over(found, stream, listing, low, end, now_ms, grace_ms)
+    _find_left_over(found, stream, listing, low, end, newest_ms, grace_ms)
 
 
 def _end_of(
@@ -421,7 +425,7 @@ def _find_left_over(
     listing: StreamListing,
     low: int,
     end: int,
-    now_ms: int,
+    newest_ms: int,
     grace_ms: int,
 ) -> None:
     """Name what lies at or below a boundary, or above the end, for longer than the grace."""
@@ -435,7 +439,7 @@ def _find_left_over(
             since = max(each.modified_ms, sealed.modified_ms if sealed else 0)
         else:
             continue
-        if now_ms - since > grace_ms:
+        if newest_ms - since > grace_ms:
             why = "below a boundary" if seq < low else "above the end"
             found.findings.append(Finding(WAL_ORPHAN, place=each.key, actual=why))
         else:

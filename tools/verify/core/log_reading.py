@@ -45,6 +45,7 @@ from tools.verify.core.log_checks import (
     check_epochs,
     damage_of,
 )
+from tools.verify.core.plan import LIMITLESS
 from tools.verify.core.producers import EXPIRY_MS, Producers
 from tools.verify.core.record_sums import RecordSums
 from tools.verify.core.stores import Gone, Source, TooLarge
@@ -177,7 +178,8 @@ class _LogCheck:
         try:
             feed_from(scanner, self._source, listed.key, 0, listed.size)
         except Gone:
-            self._vanished.append(Vanished(place, base, max(following, base)))
+            # Nobody knows how far the last one went: what was in it may be somewhere else by now.
+            self._vanished.append(Vanished(place, base, following if following >= 0 else LIMITLESS))
             self._producers.has_holes = self._has_lost_end = True
             return None
         scanned = self._judge_tail(scanner.finish(), base, following)

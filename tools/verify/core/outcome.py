@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 from tools.verify.core.findings import Counted, Finding, Severity
 
 ORPHAN_GRACE_MS: Final = 15 * 60 * 1000
-"""What nothing refers to is an orphan only when the store says that it is older: it may be on its way."""
+"""What nothing refers to is an orphan only when the store has an object that is so much newer: else it may be
+on its way, or brokers were stopped before they could delete it."""
 
 
 class Exit(IntEnum):
@@ -27,8 +28,6 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    now_ms: int
-    """For the age of orphans alone."""
     store: str = ""
     """The URL of a store, empty: none."""
     data: tuple[str, ...] = ()

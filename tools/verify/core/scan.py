@@ -214,11 +214,18 @@ def unread(unit: Unit, why: str) -> list[Row]:
 def _gone(unit: Unit, place: str) -> list[Row]:
     """Say that it went between the listing and the reading: also to whom it may matter more than to judges
     of partitions."""
-    if not isinstance(unit, ColdUnit):
-        return [("", -1, Vanished(place, -1, -1))]
-    end = unit.told.end if unit.told else LIMITLESS
-    gone = Vanished(place, unit.base, end)
-    return [(unit.topic_id, unit.partition, gone), ("", -1, gone)]
+    match unit:
+        case ColdUnit():
+            gone = Vanished(place, unit.base, unit.told.end if unit.told else LIMITLESS)
+            return [(unit.topic_id, unit.partition, gone), ("", -1, gone)]
+        case WalUnit():
+            rows: list[Row] = [
+                (each.topic_id, each.partition, Vanished(place, each.start, each.end))
+                for each in unit.told or ()
+            ]
+            return [*rows, ("", -1, Vanished(place, -1, -1))]
+        case _:
+            return [("", -1, Vanished(place, -1, -1))]
 
 
 def _scan_unit(task: Task, unit: Unit, tables: Tables) -> list[Row]:

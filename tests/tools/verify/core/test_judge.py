@@ -24,7 +24,7 @@ from tools.verify.core.facts import (
     Vanished,
 )
 from tools.verify.core.findings import Finding
-from tools.verify.core.judge import Explained, Extent, PartitionContext, Verdict, judge
+from tools.verify.core.judge import LIMITLESS, Explained, Extent, PartitionContext, Verdict, judge
 
 TOPIC = "8YyzoWtrSdOeHx4D8a3TXA"
 STREAM = (1, 5, 0)
@@ -387,6 +387,15 @@ def test_what_went_while_it_was_read_is_counted() -> None:
     verdict = judge(TOPIC, 0, made.context, {}, [*made.facts(), Vanished("tier/0.log", 0, 10)])
     assert not verdict.findings
     assert [each.what for each in verdict.counted] == ["between-listings"]
+
+
+def test_what_the_last_segment_had_when_it_went_is_counted_as_far_as_the_store_had_it() -> None:
+    made = simple()
+    made = replace(made, context=made.context._replace(stored_to=22))
+    assert made.judged()[1]
+    verdict = judge(TOPIC, 0, made.context, {}, [*made.facts(), Vanished("0:t-0/2.log", 20, LIMITLESS)])
+    assert not verdict.findings
+    assert [(each.what, each.first, each.end) for each in verdict.counted] == [("between-listings", 20, 22)]
 
 
 def test_a_log_starts_where_the_highest_of_all_says() -> None:

@@ -17,6 +17,7 @@ from tools.verify.core.directory import Log, list_directory
 from tools.verify.core.facts import Fault, Vanished
 from tools.verify.core.heads import Batch
 from tools.verify.core.log_reading import LogFacts, check_log
+from tools.verify.core.plan import LIMITLESS
 from tools.verify.core.stores import FileSource, Gone, SourceFailed, open_source
 
 
@@ -300,6 +301,7 @@ def test_a_segment_that_went_meanwhile_is_no_fault(copied: Path) -> None:
     found = check_log(Going(str(copied), is_store=False), 0, log)
     assert found.faults == []
     assert [each.first for each in found.vanished] == log.bases
+    assert [each.end for each in found.vanished] == [*log.bases[1:], LIMITLESS]
     assert isinstance(found.vanished[0], Vanished)
 
 

@@ -35,7 +35,7 @@ class Deadly(FileSource):
 def tasks_of(root: Path, seed: int) -> list[Task]:
     """The tasks of a store, one for each object."""
     build(seed, NOW_MS).write_to(root)
-    options = Options(now_ms=NOW_MS, store=f"file://{root}/store", task_bytes=1)
+    options = Options(store=f"file://{root}/store", task_bytes=1)
     run = Verification(options, lambda _: None)
     return run.prepare(freeze(run.store, run.data)).tasks
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 
 def options(root: Path, **more: Any) -> Options:
-    given = {"now_ms": NOW_MS, "store": f"file://{root}/store", "workers": 1, "task_bytes": 1 << 16}
+    given = {"store": f"file://{root}/store", "workers": 1, "task_bytes": 1 << 16}
     return Options(**{**given, **more})
 
 
