@@ -52,8 +52,8 @@ run: setup ## a broker; its logs and its object store live in DATA: make run LIS
 test: setup ## every test, in parallel and in random order, with ruff, mypy and import-linter among them
 	@$(COMPILED_ONCE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-sim: setup ## many simulation seeds on every CPU, one to five brokers: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
-	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --from $(FROM) $(ARGS)
+sim: setup ## many simulation seeds on every CPU, one to five brokers; goes on where it stopped: make sim SEEDS=1000 FROM=0 (ARGS="--brokers 3 --jobs 1")
+	@$(COMPILED_ONCE) $(BIN)/python -m tests.sim.run --resume --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
 mutants: setup ## plant the known bugs one by one and see that each is caught: make mutants ARGS="--only ack-before-commit"
 	@$(BIN)/python -m tests.mutants.run $(ARGS)

@@ -2,9 +2,10 @@
 
 How a seed becomes a verdict, in the order of the story:
 
-1. The plan. run.py takes many seeds or one (python -m tests.sim.run --seed N --brokers K). plan.py draws from
-   the seed what will be: brokers, topics, settings, clients, faults, and the times in which nobody produces.
-   The same seed and the same code give the same run, byte by byte of its trace.
+1. The plan. run.py takes many seeds or one (python -m tests.sim.run --seed N --brokers K); journal.py notes
+   which have passed, so that a run that was cut off goes on. plan.py draws from the seed what will be:
+   brokers, topics, settings, clients, faults, and the times in which nobody produces. The same seed and the
+   same code give the same run, byte by byte of its trace.
 
 2. The world. Brokers are real and see only the five seams of broker.ports.World, here in memory:
        loop.py        virtual time; processes that can be killed or paused at any step; the trace

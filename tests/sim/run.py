@@ -1,8 +1,9 @@
 """`python -m tests.sim.run`: many seeds, one line each; or one seed, told in full.
 
 Owns: which process runs which seed, in order, and what is told of it. Exits 1 when a seed fails, with the
-command that replays it, and 130 when it is interrupted. Resumable: the last line says up to which seed
-everything is done. Invariant: what a seed does depends on nothing but the seed, so neither do the processes.
+command that replays it, and 130 when it is interrupted. The last line says up to which seed everything is
+done; with --resume a run that was cut off goes on where it stopped, as the journal tells (journal.py).
+Invariant: what a seed does depends on nothing but the seed, so neither do the processes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Container, Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from time import monotonic, process_time
 
+from tests.sim.journal import Row, journal_of
 from tests.sim.plan import Plan, brokers_of, plan_of
 from tests.sim.scenario import Outcome, simulate
 
@@ -39,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--brokers", type=int, default=0, help="brokers of each run; 0: as the seed says")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes run seeds")
     parser.add_argument("--keep-going", action="store_true", help="run the remaining seeds after a failure")
+    parser.add_argument(
+        "--resume", action="store_true", help="pass over seeds that passed before, with these sources"
+    )
     parser.add_argument("--tiered", action="store_true", help="pass over seeds without a tiered topic")
     parser.add_argument("--wal", action="store_true", help="pass over seeds without a topic in the WAL tier")
     parser.add_argument("--transactions", action="store_true", help="pass over seeds without transactions")
@@ -62,8 +67,33 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if wanted != Wanted():  # a plan costs, and a million seeds have a million
         passed_over = {seed for seed in seeds if not wanted.fits(plan_for(seed, brokers))}
-    rows = run_in_processes((seed for seed in seeds if seed not in passed_over), brokers, given.jobs)
-    return report(rows, given.first, passed_over=passed_over, keep_going=given.keep_going)
+    before: dict[int, Row] = {}
+    journal = journal_of() if given.resume else None
+    if journal is not None:
+        before = passed_before(journal.rows(), seeds, brokers, passed_over)
+        say(f"{len(before)} of {len(seeds)} seeds have passed before: {journal.path}")
+    left = (seed for seed in seeds if seed not in passed_over and seed not in before)
+    rows = run_in_processes(left, brokers, given.jobs)
+    return report(
+        rows if journal is None else journal.noting(rows),
+        given.first,
+        before=before.values(),
+        passed_over=passed_over,
+        keep_going=given.keep_going,
+    )
+
+
+def passed_before(
+    rows: Iterable[Row], seeds: Container[int], brokers: int | None, passed_over: AbstractSet[int]
+) -> dict[int, Row]:
+    """The rows of these seeds that ran with as many brokers as they would now."""
+    return {
+        row.seed: row
+        for row in rows
+        if row.seed in seeds
+        and row.seed not in passed_over
+        and row.brokers == (brokers_of(row.seed) if brokers is None else brokers)
+    }
 
 
 def plan_for(seed: int, brokers: int | None) -> Plan:
@@ -92,21 +122,6 @@ class Wanted:
 
 
 # --- running -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What is told of a seed, small enough to be sent from process to process."""
-
-    seed: int
-    brokers: int
-    line: str
-    passed: bool
-    operations: int = 0
-    lost_by_all: int = 0
-    lost_by_last: int = 0
-    lost_with_leader: int = 0
-    cpu_s: float = 0.0
 
 
 def run_in_processes(seeds: Iterable[int], brokers: int | None, jobs: int) -> Generator[Row, None, None]:
@@ -178,10 +193,12 @@ def report(
     first: int,
     *,
     keep_going: bool,
+    before: Iterable[Row] = (),
     passed_over: AbstractSet[int] = frozenset(),
 ) -> int:
-    """A line for each seed as it ends, then the sum; the exit code."""
-    told: list[Row] = []
+    """A line for each seed as it ends, then the sum, in which those `before` count; the exit code."""
+    told = list(before)
+    earlier = len(told)
     code, begun_s = 0, monotonic()
     try:
         with closing(rows):
@@ -198,13 +215,19 @@ def report(
     except BrokenProcessPool as error:
         code = 1
         say(f"a process that ran seeds has died: {error}")
-    for line in summary(told, first, wall_s=monotonic() - begun_s, passed_over=passed_over):
+    wall_s = monotonic() - begun_s
+    for line in summary(told, first, wall_s=wall_s, earlier=earlier, passed_over=passed_over):
         say(line)
     return code
 
 
 def summary(
-    told: list[Row], first: int, *, wall_s: float, passed_over: AbstractSet[int] = frozenset()
+    told: list[Row],
+    first: int,
+    *,
+    wall_s: float,
+    earlier: int = 0,
+    passed_over: AbstractSet[int] = frozenset(),
 ) -> Iterator[str]:
     failed = sorted(row.seed for row in told if not row.passed)
     if failed:
@@ -213,13 +236,14 @@ def summary(
     below = first
     while below in seeds or below in passed_over:
         below += 1
-    each = max(len(told), 1)
+    wall_each_s = wall_s / max(len(told) - earlier, 1)
+    cpu_each_s = sum(row.cpu_s for row in told) / max(len(told), 1)
     yield (
         f"{len(told)} seeds, {len(failed)} failed, {sum(row.operations for row in told)} operations,"
         f" {sum(row.lost_by_all for row in told)} acked values lost by all who had them,"
         f" {sum(row.lost_by_last for row in told)} by the last in an ISR,"
         f" {sum(row.lost_with_leader for row in told)} of acks=1 with their leader,"
-        f" {wall_s / each:.3f} wall and {sum(row.cpu_s for row in told) / each:.3f} CPU seconds a seed;"
+        f" {wall_each_s:.3f} wall and {cpu_each_s:.3f} CPU seconds a seed;"
         f" everything below is done: --from {below}"
     )
 

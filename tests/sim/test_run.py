@@ -1,4 +1,5 @@
-"""`python -m tests.sim.run`: what is told of many seeds, in whatever order and however they end."""
+"""`python -m tests.sim.run`: what is told of many seeds, in whatever order and however they end,
+and how a run goes on."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterable
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
 
 from tests.processes import ROOT
-from tests.sim.run import INTERRUPTED, Row, report, run_in_processes
+from tests.sim import run
+from tests.sim.journal import EXECUTED, Journal, Row, digest_of_sources, journal_of
+from tests.sim.run import INTERRUPTED, main, report, run_in_processes
 from tests.sim.scenario import simulate
 
 
@@ -80,3 +84,74 @@ def test_an_interrupt_from_the_terminal_ends_it_with_its_sum() -> None:
     assert process.returncode == INTERRUPTED
     assert "everything below is done: --from " in said.splitlines()[-1]
     assert complaints == ""
+
+
+# --- going on where it stopped ---
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds that were run, each with three brokers; seed 4 fails, and the journal is a new one."""
+    ran: list[int] = []
+
+    def run_them(seeds: Iterable[int], brokers: int | None, jobs: int) -> Generator[Row, None, None]:
+        for seed in seeds:
+            ran.append(seed)
+            yield row(seed, passed=seed != 4)
+
+    monkeypatch.setattr(run, "run_in_processes", run_them)
+    monkeypatch.setattr(run, "journal_of", lambda: Journal(tmp_path / "build" / "sim.txt"))
+    return ran
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stopped(
+    runs: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--seeds", "2", "--brokers", "3", "--resume"]) == 0
+    capsys.readouterr()
+    assert main(["--seeds", "4", "--brokers", "3", "--resume"]) == 0
+    assert runs == [0, 1, 2, 3]
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 of 4 seeds have passed before: ")
+    assert lines == ["seed=2", "seed=3"]
+    assert last.startswith("4 seeds, 0 failed, 40 operations,")
+    assert "1.500 CPU seconds a seed" in last
+    assert last.endswith("--from 4")
+
+
+def test_what_failed_runs_again_and_so_does_what_ran_with_other_brokers(runs: list[int]) -> None:
+    for brokers in ("3", "3", "2"):
+        assert main(["--seeds", "2", "--from", "3", "--brokers", brokers, "--resume"]) == 1
+    assert runs == [3, 4, 4, 3, 4]
+
+
+def test_without_being_asked_to_go_on_every_seed_runs(runs: list[int]) -> None:
+    for arguments in ([], ["--resume"], []):
+        assert main(["--seeds", "2", "--brokers", "3", *arguments]) == 0
+    assert runs == [0, 1] * 3
+
+
+def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "build" / "sim.txt")
+    assert list(journal.rows()) == []
+    assert list(journal.noting(rows_of(map(row, (1, 2))))) == [row(1), row(2)]
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole[:-3])
+    assert list(journal.rows()) == [row(1)]
+    assert list(journal.noting(rows_of([row(3)]))) == [row(3)]
+    assert list(journal.rows()) == [row(1), row(3)]
+
+
+def test_each_state_of_the_sources_has_its_journal(tmp_path: Path) -> None:
+    for folder in EXECUTED:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "one.py").write_text("1")
+    names = [journal_of(tmp_path).path]
+    for folder in EXECUTED:
+        (tmp_path / folder / "one.py").write_text("2")
+        names.append(journal_of(tmp_path).path)
+    assert len(set(names)) == len(names)
+    (tmp_path / "README.md").write_text("a page")
+    (tmp_path / "tests/sim/test_one.py").write_text("a test")
+    assert journal_of(tmp_path).path == names[-1]
+    assert digest_of_sources(tmp_path) in names[-1].name
