@@ -13,6 +13,7 @@ from protocol.apis import Api
 from protocol.errors import MalformedRequest
 from protocol.fetch import parse_fetch, parse_replica_fetch
 from protocol.messages import decode_request, decode_response
+from protocol.pointers import POINTER_TAG
 from protocol.primitives import (
     UVARINT_MAX,
     pack_count,
@@ -100,7 +101,10 @@ def test_unknown_tagged_fields_are_skipped_by_every_reader_and_cut_ones_refused(
         assert {verdict(read, tags[:size]) for read in without} == {"malformed"}
 
 
-@given(st.lists(st.tuples(st.integers(2, UVARINT_MAX), st.binary(max_size=9)), max_size=3), st.data())
+UNKNOWN = st.integers(2, UVARINT_MAX).filter(lambda tag: tag != POINTER_TAG)  # which one reader knows
+
+
+@given(st.lists(st.tuples(UNKNOWN, st.binary(max_size=9)), max_size=3), st.data())
 def test_any_section_is_judged_alike_by_every_reader(
     fields: list[tuple[int, bytes]], data: st.DataObject
 ) -> None:
