@@ -9,6 +9,7 @@ struct and an index say of a cut field is left to the reader of the whole messag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from io import BytesIO
 from struct import Struct
 from typing import Final, TypeAlias
@@ -26,6 +27,8 @@ UVARINT_MAX: Final = 0x7FFFFFFF
 TAGS_MAX: Final = 64
 """Tagged fields in one place; no version of any message has a quarter of it, and each takes time to skip."""
 NO_TAGS: Final = b"\x00"
+UUIDS_MAX: Final = 4096
+"""Kept for whoever reads the same again: a broker hears of the same topics in every request."""
 COPIED_BYTES: Final = 64 << 10
 """Of a long field, copied in one go."""
 
@@ -138,7 +141,14 @@ def read_name(buf: memoryview, at: int, flexible: bool) -> tuple[str, int]:
 
 
 def read_uuid(buf: memoryview, at: int) -> tuple[UUID, int]:
-    return UUID(bytes=take(buf, at, 16).tobytes()), at + 16
+    return uuid_of(take(buf, at, 16).tobytes()), at + 16
+
+
+@lru_cache(maxsize=UUIDS_MAX)
+def uuid_of(data: bytes) -> UUID:
+    """Return the UUID of these 16 bytes. Of the same bytes it is mostly the same object, so that a look-up by
+    it need not compare."""
+    return UUID(bytes=data)
 
 
 def read_count(buf: memoryview, at: int, flexible: bool, smallest: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from protocol.coding.schema import (
     struct_schema,
 )
 from protocol.errors import ErrorCode, MalformedRequest, TooManyRows, error_code
-from protocol.primitives import TAGS_MAX, UVARINT_MAX
+from protocol.primitives import TAGS_MAX, UVARINT_MAX, uuid_of
 
 if TYPE_CHECKING:
     from kio.static.protocol import Entity
@@ -120,7 +120,7 @@ def take(cursor: Cursor, size: int) -> memoryview:
 
 def _read_uuid(cursor: Cursor) -> UUID | None:
     data = bytes(take(cursor, 16))
-    return UUID(bytes=data) if any(data) else None
+    return uuid_of(data) if any(data) else None
 
 
 def _read_error_code(cursor: Cursor) -> ErrorCode:

@@ -6,6 +6,8 @@ partitions there are (the image). Invariant: Kafka's own class gives the same nu
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from remote.cold.segments import TieredPartition
 
 _MASK = 0xFFFFFFFF
@@ -15,7 +17,13 @@ _MULTIPLIER = 0x5BD1E995
 
 
 def metadata_partition(partition: TieredPartition, count: int) -> int:
-    return (_murmur2_of_int(_java_hash(partition)) & ~_SIGN) % count
+    return _hash_of(partition) % count
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(partition: TieredPartition) -> int:
+    """Not below zero. Of each partition it is asked for at every look at its copies."""
+    return _murmur2_of_int(_java_hash(partition)) & ~_SIGN
 
 
 def _java_hash(partition: TieredPartition) -> int:
