@@ -106,8 +106,11 @@ class Channel:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                opened = await self._open()
-                await opened.wait_room()
+                opened = self._wire
+                if opened is None or self._is_closed:
+                    opened = await self._open()
+                if not opened.has_room:
+                    await opened.wait_room()
                 wire = opened
                 answer = wire.ask(request)
                 return await answer
@@ -169,8 +172,13 @@ class _Wire(asyncio.BufferedProtocol):
     def __repr__(self) -> str:
         return f"{self.lost or 'open'}, {len(self.asked)} in flight"
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be asked, or fail at once."""
+        return len(self.asked) < IN_FLIGHT_MAX or self.lost is not None
+
     async def wait_room(self) -> None:
-        while len(self.asked) >= IN_FLIGHT_MAX and self.lost is None:
+        while not self.has_room:
             self._has_moved.clear()
             await self._has_moved.wait()
 
