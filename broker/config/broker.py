@@ -212,7 +212,10 @@ class BrokerConfig(Levels):
         return (*lines, lag) if lag is not None else tuple(lines)
 
     def with_dynamic(self, *, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
-        """Build these settings anew, under the image's cluster-wide and per-broker values."""
+        """Build these settings anew, under the image's cluster-wide and per-broker values; the same ones are
+        not built twice."""
+        if default == self.dynamic_default and broker == self.dynamic_broker:
+            return self
         return _build(
             static=self.static,
             aliased=self.aliased,
