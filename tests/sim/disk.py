@@ -81,7 +81,10 @@ def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
         return
     if offset > len(target):
         target.extend(bytes(offset - len(target)))
-    target[offset : offset + len(data)] = data
+    if offset == len(target):
+        target += data
+    else:
+        target[offset : offset + len(data)] = data
 
 
 class Directory:
@@ -463,7 +466,7 @@ class SimFiles:
         if operation in CHANGES:
             self.changes += 1
             self._disk.operations += 1
-            self._disk.trace("disk", self._process.name, operation, path)
+            self._disk.trace("disk", f"{self._process.name} {operation} {path}")
             if self.changes == self.die_at_change:
                 self._process.die(power=self.power_at_change)
                 raise Killed(self._process.name)
@@ -542,7 +545,7 @@ class SimFile:
 
     def writev(self, buffers: Sequence[Any]) -> int:
         self._check_open()
-        data = b"".join(bytes(buffer) for buffer in buffers)
+        data = b"".join(buffers)
         self._files._write(self.inode, self.path, data, len(self.inode.data))
         return len(data)
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 STEP_SECONDS = 1e-6  # so that code which works "for a millisecond" makes progress
 CLOCK_READ_SECONDS = 1e-7  # so that a loop around time() inside one step ends
+HASHED_AT_ONCE = 256  # lines of the trace
 SLACK_FROM_S = 0.05  # what waits less long, as all that lines and stores deliver, is not made later
 
 
@@ -101,70 +102,53 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class SimFuture(asyncio.Future[Any]):
-    def __init__(self, *, loop: SimLoop) -> None:
-        super().__init__(loop=loop)
-        loop.serial = self.serial = loop.serial + 1
+    serial = 0
+    """Given by the loop, which makes it."""
 
     def __hash__(self) -> int:
         return self.serial
 
 
 class SimTask(asyncio.Task[Any]):
-    def __init__(self, coro: Any, *, loop: SimLoop, **kwargs: Any) -> None:
-        loop.serial = self.serial = loop.serial + 1
-        super().__init__(coro, loop=loop, **kwargs)
+    serial = 0
 
     def __hash__(self) -> int:
         return self.serial
 
 
 class SimHandle(asyncio.Handle):
-    """As asyncio makes them, without its debug mode: a run makes forty thousand of them."""
+    """As asyncio makes them, without its debug mode; the loop fills them in itself, for a run makes tens of
+    thousands."""
 
     __slots__ = ()
+    _loop = _repr = _source_traceback = None
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: SimLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
 
 
 class SimTimer(asyncio.TimerHandle):
     """The same with a time; the loop finds out by itself that one was cancelled."""
 
     __slots__ = ()
+    _loop = _repr = _source_traceback = None
+    _scheduled = True
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: SimLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
-        self._when = when
-        self._scheduled = True
+    def __lt__(self, other: object) -> bool:
+        """Of two that are due at the same time neither comes first; the heap asks."""
+        return False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._callback = self._args = None
+
+
+_new_handle, _new_timer = SimHandle.__new__, SimTimer.__new__
+_new_task, _begin_task = SimTask.__new__, asyncio.Task.__init__
+_copy_context, _push = contextvars.copy_context, heapq.heappush
 
 
 class SimLoop(base_events.BaseEventLoop):
@@ -183,9 +167,9 @@ class SimLoop(base_events.BaseEventLoop):
         self.first_error: BaseException | None = None
         self.trace_lines: list[str] | None = [] if keep_trace else None
         self._trace_hash = hashlib.blake2b(digest_size=8)
+        self._unhashed: list[str] = []
         self._timers: list[tuple[float, SimTimer]] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_error)
 
     # time ---------------------------------------------------------------------------------------------------
@@ -206,7 +190,11 @@ class SimLoop(base_events.BaseEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = SimHandle(callback, args, self, context)
+        handle = _new_handle(SimHandle)
+        handle._context = _copy_context() if context is None else context
+        handle._callback = callback
+        handle._args = args
+        handle._cancelled = False
         self._ready.append(handle)
         return handle
 
@@ -231,19 +219,42 @@ class SimLoop(base_events.BaseEventLoop):
             process = PROCESS.get() if context is None else context.get(PROCESS)
             if process is not None:
                 when = math.ceil(when / slack_s) * slack_s
-        timer = SimTimer(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, timer))
+        return self.push_timer(when, callback, args, _copy_context() if context is None else context)
+
+    def push_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+    ) -> SimTimer:
+        """One that is due at this time exactly."""
+        timer = _new_timer(SimTimer)
+        timer._when = when
+        timer._context = context
+        timer._callback = callback
+        timer._args = args
+        timer._cancelled = False
+        _push(self._timers, (when, timer))
         return timer
 
     # trace --------------------------------------------------------------------------------------------------
 
     def trace(self, kind: str, *fields: object) -> None:
         line = f"{self._virtual_now:.6f} {self.steps} {kind} {' '.join(map(str, fields))}"
-        self._trace_hash.update(line.encode())
+        unhashed = self._unhashed
+        unhashed.append(line)
+        if len(unhashed) >= HASHED_AT_ONCE:
+            self._hash_lines()
         if self.trace_lines is not None:
             self.trace_lines.append(line)
 
+    def _hash_lines(self) -> None:
+        self._trace_hash.update("".join(self._unhashed).encode())
+        self._unhashed.clear()
+
     def trace_digest(self) -> str:
+        self._hash_lines()
         return self._trace_hash.hexdigest()
 
     # running ------------------------------------------------------------------------------------------------
@@ -264,43 +275,48 @@ class SimLoop(base_events.BaseEventLoop):
             self.close()
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._timers
-        while timers and timers[0][1]._cancelled:
-            heapq.heappop(timers)
-        if not ready and not self._stopping:
-            if not timers:
-                self.fail("deadlock: nothing is ready and no timer is set", None)
+        """Everything, round after round, until somebody stops the loop; asyncio would call for each round."""
+        ready, timers, pop = self._ready, self._timers, heapq.heappop
+        while True:
+            while timers and timers[0][1]._cancelled:
+                pop(timers)
+            if not ready and not self._stopping:
+                if not timers:
+                    self.fail("deadlock: nothing is ready and no timer is set", None)
+                    return
+                self._virtual_now = max(self._virtual_now, timers[0][0])
+            now = self._virtual_now
+            while timers and timers[0][0] <= now:
+                ready.append(pop(timers)[1])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                process = context.get(PROCESS)
+                if process is not None:
+                    if not process.alive:
+                        continue
+                    if process.paused:
+                        process.parked.append(handle)
+                        continue
+                    process.steps += 1
+                    if process.steps == process.die_at_step:
+                        process.die(power=process.power_at_step)
+                        continue
+                self.steps += 1
+                self._virtual_now += STEP_SECONDS
+                if self.steps > self.max_steps:
+                    self.fail(f"livelock: more than {self.max_steps} steps", None)
+                    continue
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._on_error(self, {"message": f"Exception in {handle!r}", "exception": error})
+            if self._stopping:
                 return
-            self._virtual_now = max(self._virtual_now, timers[0][0])
-        while timers and timers[0][0] <= self._virtual_now:
-            ready.append(heapq.heappop(timers)[1])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            context = handle._context
-            process = context.get(PROCESS)
-            if process is not None:
-                if not process.alive:
-                    continue
-                if process.paused:
-                    process.parked.append(handle)
-                    continue
-                process.steps += 1
-                if process.steps == process.die_at_step:
-                    process.die(power=process.power_at_step)
-                    continue
-            self.steps += 1
-            self._virtual_now += STEP_SECONDS
-            if self.steps > self.max_steps:
-                self.fail(f"livelock: more than {self.max_steps} steps", None)
-                continue
-            try:
-                context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self._on_error(self, {"message": f"Exception in {handle!r}", "exception": error})
 
     def ready_again(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
@@ -349,16 +365,22 @@ class SimLoop(base_events.BaseEventLoop):
     # asyncio's own hooks ------------------------------------------------------------------------------------
 
     def create_future(self) -> SimFuture:
-        return SimFuture(loop=self)
+        future = SimFuture(loop=self)
+        self.serial = future.serial = self.serial + 1
+        return future
 
     def forget_finished(self) -> None:
         """Let go of the tasks that ended well, or whose error somebody took, and of what the errors hold."""
         self._tasks = [task for task in self._tasks if not task.done() or task._log_traceback]
 
-    def _make_task(self, _loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> SimTask:
-        task = SimTask(coro, loop=self, **kwargs)
-        context = kwargs.get("context")
-        process = context.get(PROCESS) if context is not None else PROCESS.get()
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> SimTask:
+        task = _new_task(SimTask)
+        # before asyncio has it: it keeps tasks in a set
+        self.serial = task.serial = self.serial + 1
+        _begin_task(task, coro, loop=self, name=name, context=context)
+        process = PROCESS.get() if context is None else context.get(PROCESS)
         self._tasks.append(task)
         if process is not None:
             process.tasks.append(task)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.sim.loop import Process, SimLoop
+from tests.sim.loop import Killed, Process, SimLoop
 
 CONNECT_TIMEOUT_S = 30.0
 EPHEMERAL_FROM = 40_000
@@ -114,7 +114,7 @@ class Fabric:
                 waiter.set_result(None)
 
     def is_cut(self, src: str, dst: str) -> bool:
-        return (src, dst) in self._cuts
+        return bool(self._cuts) and (src, dst) in self._cuts
 
     @property
     def has_frozen(self) -> bool:
@@ -146,7 +146,7 @@ class Fabric:
 
     def at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Run as the kernel: in no process, so that no kill stops it."""
-        self.loop.call_at(when, callback, *args, context=_kernel)
+        self.loop.push_timer(when, callback, args, _kernel)
 
     def next_connection(self) -> int:
         self._next_connection += 1
@@ -307,7 +307,8 @@ class SimTransport(asyncio.Transport):
     # asyncio.Transport --------------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        self.process.check_alive()
+        if not self.process.alive:
+            raise Killed(self.process.name)
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self.is_lost or self._closing or not len(data):
@@ -466,26 +467,30 @@ class SimTransport(asyncio.Transport):
     # sending ------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        window = self.fabric.profile.window_bytes
-        while self._outgoing and self._unread_bytes < window:
-            head = self._outgoing.popleft()
+        outgoing, fabric = self._outgoing, self.fabric
+        profile, rng = fabric.profile, fabric.rng
+        window = profile.window_bytes
+        while outgoing and self._unread_bytes < window:
+            head = outgoing.popleft()
             size = min(len(head), window - self._unread_bytes)
-            if size > 1 and self.fabric.rng.random() < self.fabric.profile.split_chance:
-                size = self.fabric.rng.randrange(1, size + 1)
+            if size > 1 and rng.random() < profile.split_chance:
+                size = rng.randrange(1, size + 1)
             if size < len(head):
-                self._outgoing.appendleft(head[size:])
+                outgoing.appendleft(head[size:])
+                head = head[:size]
             self._outgoing_bytes -= size
             self._unread_bytes += size
-            self._send(head[:size])
-        if not self._outgoing and self._eof_written and not self._eof_sent:
+            self._send(head)
+        if self._eof_written and not outgoing and not self._eof_sent:
             self._eof_sent = True
             self._send(_EOF)
 
     def _send(self, piece: bytes) -> None:
         fabric = self.fabric
-        when = max(self._last_arrival + 1e-9, fabric.loop.now + fabric.latency())
+        loop = fabric.loop
+        when = max(self._last_arrival + 1e-9, loop._virtual_now + fabric.latency())
         self._last_arrival = when
-        fabric.at(when, self.peer._piece_arrives, piece)
+        loop.push_timer(when, self.peer._piece_arrives, (piece,), _kernel)
 
     def _window_opened(self) -> None:
         self._pump()
@@ -523,10 +528,10 @@ class SimTransport(asyncio.Transport):
 
     def _schedule_read(self) -> None:
         if (
-            self._reading
+            (self.arrived or self._arrived_eof)
+            and self._reading
             and not self._read_scheduled
             and self._announced
-            and (self.arrived or self._arrived_eof)
         ):
             self._read_scheduled = True
             self.soon(self._read)
@@ -545,24 +550,24 @@ class SimTransport(asyncio.Transport):
                 self.close()
 
     def _feed(self) -> None:
-        rng = self.fabric.rng
-        size = len(self.arrived)
-        if size > 1 and rng.random() < self.fabric.profile.split_chance:
-            size = rng.randrange(1, size + 1)
-        if isinstance(self.protocol, asyncio.BufferedProtocol):
-            buffer = self.protocol.get_buffer(-1)
+        fabric, protocol, arrived = self.fabric, self.protocol, self.arrived
+        size = len(arrived)
+        if size > 1 and fabric.rng.random() < fabric.profile.split_chance:
+            size = fabric.rng.randrange(1, size + 1)
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            buffer = protocol.get_buffer(-1)
             size = min(size, len(buffer))
             assert size > 0, "get_buffer() returned an empty buffer"
-            memoryview(buffer)[:size] = self.arrived[:size]
-            del self.arrived[:size]
+            memoryview(buffer)[:size] = arrived if size == len(arrived) else arrived[:size]
+            del arrived[:size]
             self._credit_sender(size)
-            self.protocol.buffer_updated(size)
+            protocol.buffer_updated(size)
         else:
             size = min(size, 256 * 1024)
-            data = bytes(self.arrived[:size])
-            del self.arrived[:size]
+            data = bytes(arrived if size == len(arrived) else arrived[:size])
+            del arrived[:size]
             self._credit_sender(size)
-            self.protocol.data_received(data)
+            protocol.data_received(data)
 
     def _credit_sender(self, size: int) -> None:
         peer = self.peer
