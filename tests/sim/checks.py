@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from tests.sim.custody import Custody
@@ -35,6 +36,24 @@ class Case:
         self.book: object = None
         """What the rules about transactions worked out."""
         self._by_sequence: dict[object, list[Send]] = defaultdict(list)
+
+    @cached_property
+    def observations(self) -> list[tuple[TopicPartition, int, int]]:
+        """Everything that claims a value for an offset and that could not be taken back."""
+        return list(_observations(self))
+
+    @cached_property
+    def offsets_of_values(self) -> dict[tuple[TopicPartition, int], set[int]]:
+        """Where each value was seen."""
+        found: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
+        for tp, offset, value in self.observations:
+            found[tp, value].add(offset)
+        return found
+
+    @cached_property
+    def missing(self) -> list[tuple[Send, int, int]]:
+        """Each acked value that is not at its offset in the final log, its send and that offset."""
+        return list(_missing(self.history))
 
     def is_forgotten(self, tp: TopicPartition, offset: int, begin: float, end: float) -> bool:
         """Whether what was committed at this offset, seen between the two, was lost by all who had it."""
@@ -98,7 +117,7 @@ def acked_is_kept(case: Case) -> Iterator[str]:
     """1 No acked loss: an acked value is at its offset in the final log, unless deletion was asked for."""
     history = case.history
     deletable = _deletable(history)
-    for send, offset, value in _missing(history):
+    for send, offset, value in case.missing:
         log = history.logs.get(send.tp)
         if log is not None and offset < log.log_start_offset <= deletable.get(send.tp, 0):
             continue
@@ -119,7 +138,7 @@ def _missing(history: History) -> Iterator[tuple[Send, int, int]]:
 
 def taken_back(case: Case) -> Iterator[tuple[Send, int]]:
     """Acks that are not there any more, as far as they may be: each value's send and offset."""
-    for send, offset, _ in _missing(case.history):
+    for send, offset, _ in case.missing:
         log = case.history.logs.get(send.tp)
         if (log is None or offset >= log.log_start_offset) and case.may_lose(send, offset):
             yield send, offset
@@ -174,7 +193,7 @@ def no_holes(case: Case) -> Iterator[str]:
 def batches_are_whole(case: Case) -> Iterator[str]:
     """2 Unknown is consistent: of one send, all records are there, in one row, or none."""
     history = case.history
-    offsets = _offsets_of_values(case)
+    offsets = case.offsets_of_values
     for send in history.sends:
         places = [sorted(offsets.get((send.tp, value), ())) for value in send.values]
         present = [place[0] for place in places if place]
@@ -194,7 +213,7 @@ def batches_are_whole(case: Case) -> Iterator[str]:
 def one_value_per_offset(case: Case) -> Iterator[str]:
     """3 Whoever saw an offset saw the same value there."""
     seen: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
-    for tp, offset, value in _observations(case):
+    for tp, offset, value in case.observations:
         seen[tp, offset].add(value)
     for (tp, offset), values in seen.items():
         if len(values) > 1:
@@ -206,7 +225,7 @@ def one_value_per_offset(case: Case) -> Iterator[str]:
 
 def no_duplicates(case: Case) -> Iterator[str]:
     """4 A value has at most one offset: raw clients send once, retrying clients are idempotent."""
-    for (tp, value), offsets in _offsets_of_values(case).items():
+    for (tp, value), offsets in case.offsets_of_values.items():
         if len(offsets) > 1:
             yield f"{tp} {value} is at {sorted(offsets)}"
 
@@ -549,7 +568,6 @@ def _read(history: History) -> Iterator[tuple[TopicPartition, int, int]]:
 
 
 def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Everything that claims a value for an offset and that could not be taken back."""
     history = case.history
     for tp, log in history.logs.items():
         for offset, value in log.pairs:
@@ -569,13 +587,6 @@ def _observations(case: Case) -> Iterator[tuple[TopicPartition, int, int]]:
             for offset, value in batch.pairs():
                 if (fetch.tp, offset, value) not in lost and not case.is_void(fetch, offset):
                     yield fetch.tp, offset, value
-
-
-def _offsets_of_values(case: Case) -> dict[tuple[TopicPartition, int], set[int]]:
-    found: dict[tuple[TopicPartition, int], set[int]] = defaultdict(set)
-    for tp, offset, value in _observations(case):
-        found[tp, value].add(offset)
-    return found
 
 
 def _deletable(history: History) -> dict[TopicPartition, int]:

@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 from uuid import UUID
 
@@ -48,6 +49,8 @@ BROKER_PORT = 9092
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
 METADATA_MAX_AGE_S = 10.0
+BATCHES_KEPT = 2048
+"""The same batches are fetched, sampled and looked at on every replica's disk."""
 BY_TOPIC_ID = 13  # the first version of Produce that names topics by id
 PREFERRED, UNCLEAN = 0, 1
 OF_GROUPS, OF_TRANSACTIONS = 0, 1
@@ -717,7 +720,13 @@ def read_batches(data: Any) -> list[Batch]:
 
 
 def read_batch(view: memoryview, at: int, header: records.BatchHeader) -> Batch:
-    rows = records.iter_records(view, at, header)
+    return _read_batch(bytes(view[at : at + header.size]))
+
+
+@lru_cache(maxsize=BATCHES_KEPT)
+def _read_batch(data: bytes) -> Batch:
+    view, header = memoryview(data), records.parse_header(data, 0)
+    rows = records.iter_records(view, 0, header)
     marker: Marker = ""
     values: tuple[int, ...] = ()
     if header.is_control:
@@ -730,7 +739,7 @@ def read_batch(view: memoryview, at: int, header: records.BatchHeader) -> Batch:
         base_offset=header.base_offset,
         next_offset=header.next_offset,
         leader_epoch=header.leader_epoch,
-        digest=digest(view[at : at + header.size]),
+        digest=digest(data),
         values=values,
         producer=(header.producer_id, header.producer_epoch),
         is_transactional=header.is_transactional,

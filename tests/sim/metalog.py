@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from uuid import UUID
 
 from broker.config.values import ResourceType
@@ -111,6 +112,11 @@ class Reader:
 
 def _changed_facts(before: Image, after: Image) -> Iterator[tuple[tuple[str, str], object]]:
     for name in sorted(before.topics.keys() | after.topics.keys()):
+        setting = ResourceType.TOPIC, name
+        if before.topics.get(name) is after.topics.get(name) and (
+            before.configs.get(setting) is after.configs.get(setting)
+        ):
+            continue
         old, new = (_facts_of(image, name) for image in (before, after))
         yield from (((name, aspect), new[aspect]) for aspect in new if old[aspect] != new[aspect])
 
@@ -167,9 +173,13 @@ def _states(topic: TopicImage) -> Iterable[PartitionState]:
         )
 
 
+_encoded = lru_cache(maxsize=4096)(encode_record)
+"""Most of what an image says it said before."""
+
+
 def digest_of(image: Image) -> str:
     """One name for all images that say the same, however they came to."""
-    records = sorted(map(encode_record, image.snapshot_records()))
+    records = sorted(map(_encoded, image.snapshot_records()))
     return hashlib.sha256(b"\n".join(records)).hexdigest()[:16]
 
 

@@ -129,8 +129,8 @@ class Stage:
         self.bucket.alone_in = self._alone_in
         self.wal = WalWatch(self)
         self.bucket.wal_gone_of = self.wal.note_gone
-        self._local: dict[tuple[int, int, TopicPartition], tuple[int, int]] = {}
-        """By node, life and partition: the log's generation and where its files began."""
+        self._local: dict[tuple[int, int], dict[TopicPartition, tuple[int, int]]] = {}
+        """By node and life, then by partition: the log's generation and where its files began."""
         self.truth = Truth(self.bucket)
         self._metadata_log = tier.MetadataLog()
         self._copies: dict[int, tuple[list[object], list[tier.Copy]]] = {}
@@ -476,14 +476,16 @@ class Stage:
         for node in self.nodes.values():
             if not node.is_ready or node.broker is None:
                 continue
+            seen = self._local.setdefault((node.id, node.life), {})
             for tp, log in node.broker.components.logs.logs.items():
                 if not log.is_tiered:
                     continue
-                place = node.id, node.life, tp
                 now = log.generation, log.local_log_start_offset
-                before = self._local.get(place, now)
-                self._local[place] = now
-                if now == before or now[0] != before[0]:
+                before = seen.get(tp)
+                if now == before:
+                    continue
+                seen[tp] = now
+                if before is None or now[0] != before[0]:
                     continue
                 copies = self.tier_copies() if copies is None else copies
                 self._note_freed(node, tp, log, before[1], copies)

@@ -75,6 +75,8 @@ class _File:
         while self.batches and not data.startswith(self.batches[-1][1], self.batches[-1][0]):
             self.end = self.batches.pop()[0]
             self.changes += 1
+        if self.end == len(data):
+            return
         rest = bytes(memoryview(data)[self.end :])
         for at, header in _whole_batches(rest):
             said = [self.decode(row.key, row.value) for row in records.iter_records(rest, at, header)]
