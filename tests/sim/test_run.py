@@ -36,6 +36,17 @@ def test_a_seed_does_the_same_in_any_process() -> None:
     assert all(row.cpu_s > 0 and row.operations > 0 for row in rows)
 
 
+def test_seeds_go_to_another_child_after_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SEEDS_A_CHILD", 2)
+    children, lines = [], []
+    for seed in (500011, 500011, 500014, 500014):
+        lines.append(run.run_seed(seed, 1).line)
+        assert run._child is not None
+        children.append(run._child._pid)
+    assert children[0] == children[1] != children[2] == children[3]
+    assert lines[0] == lines[1] != lines[2] == lines[3]
+
+
 def test_what_is_done_is_told_up_to_the_first_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(rows_of(map(row, (5, 7, 6, 9))), 5, keep_going=False) == 0
     *lines, last = capsys.readouterr().out.splitlines()
