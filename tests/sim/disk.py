@@ -102,6 +102,10 @@ class NameChange:
 
     sets: list[tuple[Directory, str, Inode | Directory | None]]
 
+    def touches(self, directory: Directory) -> bool:
+        sets = self.sets
+        return sets[0][0] is directory or (len(sets) > 1 and any(each[0] is directory for each in sets))
+
     def apply(self) -> None:
         for directory, name, node in self.sets:
             if node is None:
@@ -284,7 +288,7 @@ class Disk:
     def lookup(self, path: str) -> Inode | Directory | None:
         node: Inode | Directory | None = self.root
         for part in _parts(path):
-            if not isinstance(node, Directory):
+            if node.__class__ is not Directory:
                 return None
             node = node.entries.get(part)
         return node
@@ -321,7 +325,7 @@ class Disk:
     def sync_names(self, directory: Directory) -> None:
         waiting = []
         for change in self.name_changes:
-            if any(touched is directory for touched, _, _ in change.sets):
+            if change.touches(directory):
                 change.apply()
             else:
                 waiting.append(change)
