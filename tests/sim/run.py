@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--resume", action="store_true", help="pass over seeds that passed before, with these sources"
     )
+    parser.add_argument(
+        "--again", dest="resume", action="store_false", help="run those too: takes --resume back"
+    )
     parser.add_argument("--tiered", action="store_true", help="pass over seeds without a tiered topic")
     parser.add_argument("--wal", action="store_true", help="pass over seeds without a topic in the WAL tier")
     parser.add_argument("--transactions", action="store_true", help="pass over seeds without transactions")

@@ -137,9 +137,9 @@ def test_what_failed_runs_again_and_so_does_what_ran_with_other_brokers(runs: li
 
 
 def test_without_being_asked_to_go_on_every_seed_runs(runs: list[int]) -> None:
-    for arguments in ([], ["--resume"], []):
+    for arguments in ([], ["--resume"], [], ["--resume", "--again"], ["--resume"]):
         assert main(["--seeds", "2", "--brokers", "3", *arguments]) == 0
-    assert runs == [0, 1] * 3
+    assert runs == [0, 1] * 4
 
 
 def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path: Path) -> None:
