@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from protocol import records
 from protocol.errors import CorruptBatch
@@ -42,14 +43,21 @@ def segments(
     """(path, base offset, bytes) of every segment of every log, in order."""
     found: dict[TopicPartition, list[tuple[str, int, bytes]]] = {}
     for path, data in sorted(snapshot.items()):
-        directory, name = posixpath.split(path)
-        above, log = posixpath.split(directory)
-        match = _LOG_DIRECTORY.fullmatch(log)
-        if above not in log_dirs or match is None or not name.endswith(".log"):
-            continue
-        tp = (match["topic"], int(match["index"]))
-        found.setdefault(tp, []).append((path, int(name.removesuffix(".log")), data))
+        named = _segment_at(path)
+        if named is not None and named[0] in log_dirs:
+            found.setdefault(named[1], []).append((path, named[2], data))
     return found
+
+
+@lru_cache(maxsize=8192)
+def _segment_at(path: str) -> tuple[str, TopicPartition, int] | None:
+    """The directory of logs, the partition and the base offset of a segment's path; None for other files."""
+    directory, name = posixpath.split(path)
+    above, log = posixpath.split(directory)
+    match = _LOG_DIRECTORY.fullmatch(log)
+    if match is None or not name.endswith(".log"):
+        return None
+    return above, (match["topic"], int(match["index"])), int(name.removesuffix(".log"))
 
 
 def readable_ends(
