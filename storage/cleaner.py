@@ -44,7 +44,7 @@ from protocol.records import (
 from storage.checkpoints import Done, TopicPartition
 from storage.index import AbortedTxn
 from storage.policy import LONG_MAX, SegmentExtent, plan_groups
-from storage.producers import ProducerEntry
+from storage.producers import ProducerTable
 from storage.segment import CLEANED, SEGMENT_SUFFIXES, Found, Segment
 from storage.unified_log import UnifiedLog
 
@@ -394,12 +394,11 @@ def _clean_group(
     shape = log.shape
     cleaned = Segment.create(log.files, log.directory, group[0].base_offset, now_ms=now_ms, suffix=CLEANED)
     output = _Output(cleaned, log.config.index_interval_bytes)
-    producers = dict(log.producer_table.entries)
     for segment in group:
         transactions.add(_aborted_around(log, segment.base_offset, log.end_of(segment)))
         for found in segment.scan(0, segment.size):
             pace.add(found.header.size)
-            yield from _clean_batch(owner, segment, found, output, keys, transactions, producers, log, now_ms)
+            yield from _clean_batch(owner, segment, found, output, keys, transactions, log, now_ms)
             yield pace.wait_ms()
             if log.shape != shape:
                 _discard(log, cleaned)
@@ -471,7 +470,6 @@ def _clean_batch(
     output: _Output,
     keys: KeyMap,
     transactions: Transactions,
-    producers: dict[int, ProducerEntry],
     log: UnifiedLog,
     now_ms: int,
 ) -> Slices:
@@ -513,7 +511,7 @@ def _clean_batch(
         level = log.config.compression_level(_CODEC_NAMES.get(header.codec, ""))
         rebuilt = yield from _rebuild(owner, batch, header, kept, new_horizon, level)
         output.add(rebuilt, header.last_offset, max_timestamp_of(rebuilt))
-    elif _keeps_producer(header, producers):
+    elif _keeps_producer(header, log.producer_table):
         output.add(_emptied(batch), header.last_offset, header.max_timestamp)
 
 
@@ -525,9 +523,9 @@ def _is_kept(record: Walked, header: BatchHeader, keys: KeyMap, horizon: int | N
     return not record.is_tombstone or horizon is None or now_ms < horizon
 
 
-def _keeps_producer(header: BatchHeader, producers: dict[int, ProducerEntry]) -> bool:
+def _keeps_producer(header: BatchHeader, producers: ProducerTable) -> bool:
     """Whether a producer's last sequence (or, after a marker, its epoch) is known from this batch alone."""
-    entry = producers.get(header.producer_id) if header.producer_id >= 0 else None
+    entry = producers.known(header.producer_id) if header.producer_id >= 0 else None
     if entry is None:
         return False
     if entry.last_offset >= 0:

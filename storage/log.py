@@ -28,6 +28,7 @@ from protocol.records import (
     parse_header,
     restamp_append_time,
 )
+from protocol.work import Work
 from storage.epochs import EpochCache
 from storage.policy import LogConfig
 from storage.prepare import (
@@ -586,7 +587,8 @@ class AbstractLog(ABC):
         self.producer_table.log_starts_at(log_start_offset)
         self.set_high_watermark(self.high_watermark)
 
-    def expire_producers(self, now_ms: int) -> int:
+    def expire_producers(self, now_ms: int) -> Work[int]:
+        """Forget, in steps, producers that are silent for too long; return how many."""
         return self.producer_table.expire(now_ms - self.producer_expiration_ms)
 
     def producers(self) -> list[ActiveProducer]:

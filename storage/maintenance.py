@@ -33,9 +33,11 @@ logger = logging.getLogger(__name__)
 DELETE_SUFFIX = "-delete"
 """Ends the name of a log's directory that is to be removed."""
 ALL_PRODUCERS_MAX = 500_000
-"""Producer ids that all logs together remember, about 230 MB."""
+"""Producer ids that all logs together remember, at most 140 MB but for those that are heard of now."""
+ALL_VERIFICATIONS_MAX = 50_000
+"""Questions about transactions that all logs together remember, about 12 MB."""
 BOUND_PRODUCERS_MS = 5_000
-FORGOTTEN_PER_SLICE = 64
+FORGOTTEN_PER_SLICE = 256
 LOGS_PER_SLICE = 512
 """A look at one that rests takes a fraction of a microsecond."""
 
@@ -119,8 +121,8 @@ class Maintenance:
                 yield
         if self._is_due("producers", self._intervals.producers_ms, now_ms):
             for log in list(self._logs.values()):
-                if log.producer_table.entries:
-                    log.expire_producers(now_ms)
+                if log.producer_table.count:
+                    yield from log.expire_producers(now_ms)
                     yield
         if self._is_due("idle", self._intervals.idle_ms, now_ms):
             for log in list(self._logs.values()):
@@ -146,7 +148,7 @@ class Maintenance:
     def _write_snapshots(self, restless: Sequence[tuple[TopicPartition, UnifiedLog]]) -> Iterator[None]:
         for key, log in restless:
             while (frozen := log.frozen) is not None and log.offline is None:
-                data = yield from encode_producers(frozen.entries, frozen.note)
+                data = yield from encode_producers(frozen.rows, frozen.note)
                 if self._logs.get(key) is not log:
                     break
                 try:
@@ -156,18 +158,25 @@ class Maintenance:
                 yield
 
     def _bound_producers(self) -> Iterator[None]:
-        """Have the logs with the most producers forget some, while all logs together know too many."""
+        """Have producers packed that are silent; and the logs with the most of them, or of questions, forget
+        some while all logs together know too many."""
         tables = []
         for at, log in enumerate(list(self._logs.values()), 1):
-            if log.producer_table.entries:
+            if log.producer_table.count or log.producer_table.verifications:
                 tables.append(log.producer_table)
+                yield from log.producer_table.pack_silent()
             if at % LOGS_PER_SLICE == 0:
                 yield
-        excess = sum(len(table.entries) for table in tables) - ALL_PRODUCERS_MAX
+        excess = sum(table.count for table in tables) - ALL_PRODUCERS_MAX
         while excess > 0:
-            largest = max(tables, key=lambda table: len(table.entries))
-            for _ in range(min(excess, FORGOTTEN_PER_SLICE)):
-                largest.forget_silent()
+            largest = max(tables, key=lambda table: table.count)
+            largest.forget_silent(min(excess, FORGOTTEN_PER_SLICE))
+            excess -= FORGOTTEN_PER_SLICE
+            yield
+        excess = sum(len(table.verifications) for table in tables) - ALL_VERIFICATIONS_MAX
+        while excess > 0:
+            largest = max(tables, key=lambda table: len(table.verifications))
+            largest.forget_questions(min(excess, FORGOTTEN_PER_SLICE))
             excess -= FORGOTTEN_PER_SLICE
             yield
 

@@ -10,15 +10,19 @@ to a question that was asked since the last one ended.
 A snapshot is Kafka's version 1 file. Kafka keeps only the last batch of a producer in it; the four before
 follow behind Kafka's entries, inside the CRC, where Kafka's reader ignores them: so all five survive a
 clean restart too. In the same place the log may leave a note of its own beside the table.
+
+The entries that the log heard of last are objects; all others are packed, as the rows that a snapshot has of
+them, in a third of the memory: a partition may know many producers of which each comes once.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from protocol.checksum import crc32c
@@ -29,11 +33,20 @@ from protocol.work import Work, finish
 REMEMBERED_BATCHES = 5
 VERIFICATIONS_MAX: Final = 10_000
 """Questions about a transaction that are under way, or were answered with an error, in one log."""
-PRODUCERS_MAX: Final = 100_000
-"""Of one log. Each takes about 460 bytes."""
-PRODUCER_BYTES: Final = 460
-SILENT_LOOKS: Final = 16
-_ENTRIES_PER_STEP: Final = 64
+PRODUCERS_MAX: Final = 80_000
+"""Of one log: the most for which a dictionary keeps to its 60 bytes for each however many come and go."""
+UNPACKED_MAX: Final = 1_024
+"""Of one log, as objects: producers that take turns are not packed between their batches."""
+UNPACKED_AT_REST: Final = 64
+"""As many are never packed for being silent for a while."""
+FORGOTTEN_AT_ONCE: Final = 256
+"""When a log knows too many: to find the first of a dictionary takes a look at all that went before it."""
+PACKED_BYTES: Final = 280
+"""What a packed producer takes with five batches and its place in the table; 170 with one."""
+UNPACKED_BYTES: Final = 900
+"""The same for one that is not packed; 500 with one batch."""
+_ENTRIES_PER_STEP: Final = 256
+_PACKED_PER_STEP: Final = 64
 NO_EPOCH = -1
 LAST_EPOCH: Final = 0x7FFF
 NO_SEQUENCE = -1
@@ -46,6 +59,9 @@ _SNAPSHOT_VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
+_LAST_TIMESTAMP_AT = 26
+_TXN_FIRST_OFFSET_AT = 38
+_LONG = struct.Struct(">q")
 _NOTE_MAGIC = b"NOTE"
 _NOTE_SIZE = struct.Struct(">H")
 _OLDER_MAGIC = b"OLD1"
@@ -121,42 +137,25 @@ class ProducerEntry:
     __slots__ = (
         "coordinator_epoch",
         "epoch",
-        "frozen",
         "kept",
         "last_timestamp",
         "marker_offset",
         "next_sequence",
         "producer_id",
         "txn_first_offset",
-        "visited",
     )
 
-    def __init__(self, producer_id: int, epoch: int, frozen: int = 0) -> None:
+    def __init__(self, producer_id: int, epoch: int) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
         self.kept: list[tuple[int, int, int, int, int]] = []
         """`batches` as plain tuples: to name one costs as much as all else that a batch changes here."""
-        self.frozen = frozen
-        """How often the table was frozen before this was made: what is older belongs to who froze it."""
         self.marker_offset = -1
-        """Of its last end-transaction marker, if that was since the table was read from a snapshot."""
-        self.visited = -1
-        """Where it was last heard of when it was last looked at for being silent."""
+        """Of its last end-transaction marker, if that was since the entry was packed."""
         self.next_sequence = 0
         self.last_timestamp = -1
         self.coordinator_epoch = -1
         self.txn_first_offset = -1
-
-    def copy(self, frozen: int) -> ProducerEntry:
-        made = ProducerEntry(self.producer_id, self.epoch, frozen)
-        made.kept = self.kept.copy()
-        made.next_sequence = self.next_sequence
-        made.last_timestamp = self.last_timestamp
-        made.coordinator_epoch = self.coordinator_epoch
-        made.txn_first_offset = self.txn_first_offset
-        made.marker_offset = self.marker_offset
-        made.visited = self.visited
-        return made
 
     def __repr__(self) -> str:
         return f"ProducerEntry(id={self.producer_id}, epoch={self.epoch}, next={self.next_sequence})"
@@ -173,11 +172,6 @@ class ProducerEntry:
     @property
     def last_offset(self) -> int:
         return self.kept[-1][3] if self.kept else -1
-
-    @property
-    def heard_at(self) -> int:
-        """The offset of its last batch or marker."""
-        return max(self.last_offset, self.marker_offset)
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -198,29 +192,126 @@ class ProducerEntry:
         self.next_sequence = (last_sequence + 1) & SEQUENCE_MASK
         self.last_timestamp = timestamp
 
+    def packed(self) -> bytes:
+        """Its row of a snapshot, then the rows of its older batches. The row says of its last batch that it
+        came when the producer was heard of last; where that was a marker, the time of the batch follows."""
+        *older, last = self.kept or (_NO_BATCH,)
+        _, last_sequence, first_offset, last_offset, timestamp = last
+        row = _ENTRY.pack(
+            self.producer_id,
+            self.epoch,
+            last_sequence,
+            last_offset,
+            last_offset - first_offset,
+            self.last_timestamp,
+            self.coordinator_epoch,
+            self.txn_first_offset,
+        )
+        for _, sequence, first, end, at_ms in older:
+            row += _OLDER.pack(sequence, end, end - first, at_ms)
+        if self.kept and timestamp != self.last_timestamp:
+            row += _LONG.pack(timestamp)
+        return row
+
+
+_NO_BATCH: Final = (-1, -1, -1, -1, -1)
+
+
+def _unpacked(row: bytes) -> ProducerEntry:
+    producer_id, epoch, sequence, offset, delta, heard_ms, coordinator, txn_first = _ENTRY.unpack_from(row)
+    entry = ProducerEntry(producer_id, epoch)
+    entry.last_timestamp = heard_ms
+    entry.coordinator_epoch = coordinator
+    entry.txn_first_offset = txn_first
+    if offset < 0:
+        return entry
+    end = _end_of_batches(row)
+    for at in range(_ENTRY.size, end, _OLDER.size):
+        entry.kept.append(_sent(*_OLDER.unpack_from(row, at)))
+    timestamp = heard_ms if end == len(row) else _LONG.unpack_from(row, end)[0]
+    entry.kept.append(_sent(sequence, offset, delta, timestamp))
+    entry.next_sequence = (sequence + 1) & SEQUENCE_MASK
+    return entry
+
+
+def _end_of_batches(row: bytes) -> int:
+    return len(row) - (len(row) - _ENTRY.size) % _OLDER.size
+
+
+def _heard_at(entry: ProducerEntry) -> int:
+    """Return the offset of its last batch or marker."""
+    kept = entry.kept
+    return max(kept[-1][3], entry.marker_offset) if kept else entry.marker_offset
+
+
+def _last_timestamp(row: bytes) -> int:
+    heard_ms: int = _LONG.unpack_from(row, _LAST_TIMESTAMP_AT)[0]
+    return heard_ms
+
+
+def _txn_first_offset(row: bytes) -> int:
+    first_offset: int = _LONG.unpack_from(row, _TXN_FIRST_OFFSET_AT)[0]
+    return first_offset
+
 
 class ProducerTable:
-    __slots__ = ("entries", "frozen", "ongoing", "unreplicated", "verifications")
+    __slots__ = ("_heard_until", "_packed", "_unpacked", "ongoing", "unreplicated", "verifications")
 
     def __init__(self) -> None:
         self.verifications: dict[int, Verification] = {}
         """By producer id. Not part of a snapshot."""
-        self.entries: dict[int, ProducerEntry] = {}
+        self._packed: dict[int, bytes] = {}
+        """By producer id: who was heard of longest ago comes first."""
+        self._unpacked: dict[int, ProducerEntry] = {}
+        """The others, those that the log heard of last."""
+        self._heard_until = -1
+        """The last offset of a producer when it was last looked for silent ones."""
         self.ongoing: OrderedDict[int, int] = OrderedDict()
         """The producer id by first offset, ascending. Ordered, because the first key of a plain dictionary of
         which many were taken is looked for among all that went."""
         self.unreplicated: dict[
             int, int
         ] = {}  # first offset -> marker offset of decided transactions at or past HW
-        self.frozen = 0
+
+    @classmethod
+    def of(cls, rows: dict[int, bytes]) -> ProducerTable:
+        """The table of what was packed."""
+        table = cls()
+        table._packed = rows
+        begun = [(_txn_first_offset(row), producer_id) for producer_id, row in rows.items()]
+        table.ongoing.update(sorted(each for each in begun if each[0] >= 0))
+        return table
 
     def __repr__(self) -> str:
-        return f"ProducerTable({len(self.entries)} producers, {len(self.ongoing)} open transactions)"
+        return f"ProducerTable({self.count} producers, {len(self.ongoing)} open transactions)"
+
+    @property
+    def count(self) -> int:
+        """How many producers are known."""
+        return len(self._packed) + len(self._unpacked)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory, at most."""
+        return len(self._packed) * PACKED_BYTES + len(self._unpacked) * UNPACKED_BYTES
+
+    def known(self, producer_id: int) -> ProducerEntry | None:
+        """The entry of a producer, to be read at once: it may be a copy."""
+        entry = self._unpacked.get(producer_id)
+        if entry is None:
+            row = self._packed.get(producer_id)
+            return None if row is None else _unpacked(row)
+        return entry
+
+    @property
+    def entries(self) -> Mapping[int, ProducerEntry]:
+        """All that is known, by producer id, for who looks at a whole table; to be read only."""
+        return MappingProxyType({entry.producer_id: entry for entry in map(_unpacked, self.freeze())})
 
     # --- transactions of clients ---
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
-        entry = self.entries.get(producer_id)
+        entry = self.known(producer_id)
         return entry is not None and entry.txn_first_offset >= 0 and entry.epoch == epoch
 
     def begin_verification(
@@ -228,7 +319,7 @@ class ProducerTable:
     ) -> Verification | None:
         """Return what a batch of a transaction needs to be appended once the transaction coordinator has
         agreed; None where the transaction is open here already. KafkaError for an epoch that is over."""
-        entry = self.entries.get(producer_id)
+        entry = self.known(producer_id)
         if entry is not None:
             if epoch < entry.epoch:
                 raise _old_epoch(producer_id, epoch, entry.epoch)
@@ -239,16 +330,20 @@ class ProducerTable:
             known.asked_again(epoch, sequence)
             return known
         if len(self.verifications) >= VERIFICATIONS_MAX:
-            # who waits for its answer asks again
-            del self.verifications[next(iter(self.verifications))]
+            self.forget_questions(FORGOTTEN_AT_ONCE)
         made = Verification(epoch=epoch, sequence=sequence, adds=adds, now_ms=now_ms)
         self.verifications[producer_id] = made
         return made
 
+    def forget_questions(self, count: int) -> None:
+        """Forget the oldest ones: who waits for an answer asks again."""
+        for producer_id in list(islice(self.verifications, count)):
+            del self.verifications[producer_id]
+
     def check_verified(self, header: BatchHeader, verified: Verification | None) -> None:
         """Refuse a data batch that would begin a transaction which the coordinator does not know of."""
         producer_id, epoch = header.producer_id, header.producer_epoch
-        entry = self.entries.get(producer_id)
+        entry = self.known(producer_id)
         if entry is not None:
             if epoch < entry.epoch:
                 raise _old_epoch(producer_id, epoch, entry.epoch)
@@ -278,7 +373,7 @@ class ProducerTable:
 
     def check(self, header: BatchHeader, verified: Verification | None = None) -> SentBatch | None:
         """The remembered batch this one repeats, or None when it may be appended; KafkaError otherwise."""
-        entry = self.entries.get(header.producer_id)
+        entry = self.known(header.producer_id)
         epoch = header.producer_epoch
         sequence = header.base_sequence
         is_next = entry is None or epoch != entry.epoch or sequence == entry.next_sequence
@@ -326,17 +421,18 @@ class ProducerTable:
         """`check` and `appended` for a batch of a producer that goes on where it stopped, in a transaction
         that is open here or outside of one; False for any other. Written out, because it runs for every batch
         of a busy producer."""
-        entry = self.entries.get(producer_id)
+        entry = self._unpacked.get(producer_id)
+        if entry is None:
+            if producer_id not in self._packed:
+                return False
+            entry = self.to_change(producer_id, epoch)
         if (
-            entry is None
-            or entry.next_sequence != sequence
+            entry.next_sequence != sequence
             or entry.epoch != epoch
             or (entry.txn_first_offset >= 0) is not in_transaction
             or (self.verifications and producer_id in self.verifications)
         ):
             return False
-        if entry.frozen != self.frozen:
-            entry = self._own(entry)
         last_sequence = (sequence + last_offset - first_offset) & SEQUENCE_MASK
         kept = entry.kept
         if len(kept) == REMEMBERED_BATCHES:
@@ -351,7 +447,7 @@ class ProducerTable:
     def appended(self, header: BatchHeader, first_offset: int, last_offset: int) -> None:
         """Remember a data batch with a producer id."""
         producer_id = header.producer_id
-        entry = self._entry(producer_id, header.producer_epoch)
+        entry = self.to_change(producer_id, header.producer_epoch)
         if entry.epoch != header.producer_epoch:
             entry.set_epoch(header.producer_epoch)
         entry.sent(header.base_sequence, first_offset, last_offset, header.max_timestamp)
@@ -362,49 +458,70 @@ class ProducerTable:
                 entry.txn_first_offset = first_offset
                 self.ongoing[first_offset] = producer_id
 
-    def _entry(self, producer_id: int, epoch: int) -> ProducerEntry:
-        """The entry of a producer, to be changed. A new one may take the place of one that was silent."""
-        entry = self.entries.get(producer_id)
-        if entry is None:
-            if len(self.entries) >= PRODUCERS_MAX:
-                self.forget_silent()
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch, self.frozen)
-        elif entry.frozen != self.frozen:
-            entry = self._own(entry)
+    def to_change(self, producer_id: int, epoch: int) -> ProducerEntry:
+        """The entry of a producer, to be changed at once: later it may have been packed. A new one may take
+        the place of one that was silent."""
+        entry = self._unpacked.get(producer_id)
+        if entry is not None:
+            return entry
+        row = self._packed.pop(producer_id, None)
+        if row is not None:
+            entry = _unpacked(row)
+        else:
+            # where none could be forgotten, there is no use in looking again for each that comes
+            if (excess := self.count - PRODUCERS_MAX) >= 0 and excess % FORGOTTEN_AT_ONCE == 0:
+                self.forget_silent(FORGOTTEN_AT_ONCE)
+            entry = ProducerEntry(producer_id, epoch)
+        if len(self._unpacked) >= UNPACKED_MAX:
+            self._pack_some()
+        self._unpacked[producer_id] = entry
         return entry
 
-    def _own(self, entry: ProducerEntry) -> ProducerEntry:
-        """Put a copy in the place of an entry that belongs to who froze it."""
-        made = self.entries[entry.producer_id] = entry.copy(self.frozen)
-        return made
+    def _pack_some(self) -> None:
+        """Pack a quarter of the entries, those that were not heard of for longest."""
+        by_age = sorted(self._unpacked.values(), key=_heard_at)
+        for entry in by_age[: (len(by_age) + 3) // 4]:
+            self._pack(entry)
 
-    def freeze(self) -> list[ProducerEntry]:
-        """All entries as they are now, which will not change any more."""
-        self.frozen += 1
-        return list(self.entries.values())
+    def _pack(self, entry: ProducerEntry) -> None:
+        del self._unpacked[entry.producer_id]
+        self._packed[entry.producer_id] = entry.packed()
 
-    def forget_silent(self) -> None:
-        """Forget one producer, as if its time were over: outside a transaction, and not heard of since it
-        was last looked at here, if such a one is near. Kafka has no bound but the time."""
-        oldest: ProducerEntry | None = None
-        for producer_id in list(islice(self.entries, SILENT_LOOKS)):
-            entry = self.entries.pop(producer_id)
-            is_idle = entry.txn_first_offset < 0
-            heard_at = entry.heard_at
-            if is_idle and entry.visited == heard_at:
-                return
-            if is_idle and (oldest is None or heard_at < oldest.heard_at):
-                oldest = entry
-            entry.visited = heard_at
-            self.entries[producer_id] = entry
-        if oldest is not None:
-            del self.entries[oldest.producer_id]
+    def pack_silent(self) -> Work[None]:
+        """Pack, in steps, those that were not heard of since this was done last, but for a few."""
+        if len(self._unpacked) <= UNPACKED_AT_REST:
+            return
+        heard_until, self._heard_until = self._heard_until, max(map(_heard_at, self._unpacked.values()))
+        silent = [(_heard_at(entry), producer_id) for producer_id, entry in self._unpacked.items()]
+        yield
+        for at, (heard_at, producer_id) in enumerate(sorted(silent), 1):
+            if heard_at > heard_until or len(self._unpacked) <= UNPACKED_AT_REST:
+                break
+            entry = self._unpacked.get(producer_id)
+            if entry is not None and _heard_at(entry) == heard_at:
+                self._pack(entry)
+            if at % _PACKED_PER_STEP == 0:
+                yield
+
+    def freeze(self) -> list[bytes]:
+        """All entries as they are now, packed."""
+        return [*self._packed.values(), *(entry.packed() for entry in self._unpacked.values())]
+
+    def forget_silent(self, count: int) -> None:
+        """Forget `count` producers, as if their time were over: those that were silent for longest, outside
+        of transactions, as far as they are found among as many. Kafka has no bound but the time."""
+        while self._unpacked and len(self._packed) < count:
+            self._pack_some()
+        for producer_id in list(islice(self._packed, count)):
+            row = self._packed.pop(producer_id)
+            if _txn_first_offset(row) >= 0:
+                self._packed[producer_id] = row
 
     def check_coordinated(self, header: BatchHeader, verified: Verification | None) -> None:
         """Refuse a batch of a coordinator's records, which have no sequence."""
         if header.is_transactional:
             self.check_verified(header, verified)
-        entry = self.entries.get(header.producer_id)
+        entry = self.known(header.producer_id)
         if entry is None:
             return
         if header.producer_epoch < entry.epoch:
@@ -421,7 +538,7 @@ class ProducerTable:
         """Refuse a marker that is late. Where every transaction has an epoch of its own, its marker has the
         next one: one of the epoch of what is open is of the transaction before. Where nothing is open, it is
         the same marker again, for who had no answer; the last epoch of all has no next one."""
-        entry = self.entries.get(producer_id)
+        entry = self.known(producer_id)
         if entry is None:
             return
         is_of_before = (
@@ -445,7 +562,7 @@ class ProducerTable:
     ) -> CompletedTxn | None:
         """Apply an end-of-transaction marker; the transaction it decides, if one was open."""
         producer_id = header.producer_id
-        entry = self._entry(producer_id, header.producer_epoch)
+        entry = self.to_change(producer_id, header.producer_epoch)
         entry.set_epoch(header.producer_epoch)
         entry.last_timestamp = header.max_timestamp
         entry.coordinator_epoch = coordinator_epoch
@@ -497,28 +614,41 @@ class ProducerTable:
         for first in [f for f, marker in self.unreplicated.items() if marker < log_start_offset]:
             del self.unreplicated[first]
 
-    def expire(self, before_ms: int) -> int:
-        """Forget producers silent since `before_ms` and outside a transaction, and questions as old."""
-        silent = [
-            entry.producer_id
-            for entry in self.entries.values()
-            if entry.last_timestamp <= before_ms and entry.txn_first_offset < 0
-        ]
-        for producer_id in silent:
-            del self.entries[producer_id]
+    def expire(self, before_ms: int) -> Work[int]:
+        """Forget, in steps, producers silent since `before_ms` and outside a transaction, and questions as
+        old."""
+        forgotten = 0
+        for at, producer_id in enumerate([*self._packed, *self._unpacked], 1):
+            if at % _ENTRIES_PER_STEP == 0:
+                yield
+            row = self._packed.get(producer_id)
+            if row is not None:
+                if _last_timestamp(row) <= before_ms and _txn_first_offset(row) < 0:
+                    del self._packed[producer_id]
+                    forgotten += 1
+                continue
+            entry = self._unpacked.get(producer_id)
+            if entry is not None and entry.last_timestamp <= before_ms and entry.txn_first_offset < 0:
+                del self._unpacked[producer_id]
+                forgotten += 1
+        yield
         for producer_id in [each for each, it in self.verifications.items() if it.since_ms <= before_ms]:
             del self.verifications[producer_id]
-        return len(silent)
+        return forgotten
 
     def clear(self) -> None:
-        self.entries.clear()
+        self._packed.clear()
+        self._unpacked.clear()
         self.ongoing.clear()
         self.unreplicated.clear()
         self.verifications.clear()
 
     def active(self) -> Iterator[ActiveProducer]:
         """Those that are known now, each as it is when it is taken."""
-        for entry in list(self.entries.values()):
+        for producer_id in [*self._packed, *self._unpacked]:
+            entry = self.known(producer_id)
+            if entry is None:
+                continue
             yield ActiveProducer(
                 producer_id=entry.producer_id,
                 producer_epoch=entry.epoch,
@@ -531,7 +661,7 @@ class ProducerTable:
     # --- snapshots ---
 
     def encode(self, note: bytes = b"") -> bytes:
-        return finish(encode_producers(list(self.entries.values()), note))
+        return finish(encode_producers(self.freeze(), note))
 
 
 def _repeated(entry: ProducerEntry, header: BatchHeader) -> SentBatch | None:
@@ -550,39 +680,25 @@ def _old_epoch(producer_id: int, epoch: int, newest: int) -> KafkaError:
     )
 
 
-def encode_producers(entries: Sequence[ProducerEntry], note: bytes = b"") -> Work[bytes]:
-    """A snapshot file, in steps."""
-    body = bytearray(_COUNT.pack(len(entries)))
+def encode_producers(rows: Sequence[bytes], note: bytes = b"") -> Work[bytes]:
+    """A snapshot file of what was frozen, in steps."""
+    body = bytearray(_HEAD.size) + _COUNT.pack(len(rows))
     older = bytearray()
-    for at, entry in enumerate(entries, 1):
-        if at % _ENTRIES_PER_STEP == 0:
+    for first in range(0, len(rows), _ENTRIES_PER_STEP):
+        if first:
             yield
-        batches = entry.batches
-        last = batches[-1] if batches else None
-        body += _ENTRY.pack(
-            entry.producer_id,
-            entry.epoch,
-            last.last_sequence if last else -1,
-            last.last_offset if last else -1,
-            last.last_offset - last.first_offset if last else 0,
-            entry.last_timestamp,
-            entry.coordinator_epoch,
-            entry.txn_first_offset,
-        )
-        if len(batches) > 1:
-            older += _OLDER_HEAD.pack(entry.producer_id, len(batches) - 1)
-            for batch in batches[:-1]:
-                older += _OLDER.pack(
-                    batch.last_sequence,
-                    batch.last_offset,
-                    batch.last_offset - batch.first_offset,
-                    batch.timestamp,
-                )
+        for row in rows[first : first + _ENTRIES_PER_STEP]:
+            body += row[: _ENTRY.size]
+            if len(row) >= _ENTRY.size + _OLDER.size:
+                batches = row[_ENTRY.size : _end_of_batches(row)]
+                older += row[: _LONG.size] + bytes((len(batches) // _OLDER.size,)) + batches
     if note:
         body += _NOTE_MAGIC + _NOTE_SIZE.pack(len(note)) + note
     if older:
         body += _OLDER_MAGIC + older
-    return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + body
+    with memoryview(body) as view:
+        _HEAD.pack_into(body, 0, _SNAPSHOT_VERSION, crc32c(view[_HEAD.size :]))
+    return bytes(body)
 
 
 def replay_marker(
@@ -624,9 +740,10 @@ def _decode(data: bytes) -> tuple[ProducerTable, bytes]:
     at = _COUNT.size
     if count < 0 or at + count * _ENTRY.size > len(body):
         raise CorruptSnapshot(f"{count} entries in {len(body)} bytes")
-    table = ProducerTable()
+    rows: dict[int, bytes] = {}
     for _ in range(count):
-        _read_entry(table, body, at)
+        (producer_id,) = _LONG.unpack_from(body, at)
+        rows[producer_id] = body[at : at + _ENTRY.size]
         at += _ENTRY.size
     note = b""
     if body[at : at + len(_NOTE_MAGIC)] == _NOTE_MAGIC:
@@ -635,40 +752,21 @@ def _decode(data: bytes) -> tuple[ProducerTable, bytes]:
         note = body[at : at + size]
         at += size
     if body[at : at + len(_OLDER_MAGIC)] == _OLDER_MAGIC:
-        _read_older(table, body, at + len(_OLDER_MAGIC))
-    open_txns = [
-        (e.txn_first_offset, e.producer_id) for e in table.entries.values() if e.txn_first_offset >= 0
-    ]
-    table.ongoing.update(sorted(open_txns))
-    return table, note
+        _read_older(rows, body, at + len(_OLDER_MAGIC))
+    return ProducerTable.of(rows), note
 
 
-def _read_entry(table: ProducerTable, body: bytes, at: int) -> None:
-    producer_id, epoch, sequence, offset, delta, timestamp, coordinator, txn_first = _ENTRY.unpack_from(
-        body, at
-    )
-    entry = table.entries[producer_id] = ProducerEntry(producer_id, epoch)
-    entry.last_timestamp = timestamp
-    entry.coordinator_epoch = coordinator
-    entry.txn_first_offset = txn_first
-    if offset >= 0:
-        entry.kept.append(_sent(sequence, offset, delta, timestamp))
-        entry.next_sequence = (sequence + 1) & SEQUENCE_MASK
-
-
-def _read_older(table: ProducerTable, body: bytes, at: int) -> None:
+def _read_older(rows: dict[int, bytes], body: bytes, at: int) -> None:
     while at < len(body):
         producer_id, count = _OLDER_HEAD.unpack_from(body, at)
         at += _OLDER_HEAD.size
-        entry = table.entries.get(producer_id)
-        if entry is None or not 0 < count < REMEMBERED_BATCHES:
+        end = at + count * _OLDER.size
+        row = rows.get(producer_id)
+        is_known = row is not None and len(row) == _ENTRY.size and _unpacked(row).kept
+        if row is None or not is_known or not 0 < count < REMEMBERED_BATCHES or end > len(body):
             raise CorruptSnapshot(f"older batches of producer {producer_id}")
-        last = entry.kept.pop()
-        for _ in range(count):
-            sequence, offset, delta, timestamp = _OLDER.unpack_from(body, at)
-            entry.kept.append(_sent(sequence, offset, delta, timestamp))
-            at += _OLDER.size
-        entry.kept.append(last)
+        rows[producer_id] = row + body[at:end]
+        at = end
 
 
 def _sent(last_sequence: int, last_offset: int, delta: int, timestamp: int) -> SentBatch:

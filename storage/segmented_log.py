@@ -286,7 +286,7 @@ class SegmentedLog(AbstractLog):
             high_watermark=self.high_watermark,
             log_end_offset=self.log_end_offset,
             recovery_point=self.recovery_point,
-            producers=len(self.producer_table.entries),
+            producers=self.producer_table.count,
             open_transactions=len(self.producer_table.ongoing),
             is_offline=self.offline is not None,
         )

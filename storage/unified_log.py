@@ -40,7 +40,7 @@ from storage.log import (
     ignore_start,
 )
 from storage.policy import INT32_MAX, LONG_MAX, LogConfig, SegmentFacts, plan_deletion
-from storage.producers import CompletedTxn, ProducerEntry, ProducerTable, decode_producers
+from storage.producers import CompletedTxn, ProducerTable, decode_producers
 from storage.segment import (
     DELETED,
     LOG,
@@ -73,11 +73,11 @@ _stamp = STAMP.pack_into
 
 
 class FrozenProducers(NamedTuple):
-    """A snapshot to be written: the producers of `table` at an offset, which change no more."""
+    """A snapshot to be written: the producers of `table` at an offset, packed."""
 
     offset: int
     table: ProducerTable
-    entries: list[ProducerEntry]
+    rows: list[bytes]
     note: bytes
 
 
@@ -889,7 +889,7 @@ class UnifiedLog(SegmentedLog):
         """Write a snapshot of the producers at the end of the log, or soon if there are many."""
         note = b"" if mark is None else mark.encode()
         table = self.producer_table
-        if len(table.entries) <= PRODUCERS_AT_ONCE:
+        if table.count <= PRODUCERS_AT_ONCE:
             self._write_snapshot(offset, table.encode(note))
         else:
             self._frozen = [
@@ -962,7 +962,7 @@ class UnifiedLog(SegmentedLog):
     def _needs_snapshot(self) -> bool:
         """Return whether a snapshot saves the next start anything: a small segment without producers is read
         whole after a kill."""
-        if self.producer_table.entries:
+        if self.producer_table.count:
             return self.log_end_offset > self._bases[0]
         return not self._active.is_small
 
@@ -1000,7 +1000,7 @@ class UnifiedLog(SegmentedLog):
             mtime_ms=self.files.mtime_ms(self._active.path(LOG)),
             newest_timestamp=self._active.largest_timestamp,
             epochs=self.epochs.entries(),
-            has_producers=bool(self.producer_table.entries),
+            has_producers=bool(self.producer_table.count),
         )
 
     def release_idle(self) -> None:

@@ -27,7 +27,6 @@ from protocol.apis import KNOWN
 from protocol.errors import error_code
 from remote.store.metered import LATENCY_BOUNDS_S
 from remote.store.object_store import Operation
-from storage.producers import PRODUCER_BYTES
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -211,7 +210,7 @@ def _replicas(replicas: ReplicaManager, isr: IsrChanges) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         f"{name}_produceridcount",
         "Producers that the partitions here remember.",
-        value=sum(len(partition.log.producer_table.entries) for partition in partitions),
+        value=sum(partition.log.producer_table.count for partition in partitions),
     )
     yield from _waiting(replicas.purgatory, partitions)
 
@@ -287,10 +286,10 @@ def _memory(
     for name, account in (("frames", network.frames), ("answers", network.answers)):
         held.add_metric([name], account.bytes)
         closed.add_metric([name], account.closed)
-    producers = sum(len(partition.log.producer_table.entries) for partition in replicas.partitions())
+    producers = sum(partition.log.producer_table.size_bytes for partition in replicas.partitions())
     held.add_metric(["group_metadata"], groups.memory.held_bytes)
     held.add_metric(["transactional_ids"], transactions.memory.held_bytes)
-    held.add_metric(["producer_ids"], producers * PRODUCER_BYTES)
+    held.add_metric(["producer_ids"], producers)
     held.add_metric(["fetch_sessions"], sessions.bytes)
     refused.add_metric(["group_metadata"], groups.memory.refused)
     refused.add_metric(["transactional_ids"], transactions.memory.refused)

@@ -112,5 +112,5 @@ def _oldest_open_ms(partition: Partition) -> float:
     """When the producer whose transaction is open for longest last wrote; infinite where none is."""
     table = partition.log.producer_table
     producer_id = next(iter(table.ongoing.values()), None)
-    entry = None if producer_id is None else table.entries.get(producer_id)
+    entry = None if producer_id is None else table.known(producer_id)
     return float("inf") if entry is None or entry.last_timestamp <= 0 else entry.last_timestamp

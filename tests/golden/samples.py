@@ -71,7 +71,7 @@ from remote.wal.combined_object import Row as WalRow
 from remote.wal.floors import Floor, Floors, encode_floors
 from storage.epochs import EpochCache
 from storage.index import AbortedTxn, OffsetIndex, TimeIndex
-from storage.producers import ProducerEntry, ProducerTable
+from storage.producers import ProducerTable
 from tests.format_page import PAGE, FormatPage
 from tools.verify.core.manifest_digests import hash_of
 from tools.verify.manifest.outcomes import Outcome as SendOutcome
@@ -235,10 +235,10 @@ def key(part: SegmentPart) -> str:
 
 def producers() -> ProducerTable:
     table = ProducerTable()
-    table.entries[5] = several = ProducerEntry(5, 0)
+    several = table.to_change(5, 0)
     several.sent(0, 100, 101, NOW_MS + 5)
     several.sent(2, 102, 103, NOW_MS + 5)
-    table.entries[6] = in_transaction = ProducerEntry(6, 1)
+    in_transaction = table.to_change(6, 1)
     in_transaction.coordinator_epoch = 2
     in_transaction.txn_first_offset = 101
     return table

@@ -171,7 +171,7 @@ def _check_log(log: UnifiedLog, expired_ms: int, tiered: Sequence[records.BatchH
         ]
         if not owed:
             continue
-        entry = log.producer_table.entries.get(producer_id)
+        entry = log.producer_table.known(producer_id)
         known = [tuple(batch[:4]) for batch in entry.batches] if entry is not None else []
         # Batches that retention or DeleteRecords took may still be known; those in the log must be, unless
         # there was a moment at which they had expired.

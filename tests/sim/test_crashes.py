@@ -102,7 +102,7 @@ class Bench:
         raise DiskFailed
 
     def _take_up_sequence(self, logs: LogManager) -> None:
-        entry = logs.logs[TP].producer_table.entries.get(PRODUCER_ID)
+        entry = logs.logs[TP].producer_table.known(PRODUCER_ID)
         self.sequence = entry.next_sequence if entry is not None else 0
 
     def _act(self, logs: LogManager) -> None:

@@ -40,7 +40,7 @@ def disk_whose_producer_is_forgotten() -> Disk:
             [(None, b"value", (), NOW_MS)], producer_id=producer_id, producer_epoch=0, base_sequence=0
         )
         log.append_records(batch, leader_epoch=1, now_ms=NOW_MS, origin="client")
-    del log.producer_table.entries[FORGOTTEN]
+    del log.producer_table._unpacked[FORGOTTEN]
     logs.close(clean=True)
     return disk
 

@@ -199,7 +199,7 @@ class Shelf:
 
     def _append(self, log: UnifiedLog) -> None:
         producer = self.rng.randrange(PRODUCERS)
-        entry = log.producer_table.entries.get(producer)
+        entry = log.producer_table.known(producer)
         sequence = entry.next_sequence if entry is not None else 0
         count = self.rng.choice((1, 1, 3))
         values = range(self.next_value, self.next_value + count)
@@ -379,7 +379,7 @@ class Shelf:
     def _check_producers(self, log: UnifiedLog) -> None:
         for first in self._firsts(log.log_start_offset, log.log_end_offset):
             row = self.rows[first]
-            entry = log.producer_table.entries.get(row.producer)
+            entry = log.producer_table.known(row.producer)
             assert entry is not None, f"producer {row.producer} with a batch at {first} is forgotten"
             assert entry.next_sequence >= row.next_sequence or entry.last_offset > first
 

@@ -459,13 +459,13 @@ def grow(log: UnifiedLog, batches: int) -> None:
     """Some of everything that indexes, producers and epochs keep of a log."""
     for _ in range(batches):
         at = log.log_end_offset
-        entry = log.producer_table.entries.get(1)
+        entry = log.producer_table.known(1)
         sequence = entry.next_sequence if entry else 0
         append(
             log, batch_of(2, producer=(1, 0, sequence), timestamp=NOW + at, value_bytes=200), epoch=at // 300
         )
         if at % 25 == 0:
-            open_txn = log.producer_table.entries.get(2)
+            open_txn = log.producer_table.known(2)
             sequence = open_txn.next_sequence if open_txn else 0
             batch = batch_of(1, producer=(2, 0, sequence), transactional=True, timestamp=NOW - at)
             append(log, batch, epoch=at // 300)

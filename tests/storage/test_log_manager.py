@@ -17,6 +17,7 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import iter_batches
+from storage import maintenance
 from storage.checkpoints import decode_points, encode_points, run_inline
 from storage.files import DiskFile, DiskFiles
 from storage.flush import SegmentFlush
@@ -242,6 +243,27 @@ def test_who_still_holds_a_deleted_log_holds_no_file(tmp_path: Path) -> None:
     manager.delete("topic", 0)
     assert not any(segment.is_open for segment in log.segments)
     assert not log.producer_table.entries
+
+
+def test_all_logs_together_remember_so_many_producers_and_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log with the most forgets those that are silent for longest."""
+    monkeypatch.setattr(maintenance, "ALL_PRODUCERS_MAX", 12)
+    monkeypatch.setattr(maintenance, "ALL_VERIFICATIONS_MAX", 9)
+    monkeypatch.setattr(maintenance, "FORGOTTEN_PER_SLICE", 2)
+    manager = manager_on(tmp_path)
+    tables = []
+    for partition, count in ((0, 20), (1, 4)):
+        log = manager.create("topic", TOPIC_ID, partition, LogConfig())
+        tables.append(log.producer_table)
+        for at in range(count):
+            append(log, batch_of(1, producer_id=at, producer_epoch=0, base_sequence=0))
+            log.producer_table.begin_verification(100 + at, 0, 0, adds=False, now_ms=NOW)
+    drain(manager.maintain(NOW))
+    drain(manager.maintain(NOW + 5_000))
+    assert [sorted(table.entries) for table in tables] == [[*range(12, 20)], [*range(4)]]
+    assert [list(table.verifications) for table in tables] == [[*range(115, 120)], [*range(100, 104)]]
 
 
 def test_set_aside_logs_are_removed_or_left_at_the_next_start(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class TransactionHistory(RuleBasedStateMachine):
 
     def next_of(self, producer: int) -> tuple[int, int]:
         """The epoch and sequence with which a producer goes on."""
-        entry = self.log.producer_table.entries.get(producer)
+        entry = self.log.producer_table.known(producer)
         return (0, 0) if entry is None else (entry.epoch, entry.next_sequence)
 
     @rule(producer=PRODUCERS)
@@ -105,7 +105,7 @@ class TransactionHistory(RuleBasedStateMachine):
 
     @rule(producer=PRODUCERS, committed=st.booleans(), again=st.booleans())
     def end(self, producer: int, committed: bool, again: bool) -> None:
-        entry = self.log.producer_table.entries.get(producer)
+        entry = self.log.producer_table.known(producer)
         version = 2 if producer == 3 else 0
         epoch = (0 if entry is None else entry.epoch) + (producer == 3)
         marker = NewMarker(producer, epoch, COORDINATOR_EPOCH, committed, version)

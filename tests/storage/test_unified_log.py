@@ -216,8 +216,8 @@ def test_silent_producers_expire_but_not_inside_a_transaction(tmp_path: Path) ->
     log = log_on(tmp_path)
     append(log, batch_of(1, producer=(1, 0, 0)))
     append(log, batch_of(1, producer=(2, 0, 0), transactional=True))
-    assert log.expire_producers(NOW + 86_399_999) == 0
-    assert log.expire_producers(NOW + 86_400_000) == 1
+    assert finish(log.expire_producers(NOW + 86_399_999)) == 0
+    assert finish(log.expire_producers(NOW + 86_400_000)) == 1
     assert [producer.producer_id for producer in log.producers()] == [2]
     assert append(log, batch_of(1, producer=(1, 0, 40))).first_offset == 2
 
@@ -403,7 +403,7 @@ def test_a_snapshot_of_many_producers_is_written_after_the_roll(
     frozen = log.frozen
     assert frozen is not None and log.is_restless(NOW)
     append(log, batch_of(1, producer=(5, 0, 1)))
-    log.write_frozen(frozen, finish(encode_producers(frozen.entries, frozen.note)))
+    log.write_frozen(frozen, finish(encode_producers(frozen.rows, frozen.note)))
     assert log.frozen is None
     table, _ = decode_producers(log.files.read(snapshot_path(log.directory, end)))
     assert [each.last_sequence for each in table.active()] == [0]
@@ -420,6 +420,6 @@ def test_no_snapshot_is_written_of_a_log_that_was_cut_since(
     frozen = log.frozen
     assert frozen is not None
     log.truncate_to(0)
-    log.write_frozen(frozen, finish(encode_producers(frozen.entries, frozen.note)))
+    log.write_frozen(frozen, finish(encode_producers(frozen.rows, frozen.note)))
     assert log.frozen is None
     assert end not in snapshot_offsets(log.files, log.directory)

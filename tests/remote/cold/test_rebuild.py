@@ -162,7 +162,7 @@ def producers_in(snapshot: bytes) -> list[Any]:
             each.next_sequence,
             [batch[:4] for batch in each.batches],
         )
-        for each in entries.values()
+        for _, each in sorted(entries.items())
     ]
 
 
